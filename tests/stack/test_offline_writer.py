@@ -7,7 +7,7 @@ import pytest
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Unavailable
 from semspec.training.config import ServerSampler
-from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter
+from semspec.training.data.pair import CachedModel, EngineWriter, ServerWriter
 from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
 

@@ -20,7 +20,7 @@ from semspec.training.cli import main
 from semspec.training.collect import fetch, num_answers
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import prompts
-from semspec.training.data.writers import EngineWriter
+from semspec.training.data.pair import EngineWriter
 from semspec.training.files import StageFolder, read_json, write_json
 from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, Writer, derive_seed

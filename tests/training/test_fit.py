@@ -19,8 +19,8 @@ from torch import nn
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from semspec.training.trainer.calibrate import calibrate
 from semspec.training.trainer.fit import fit, predict
+from semspec.training.trainer.probes import calibrate
 from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.reduction import fit_reduction
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore

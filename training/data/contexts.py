@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from semspec.decoding import Prompts, at_the_same_point, renders_its_own
 from semspec.engine.segmentation import cut
@@ -12,9 +13,16 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.questions import Question
-from semspec.training.data.writers import SegmentWriter
 from semspec.training.files import Row
 from semspec.types import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
+
+
+class SegmentWriter(Protocol):
+    """Generates next segments."""
+
+    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+        """One next segment per seed, in the order of `seeds`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,56 +5,139 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import cos, inf, isfinite, isnan, pi
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
 from semspec.training.files import write_tensors
-from semspec.training.trainer.descent import Descent, named, under
 from semspec.training.trainer.recipe import Device, FitRecipe
 from semspec.training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
 from semspec.training.trainer.states import FeatureSource, Indices
+from semspec.types import derive_seed
 
 log = logging.getLogger(__name__)
 Probabilities = NDArray[np.float32]
+Tensors = dict[str, Tensor]
 
 
-class Checkpoint:
-    """Tensors and errors of a fit, written atomically. A checkpoint with another `identity` is ignored."""
+class Descent:
+    """Trains a network. Epoch, seed and number of segments determine all randomness."""
 
-    def __init__(self, path: Path | None, identity: str) -> None:
-        """Without a path nothing is saved."""
-        self._path, self._identity = path, identity
+    def __init__(self, num_inputs: int, recipe: FitRecipe, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.network: nn.Sequential = Probe(num_inputs, recipe.hidden_sizes).network.to(device)
+        self.history, self.best = list[float](), Tensors()
+        """Squared errors on validation, one an epoch, and the network with the lowest."""
+        self._recipe, self._device = recipe, device
+        self._optimizer = torch.optim.AdamW(
+            self.network.parameters(), recipe.learning_rate, recipe.betas, weight_decay=recipe.weight_decay
+        )
 
-    def save(self, tensors: Mapping[str, Tensor], history: Sequence[float]) -> None:
-        if self._path is not None:
-            write_tensors(self._path, tensors, {"identity": self._identity, "history": json.dumps(list(history))})
+    @property
+    def best_error(self) -> float:
+        return min((error for error in self.history if not isnan(error)), default=inf)
 
-    def load(self) -> tuple[dict[str, Tensor], list[float]]:
-        """The saved tensors and history; empty if there are none with this identity."""
-        if self._path is None or not self._path.exists():
-            return {}, []
-        try:
-            with safe_open(self._path, "pt") as file:
-                metadata = file.metadata()
-                if metadata["identity"] == self._identity:
-                    tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-                    return tensors, json.loads(metadata["history"])
-            log.warning("checkpoint %s belongs to another fit: restarting", self._path)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            log.warning("checkpoint %s cannot be read (%s): restarting", self._path, error)
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs have run, or `patience` epochs since the best one."""
+        best = self.best_error
+        since_best = len(self.history) - (self.history.index(best) + 1 if best < inf else 0)
+        return len(self.history) >= self._recipe.num_epochs or since_best >= self._recipe.patience
+
+    def epoch(self, examples: Examples, progress: Callable[[float], None]) -> None:
+        """Train on all of `examples` once, shuffled; `progress` is called with the share done."""
+        number = len(self.history)
+        generator = torch.Generator().manual_seed(derive_seed(self._recipe.seed, "epoch", number))
+        batches = torch.randperm(len(examples), generator=generator).split(self._recipe.batch_size)
+        for step, (features, targets) in enumerate(examples.batches(batches)):
+            self._set_learning_rate((number + step / len(batches)) / self._recipe.num_epochs)
+            self._loss(features, targets).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            progress((step + 1) / len(batches))
+
+    @torch.no_grad()
+    def validate(self, examples: Examples) -> None:
+        """Add the squared error to the history, and keep the network if it is the best so far."""
+        total = 0.0
+        for features, targets in examples.in_order():
+            total += float((torch.sigmoid(self._logits(features)) - targets).double().square().sum())
+        error = total / len(examples)
+        if error < self.best_error:
+            self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.history.append(error)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return self.network(features)[..., 0]  # type: ignore[no-any-return]
+
+    def _loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        logits = self._logits(features)
+        if self._recipe.loss == "bce":
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        return (torch.sigmoid(logits) - labels).square().mean()
+
+    def _set_learning_rate(self, share: float) -> None:
+        """A half cosine from the recipe's rate to 0."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
+
+    def tensors(self) -> Tensors:
+        """The tensors needed to resume after an epoch; the history is stored separately."""
+        moments = {
+            f"optimizer.{number}.{name}": value
+            for number, state in self._optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        return named("network", self.network.state_dict()) | named("best", self.best) | moments
+
+    def restore(self, tensors: Tensors, history: Sequence[float]) -> None:
+        self.network.load_state_dict(under("network", tensors))
+        self.best = {name: value.to(self._device) for name, value in under("best", tensors).items()}
+        self.history = list(history)
+        state: dict[int, Tensors] = {}
+        for key, value in under("optimizer", tensors).items():
+            number, name = key.split(".")
+            state.setdefault(int(number), {})[name] = value
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def named(prefix: str, tensors: Tensors) -> Tensors:
+    """The same tensors with a prefix before their names."""
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def under(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors with this prefix, without it (the inverse of `named`)."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _load(path: Path | None, identity: str) -> tuple[Tensors, list[float]]:
+    """Tensors and history of a checkpoint; empty if there is none of the fit `identity`."""
+    if path is None or not path.exists():
         return {}, []
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if metadata["identity"] == identity:
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                return tensors, json.loads(metadata["history"])
+        log.warning("checkpoint %s belongs to another fit: restarting", path)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        log.warning("checkpoint %s cannot be read (%s): restarting", path, error)
+    return {}, []
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +170,8 @@ def fit(
     _check(labels_array[train_idx], labels_array[validation_idx])
     report = progress or (lambda share: None)
     arrays = labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
-    place, device = Checkpoint(checkpoint, _identity(source, recipe, *arrays)), _device(recipe.device)
-    tensors, history = place.load()
+    identity, device = _identity(source, recipe, *arrays), _device(recipe.device)
+    tensors, history = _load(checkpoint, identity)
     reduction = Reduction(source, recipe.projection).to(device)
     if tensors:
         reduction.load_state_dict(under("reduction", tensors))
@@ -104,8 +187,9 @@ def fit(
     while not descent.is_finished:
         descent.epoch(train, lambda share: report((len(descent.history) + share) / recipe.num_epochs))
         descent.validate(held_out)
-        state = named("reduction", reduction.state_dict()) | named("descent", descent.tensors())
-        place.save(state, descent.history)
+        if checkpoint is not None:
+            state = named("reduction", reduction.state_dict()) | named("descent", descent.tensors())
+            write_tensors(checkpoint, state, {"identity": identity, "history": json.dumps(descent.history)})
     report(1.0)
     return Fit(_probe(descent, reduction, source.num_features, recipe), tuple(descent.history))
 
