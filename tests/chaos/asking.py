@@ -1,17 +1,15 @@
 """Clients of a disturbed site: each follows its request to the end and attaches again as often as needed."""
 
 import asyncio
-import json
 import secrets
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import httpx
 
-from semspec.client import Gateway, read_events, refusal
-from semspec.errors import InternalError, Overloaded, Unavailable
+from semspec.client import Gateway, refusal
+from semspec.errors import Overloaded, Unavailable
 from tests.chaos.site import Site
 from tests.processes import GENEROUS_S
 from tests.stack.support import (
@@ -27,8 +25,6 @@ from tests.stack.support import (
 )
 
 RETRY_S = 0.25
-MUCH: Json = {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
-"""Some megabytes."""
 WORTH_A_RETRY = (409, 429, 503)
 
 
@@ -135,83 +131,3 @@ async def _watch(request: Request) -> None:
     async with request.site.redis as redis:
         await begun_since(await redis.keys(SEGMENTS.format("*")), redis)
         request.under_way.set()
-
-
-async def hardly_read(request: Request) -> Answer:
-    """A byte now and then, of more than usually fits on the way, until the gateway has let go of it; then the rest.
-
-    Raises: SemspecError when the answer is lost.
-    """
-    body = json.dumps({**request.body, **MUCH}).encode()
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(_host_and_port(request.site))
-        connection.sendall(_head(request.site.stack.headers, len(body)) + body)
-        request.under_way.set()
-        id = await _first_id(connection)
-        status = await _status_when_let_go(request.site, id, connection)
-        if status not in ("interrupted", "finished"):  # finished: all of it fitted on the way
-            raise InternalError(f"the generation of a client that hardly reads is {status}")
-        return await _attached(request, id)
-
-
-def _host_and_port(site: Site) -> tuple[str, int]:
-    host, _, port = site.links["clients"].upstream.rpartition(":")  # the proxy would read for the client
-    return host, int(port)
-
-
-def _head(headers: dict[str, str], num_bytes: int) -> bytes:
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
-    lines += [*(f"{name}: {value}" for name, value in headers.items()), f"Content-Length: {num_bytes}", "", ""]
-    return "\r\n".join(lines).encode()
-
-
-async def _first_id(connection: socket.socket) -> str:
-    """From the header that names the generation."""
-    connection.setblocking(False)
-    loop, head = asyncio.get_running_loop(), b""
-    while b"\r\n\r\n" not in head:
-        received = await loop.sock_recv(connection, 64)
-        if not received:
-            raise Unavailable("the gateway hung up before its first word")
-        head += received
-    names = dict(line.split(": ", 1) for line in head.decode().split("\r\n") if ": " in line)
-    return names["x-generation-id"]
-
-
-async def _status_when_let_go(site: Site, id: str, connection: socket.socket) -> str:
-    while (status := (await site.stored(id))[0]) == "running":
-        await asyncio.get_running_loop().sock_recv(connection, 1)
-        await asyncio.sleep(0.5)
-    return status
-
-
-async def _attached(request: Request, id: str) -> Answer:
-    """The first choice, from its beginning."""
-    while True:
-        try:
-            told = await _told(request, id)
-        except httpx.TransportError:
-            await asyncio.sleep(RETRY_S)
-        else:
-            said, told = told[-1]["semspec"], [chunk for chunk in told if _is_of_first_choice(chunk)]
-            return Answer(id, text_of(told), records_of(told), said["fallback"], said["degraded"], num_breaks=1)
-
-
-async def _told(request: Request, id: str) -> list[Json]:
-    path, parameters = f"/v1/generations/{id}/events", {"trace": "true"}
-    async with (
-        request.client() as http,
-        http.stream("GET", path, params=parameters, headers={"last-event-id": "0"}) as response,
-    ):
-        if response.is_error:
-            await response.aread()
-            raise refusal(response)
-        told = [event.data async for event in read_events(response, "0")]
-    if "semspec" not in told[-1]:
-        raise InternalError(str(told[-1]))
-    return told
-
-
-def _is_of_first_choice(chunk: Json) -> bool:
-    return any(choice["index"] == 0 for choice in chunk["choices"])

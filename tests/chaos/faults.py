@@ -7,7 +7,7 @@ from typing import Any
 
 from semspec.stack.config import ROLES
 from tests.chaos import injections as made
-from tests.chaos.asking import Asking, hardly_read, repeated, streamed
+from tests.chaos.asking import Asking, repeated, streamed
 from tests.chaos.injections import Holding
 from tests.chaos.lossy import behind_lossy_link, has_namespaces
 from tests.chaos.proxy import Link
@@ -45,7 +45,6 @@ class Fault:
     """The clients' timeout for the next event."""
     is_load: bool = False
     """The clients ask again and again while it lasts."""
-    num_requests: int = 2
     prepared: Holding = made.nothing
     """A precondition."""
     why_not: Callable[[], str | None] = lambda: None
@@ -168,14 +167,6 @@ RESOURCES = (
         DEGRADED,
         made.commanded("CONFIG SET maxmemory 1", undo=("CONFIG", "SET", "maxmemory", "0")),
         is_short=True,
-    ),
-    Fault(
-        "client hardly reads",
-        "2 bytes a second, of more than fits on the way; later it attaches again",
-        SAME,
-        made.nothing,
-        asking=hardly_read,
-        num_requests=1,
     ),
     Fault(
         "clock jumps",

@@ -17,6 +17,7 @@ from tests.stack import support
 from tests.stack.support import Json
 
 SEEDS = range(1, 9)
+NUM_CLIENTS = 2
 BOUND_S = 2 * GENEROUS_S
 """Timeout after which an answer counts as lost."""
 MOST_INTO_SEGMENT_S = 0.1
@@ -174,8 +175,7 @@ async def _set_out(
     site: Site, fault: Fault, chance: random.Random, over: asyncio.Event, tasks: asyncio.TaskGroup
 ) -> list[asyncio.Task[Told]]:
     """Clients, the first of them two segments ahead."""
-    seeds = [seed for _ in range(0, fault.num_requests, len(SEEDS)) for seed in chance.sample(SEEDS, len(SEEDS))]
-    requests = [Request(site, seed, fault.read_s) for seed in seeds[: fault.num_requests]]
+    requests = [Request(site, seed, fault.read_s) for seed in chance.sample(SEEDS, NUM_CLIENTS)]
     clients = [tasks.create_task(_client(fault, request, over)) for request in requests]
     async with asyncio.timeout(BOUND_S):
         await requests[0].under_way.wait()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import secrets
 import socket
 from typing import Any
@@ -28,8 +29,9 @@ async def test_client_that_does_not_read_gives_up_its_room(
     caplog.set_level(logging.INFO)
     logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
     gateway = await start_gateway(send_timeout_s=0.5, max_concurrent=8)
-    body = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
-    content = json.dumps({**body, "semspec": {"trace": True}}).encode()
+    body: dict[str, Any] = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "seed": 7}
+    body |= {"logprobs": True, "top_logprobs": 20, "semspec": {"trace": True}}
+    content = json.dumps(body).encode()
     head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
     head.append(f"Authorization: Bearer {API_KEY}")
     lines = "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""])
@@ -37,11 +39,14 @@ async def test_client_that_does_not_read_gives_up_its_room(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", int(gateway.base_url.rpartition(":")[2])))
         client.sendall(lines.encode() + content)
-        await eventually(lambda: gateway.fakes.target.prompts != [])
+        client.setblocking(False)
+        begin = await asyncio.get_running_loop().sock_recv(client, 1000)
         await eventually(lambda: gateway.app.state.admission.num_running == 0)
         assert (await gateway.chat()).status_code == 200
     await eventually(lambda: "gave a response up; the connection is closed" in caplog.messages)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    [id] = re.findall(rb"x-generation-id: (\S+)", begin)
+    assert text(await gateway.events(id.decode())) == text(await gateway.chat(**body))
 
 
 async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: GatewayFactory) -> None:
