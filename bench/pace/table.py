@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
-from semspec.engine.steps import MAX_CALLS, STEP_TOKENS
+from semspec.engine.worker import MAX_CALLS, STEP_TOKENS
 from semspec.errors import InvalidRequest
 
 FOLDER = Path(__file__).parent / "tables"

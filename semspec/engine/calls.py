@@ -13,7 +13,6 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import option_ids
 from semspec.engine.gate import check_gate, gated_tokens
 from semspec.engine.logits import draw_token, scores_of, token_logprob
-from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import (
@@ -25,7 +24,7 @@ from semspec.engine.speculative import (
     shared_part,
     state_before,
 )
-from semspec.engine.steps import Feed, Output, Steps, fed
+from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.tree import MAX_TREE_TOKENS, Tree, as_chain, verify_tree
 from semspec.probes.projection import Projections

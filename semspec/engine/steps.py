@@ -1,27 +1,146 @@
-"""One step of the engine: which calls run, a forward pass over chunks of their tokens, and what each call gets."""
+"""A step of the engine: a forward pass over tokens of several calls, each after a prefix that a cache keeps between
+calls. Clearing the cache changes no result."""
 
-from collections.abc import Generator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import draw_each
-from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.shaping import Shape
 from semspec.engine.tree import Tree
 from semspec.types import SamplingParams
 
 T = TypeVar("T")
 
-MAX_CALLS = 256
-"""Maximum number of calls under way, waiting ones included."""
+MAX_LOGITS_ROWS = 4
+"""Number of positions per entry whose next-token logits are kept."""
 
-STEP_TOKENS = 512
-"""Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """Tokens, their keys and values, and the logits that follow some positions."""
+
+    kv: KV
+    session: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logits: OrderedDict[int, Tensor] = field(default_factory=OrderedDict)
+    """Number of tokens -> logits of the next one, `[vocab_size]`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Allocated memory, spare capacity of buffers included."""
+        return self.kv.nbytes + sum(row.nbytes for row in self.logits.values())
+
+    def remember_logits(self, num_tokens: int, row: Tensor) -> None:
+        self.logits[num_tokens] = row.clone()  # not a view that keeps all rows alive
+        if len(self.logits) > MAX_LOGITS_ROWS:
+            self.logits.popitem(last=False)
+
+    def crop(self, num_tokens: int) -> None:
+        """Drop everything after the first `num_tokens` tokens."""
+        self.kv.crop(num_tokens)
+        del self.tokens[num_tokens:]
+        for position in [position for position in self.logits if position > num_tokens]:
+            del self.logits[position]
+
+    def keep(self, num_tokens: int, following: Sequence[int]) -> None:
+        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
+        if list(following) == list(range(len(following))):
+            self.crop(num_tokens + len(following))
+            return
+        kept = [self.tokens[num_tokens + index] for index in following]
+        self.kv.select(num_tokens, following)
+        self.tokens[num_tokens:] = kept
+        for position in [position for position in self.logits if position > num_tokens]:
+            del self.logits[position]
+
+    def copy(self, num_tokens: int, session: str) -> "Prefix":
+        """A copy of the first `num_tokens` tokens."""
+        logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)
+        return Prefix(self.kv.copy(num_tokens), session, self.tokens[:num_tokens], logits)
+
+
+class PrefixCache:
+    """Longest-prefix reuse across sessions with LRU eviction, within a byte budget.
+
+    Not thread-safe: only the engine's thread uses it. A prefix is removed while a call extends it, so two calls never
+    write to the same memory.
+    """
+
+    def __init__(self, max_bytes: int, new_kv: Callable[[], KV]) -> None:
+        self.max_bytes, self._new_kv = max_bytes, new_kv
+        self._entries: OrderedDict[int, tuple[Prefix, np.ndarray]] = OrderedDict()
+        self.num_bytes = 0
+
+    @property
+    def prefixes(self) -> list[Prefix]:
+        """Those kept, the least recently used first."""
+        return [prefix for prefix, _ in self._entries.values()]
+
+    def take(self, tokens: Sequence[int], session: str) -> Prefix:
+        """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.
+
+        The entry is removed from the cache and returned if it is a prefix of `tokens` or belongs to `session`;
+        otherwise the caller gets a copy.
+        """
+        key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
+        if key is None:
+            return Prefix(self._new_kv(), session)
+        prefix = self._entries[key][0]
+        num_usable = num_common if num_common < len(tokens) or num_common in prefix.logits else num_common - 1
+        if num_usable <= 0:
+            return Prefix(self._new_kv(), session)
+        if num_common < len(prefix.tokens) and (not session or prefix.session != session):
+            self._entries.move_to_end(key)
+            return prefix.copy(num_usable, session)
+        self._remove(key)
+        prefix.crop(num_usable)
+        prefix.session = session
+        return prefix
+
+    def give(self, prefix: Prefix) -> None:
+        """Insert a prefix, evicting the least recently used ones."""
+        size = prefix.num_bytes
+        if size > self.max_bytes or not prefix.tokens:
+            return
+        while self.num_bytes + size > self.max_bytes:
+            self.evict()
+        self._entries[id(prefix)] = (prefix, np.asarray(prefix.tokens, dtype=np.int64))
+        self.num_bytes += size
+
+    def evict(self) -> None:
+        """Drop the least recently used prefix."""
+        self._remove(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.num_bytes = 0
+
+    def _longest(self, tokens: np.ndarray, session: str) -> tuple[int | None, int]:
+        best, best_length = None, 0
+        for key, (prefix, cached) in self._entries.items():
+            length = _num_common(cached, tokens)
+            is_better = length > best_length or (length == best_length > 0 and session and prefix.session == session)
+            if is_better:
+                best, best_length = key, length
+        return best, best_length
+
+    def _remove(self, key: int) -> None:
+        prefix, _ = self._entries.pop(key)
+        self.num_bytes -= prefix.num_bytes
+
+
+def _num_common(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,68 +274,3 @@ def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
     samplings = [feed.sampling for feed in feeds if feed.sampling]
     positions = [len(feed.prefix.tokens) for feed in feeds]
     return dict(zip(map(id, feeds), draw_each(rows, samplings, positions), strict=True))
-
-
-class Scheduler:
-    """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
-
-    def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
-        """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
-        self.cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
-
-    def has_room(self, feeds: Sequence[Feed]) -> bool:
-        """Whether another call may start beside `feeds`."""
-        return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self._max_kv_bytes
-
-    def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
-        """The tokens to feed next of each of `feeds`, the oldest first.
-
-        Where memory is short, cached prefixes are dropped first, then keys and values of the youngest calls, which are
-        computed again when there is memory. The oldest call runs in any case, so that all calls end.
-        """
-        shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
-        growths = [feed.prefix.kv.growth_bytes(feed.end) for feed in feeds]
-        if not any(growths):
-            return list(zip(feeds, shares, strict=True))
-        num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
-        planned: list[tuple[Feed, int]] = []
-        for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
-            growth = feed.prefix.kv.growth_bytes(feed.end)  # more than before, if it was evicted for an older call
-            if growth and not self._fits(num_bytes + growth):
-                num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
-                if index and not self._fits(num_bytes + growth):
-                    continue
-            num_bytes += growth
-            planned.append((feed, share))
-        return planned
-
-    def _fits(self, num_bytes: int) -> bool:
-        """Whether running calls may take so many bytes; drops cached prefixes for them."""
-        while (is_too_much := num_bytes + self.cache.num_bytes > self._max_kv_bytes) and self.cache.prefixes:
-            self.cache.evict()
-        return not is_too_much
-
-    def _evict(self, younger: Sequence[Feed], num_bytes: int) -> int:
-        """Drop keys and values of `younger`, the youngest first, until `num_bytes` fit. Returns how many were freed."""
-        freed = 0
-        for feed in reversed(younger):
-            if self._fits(num_bytes - freed):
-                break
-            freed += feed.prefix.kv.nbytes
-            feed.prefix.kv.clear()
-        return freed
-
-
-def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
-
-    With `total` of at least the number of sizes, everyone gets at least one.
-    """
-    if sum(sizes) <= total:
-        return list(sizes)
-    shares = [0] * len(sizes)
-    ascending = sorted(range(len(sizes)), key=sizes.__getitem__)
-    for num_done, index in enumerate(ascending):
-        shares[index] = min(sizes[index], total // (len(sizes) - num_done))
-        total -= shares[index]
-    return shares

@@ -12,13 +12,12 @@ import torch
 from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.grammar import Grammars
-from semspec.engine.prefix_cache import PrefixCache
 from semspec.engine.protocol import check_supported
 from semspec.engine.shaping import Counts, Shaping
 from semspec.engine.speculative import check_no_retrieval
-from semspec.engine.steps import Scheduler, Steps
+from semspec.engine.steps import PrefixCache, Steps
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
-from semspec.engine.worker import Worker
+from semspec.engine.worker import Scheduler, Worker
 from semspec.probes.projection import Projections
 from semspec.types import (
     ChoiceScores,

@@ -14,8 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.prefix_cache import PrefixCache
-from semspec.engine.steps import MAX_CALLS, Feed, Output, Scheduler, Steps, run_step
+from semspec.engine.steps import Feed, Output, PrefixCache, Steps, run_step
 from semspec.errors import Overloaded, Unavailable
 
 T = TypeVar("T")
@@ -25,6 +24,12 @@ AHEAD_S = 1.0
 
 REUNION_S = 0.001
 """How long callers that were answered together have to call again before a step runs without them."""
+
+MAX_CALLS = 256
+"""Maximum number of calls under way, waiting ones included."""
+
+STEP_TOKENS = 512
+"""Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
 
 Step = Callable[[CausalLM, Sequence[tuple[Feed, int]]], list[tuple[Feed, Output]]]
 """Makes one step, as `run_step` does."""
@@ -36,9 +41,10 @@ class _Call(Generic[T]):
     """A running call, and the queue of its results for the event loop."""
 
     def __init__(self, steps: Steps[T], is_ahead: bool) -> None:
-        self._steps = steps
+        self.steps = steps
         self._ahead_until = monotonic() + AHEAD_S if is_ahead else 0.0
-        self._feed: Feed | None = None
+        self.feed: Feed
+        """What the call waits for, once started."""
         self.is_cancelled = False
         self.results: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -48,37 +54,26 @@ class _Call(Generic[T]):
         """Whether it comes after other calls."""
         return self._ahead_until > monotonic()
 
-    @property
-    def feed(self) -> Feed:
-        """What the call waits for, once started."""
-        if self._feed is None:
-            raise RuntimeError("the call has not started")
-        return self._feed
-
     def advance(self, output: Output | None = None) -> bool:
         """Run on, to the next feed; False when the call has ended."""
         try:
             while not self.is_cancelled:
-                request = self._steps.send(output)
+                request = self.steps.send(output)
                 if isinstance(request, Feed):
-                    self._feed = request
+                    self.feed = request
                     return True
                 self._send(request)
                 output = None
-            self._steps.close()
+            self.steps.close()
         except StopIteration:
             self._send(None)
         except Exception as error:
             self._send(error)
         return False
 
-    def close(self) -> None:
-        """Release what the call holds."""
-        self._steps.close()
-
     def end(self, error: BaseException | None) -> None:
         """End the call before its time."""
-        self.close()
+        self.steps.close()
         self._send(error)
 
     def _send(self, result: T | BaseException | None) -> None:
@@ -86,6 +81,71 @@ class _Call(Generic[T]):
             self._loop.call_soon_threadsafe(self.results.put_nowait, result)
         except RuntimeError:  # the loop is closed, so there is no caller
             self.is_cancelled = True
+
+
+class Scheduler:
+    """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
+
+    def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
+        """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
+        self.cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
+
+    def has_room(self, feeds: Sequence[Feed]) -> bool:
+        """Whether another call may start beside `feeds`."""
+        return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self._max_kv_bytes
+
+    def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
+        """The tokens to feed next of each of `feeds`, the oldest first.
+
+        Where memory is short, cached prefixes are dropped first, then keys and values of the youngest calls, which are
+        computed again when there is memory. The oldest call runs in any case, so that all calls end.
+        """
+        shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
+        growths = [feed.prefix.kv.growth_bytes(feed.end) for feed in feeds]
+        if not any(growths):
+            return list(zip(feeds, shares, strict=True))
+        num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
+        planned: list[tuple[Feed, int]] = []
+        for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
+            growth = feed.prefix.kv.growth_bytes(feed.end)  # more than before, if it was evicted for an older call
+            if growth and not self._fits(num_bytes + growth):
+                num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
+                if index and not self._fits(num_bytes + growth):
+                    continue
+            num_bytes += growth
+            planned.append((feed, share))
+        return planned
+
+    def _fits(self, num_bytes: int) -> bool:
+        """Whether running calls may take so many bytes; drops cached prefixes for them."""
+        while (is_too_much := num_bytes + self.cache.num_bytes > self._max_kv_bytes) and self.cache.prefixes:
+            self.cache.evict()
+        return not is_too_much
+
+    def _evict(self, younger: Sequence[Feed], num_bytes: int) -> int:
+        """Drop keys and values of `younger`, the youngest first, until `num_bytes` fit. Returns how many were freed."""
+        freed = 0
+        for feed in reversed(younger):
+            if self._fits(num_bytes - freed):
+                break
+            freed += feed.prefix.kv.nbytes
+            feed.prefix.kv.clear()
+        return freed
+
+
+def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
+
+    With `total` of at least the number of sizes, everyone gets at least one.
+    """
+    if sum(sizes) <= total:
+        return list(sizes)
+    shares = [0] * len(sizes)
+    ascending = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for num_done, index in enumerate(ascending):
+        shares[index] = min(sizes[index], total // (len(sizes) - num_done))
+        total -= shares[index]
+    return shares
 
 
 class Worker:
@@ -226,7 +286,7 @@ class Worker:
         if isinstance(error, torch.OutOfMemoryError):
             _log.error("out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error)
             error.with_traceback(None)  # its frames hold the step's tensors
-            call.close()  # returns its prefix to the cache, which is emptied before the caller may call again
+            call.steps.close()  # returns its prefix to the cache, which is emptied before the caller may call again
             self._free_memory()
             call.end(Overloaded("the engine has no memory left for this call; retry later, or on another replica"))
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from semspec.bench.pace.table import StepTimes
-from semspec.engine.steps import STEP_TOKENS, equal_shares
+from semspec.engine.worker import STEP_TOKENS, equal_shares
 from semspec.rpc.replica import Health, best
 from semspec.types import (
     SURPRISAL_FEATURES,

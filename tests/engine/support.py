@@ -16,8 +16,7 @@ from semspec.engine import speculative
 from semspec.engine.causal_lm import EngineName, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import renormalised
-from semspec.engine.prefix_cache import Prefix
-from semspec.engine.steps import Steps
+from semspec.engine.steps import Prefix, Steps
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,

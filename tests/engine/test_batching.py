@@ -14,8 +14,8 @@ from torch import Tensor
 from semspec.engine.causal_lm import EngineName, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import filtered
-from semspec.engine.steps import Scheduler
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.worker import Scheduler
 from semspec.errors import InternalError
 from semspec.types import (
     Context,

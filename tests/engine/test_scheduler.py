@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from semspec.engine.kv_cache import BufferKV, Layout, Slabs
-from semspec.engine.prefix_cache import Prefix, PrefixCache
-from semspec.engine.steps import Feed, Scheduler, equal_shares
+from semspec.engine.steps import Feed, Prefix, PrefixCache
+from semspec.engine.worker import Scheduler, equal_shares
 
 SLABS = Slabs(Layout(1, 1, 8, torch.float32, torch.device("cpu"), 4096))
 BUFFER_BYTES = SLABS.layout.num_bytes(256)

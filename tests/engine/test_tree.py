@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.gate import gated_tokens
 from semspec.engine.kv_cache import BufferKV, Chunk
-from semspec.engine.prefix_cache import Prefix
-from semspec.engine.steps import Feed, Output, Scheduler, run_step
+from semspec.engine.steps import Feed, Output, Prefix, run_step
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.tree import Tree, as_chain, paths_of
+from semspec.engine.worker import Scheduler
 from semspec.errors import InvalidRequest
 from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams, Writer
 from tests.engine.models import lm_of, random_ids, random_model

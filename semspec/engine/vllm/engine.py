@@ -15,7 +15,6 @@ from semspec.engine.conversation import option_ids
 from semspec.engine.protocol import check_supported
 from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
-from semspec.engine.steps import MAX_CALLS
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
@@ -31,6 +30,7 @@ from semspec.engine.vllm.requests import (
     request_to_wire,
     result_from_wire,
 )
+from semspec.engine.worker import MAX_CALLS
 from semspec.errors import InternalError, InvalidRequest, Overloaded, Unavailable
 from semspec.probes.projection import Projections
 from semspec.types import (
