@@ -11,14 +11,15 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import option_ids
-from semspec.engine.gate import check_gate, gated_tokens
 from semspec.engine.logits import draw_token, scores_of, token_logprob
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import (
+    check_gate,
     check_state_layer,
     check_token_ids,
     draw_with_distribution,
+    gated_tokens,
     rejection_sample,
     segmenter_of,
     shared_part,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
@@ -67,7 +67,6 @@ class CausalLM:
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
-        check_folder(name)
         device = device_of(device, f"the model {name!r}")
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"

@@ -1,18 +1,172 @@
-"""What a request changes of the logits before each draw: biases, penalties, a grammar. The logits themselves stay."""
+"""What a request changes of the logits before each draw: biases, penalties, a grammar by llguidance. The logits
+themselves stay."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from time import thread_time
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.grammar import Matcher
 from semspec.engine.logits import only
-from semspec.errors import InvalidRequest
-from semspec.types import Penalties
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.errors import InternalError, InvalidRequest
+from semspec.grammars.compiler import Compiler
+from semspec.grammars.limits import check_grammar
+from semspec.types import GRAMMAR, Penalties
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from semspec.grammars.worker import Vocabulary
+
+MAX_KEPT = 16
+"""Number of compiled grammars kept."""
+
+_ONE_BY_ONE = '%llguidance {"no_forcing": true}'
+"""Else the text that a grammar forces would be computed at once, though it has no end, as a list of lists of lists."""
+
+_SPELLING = {bytes([byte]) for byte in (*b"\n", *range(0x20, 0x7F))}
+"""A vocabulary with these tokens spells any JSON: other characters can be escaped."""
+
+FIRST_MASKS_S, MASK_S = 0.5, 0.005
+"""Seconds of CPU time for the masks of a call, in all and for each token: all other calls wait for them."""
 
 Shape = Callable[[Tensor], Tensor]
 """Changed logits `[vocab_size]` for one draw."""
+
+_log = logging.getLogger(__name__)
+
+
+class Matcher:
+    """The state of a grammar after some tokens. Not thread-safe."""
+
+    def __init__(self, matcher: "LLMatcher", tokenizer: ModelTokenizer) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
+        self._eos_ids = sorted(tokenizer.eos_ids)
+        self._left_s = FIRST_MASKS_S
+
+    def allowed(self) -> Tensor:
+        """Whether each token may follow, bool `[num_embeddings]`: those of end-of-sequence iff the text is complete.
+
+        Raises: InvalidRequest when the grammar is too complex; InternalError when it allows no token.
+        """
+        with self._limited():
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._left_s += MASK_S
+        bits = torch.from_numpy(np.unpackbits(mask, bitorder="little").view(np.bool_))
+        allowed = torch.zeros(self._tokenizer.num_embeddings, dtype=torch.bool)
+        size = min(len(bits), len(allowed))
+        allowed[:size] = bits[:size]
+        allowed[self._eos_ids] = bool(bits[self._tokenizer.end_of_turn])
+        if not allowed.any():
+            raise InternalError("the grammar allows no token")
+        return allowed
+
+    def allowed_after(self, token: int) -> Tensor:
+        """`allowed` once `token` is written."""
+        if token not in self._tokenizer.eos_ids:
+            with self._limited():
+                self._matcher.consume_token(token)
+        return self.allowed()
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Raises: InvalidRequest when the body ends with the grammar over its limits of time or size."""
+        start = thread_time()
+        yield
+        self._left_s -= thread_time() - start
+        if self._left_s < 0 or self._matcher.is_error():
+            _log.warning("a grammar is too complex: %s", self._matcher.get_error() or "its masks take too long")
+            raise InvalidRequest(f"{GRAMMAR}: it has too many continuations at a token; make it simpler", GRAMMAR)
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer; the least recently used are dropped."""
+
+    def __init__(self, vocabulary: "Vocabulary", tokenizer: ModelTokenizer) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        self._raw, self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary)), tokenizer
+        tokens = [token.decode("latin-1") for token in vocabulary.tokens]
+        facts = {"tokens": tokens, "special": vocabulary.special_token_ids, "eos": vocabulary.eos_token_id}
+        self._compiler = Compiler(facts, num_processes=1)
+        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        """By digest of the grammar."""
+
+    @classmethod
+    def of(cls, tokenizer: ModelTokenizer) -> "Grammars | None":
+        """None where a grammar cannot hold the model, for a reason that is logged."""
+        try:
+            vocabulary = _vocabulary(tokenizer)
+        except (ImportError, ValueError) as error:
+            _log.info("%s takes no grammars: %s", tokenizer.info.model, error)
+            return None
+        if missing := _SPELLING - set(vocabulary.tokens):
+            _log.info("%s takes no grammars: its vocabulary lacks %s", tokenizer.info.model, sorted(missing)[:5])
+            return None
+        return cls(vocabulary, tokenizer)
+
+    async def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
+        """The state of `grammar` after the tokens `written`.
+
+        Raises: InvalidRequest when the grammar is invalid or too costly, or `written` does not follow it; Overloaded.
+        """
+        matcher = (await self._first(grammar)).deep_copy()
+        tokens = [token for token in written if token not in self._tokenizer.eos_ids]
+        if await asyncio.to_thread(matcher.try_consume_tokens, tokens) < len(tokens):
+            raise InvalidRequest("context: its segments do not follow the grammar", "context")
+        return Matcher(matcher, self._tokenizer)
+
+    def close(self) -> None:
+        self._compiler.close()
+
+    async def _first(self, grammar: str) -> "LLMatcher":
+        """The first state of `grammar`: it is compiled here once it has been compiled in another process."""
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
+        compiled = self._compiled.pop(digest, None)
+        if compiled is None:
+            compiled = await self._compile(f"{_ONE_BY_ONE}\n{grammar}")
+        self._compiled[digest] = compiled
+        if len(self._compiled) > MAX_KEPT:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    async def _compile(self, grammar: str) -> "LLMatcher":
+        from semspec.grammars.worker import compiled, on_large_stack
+
+        try:
+            check_grammar(grammar)
+        except ValueError as error:
+            raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
+        if flaw := await self._compiler.flaw([grammar]):
+            raise InvalidRequest(f"{GRAMMAR}: {flaw.reason.partition('<')[0].strip()}", GRAMMAR)
+        return (await asyncio.to_thread(on_large_stack, partial(compiled, self._raw, grammar)))[0]
+
+
+def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
+    """llguidance's view of the tokenizer, with added tokens such as `</think>` as the text that they are in outputs;
+    llguidance itself takes them for special tokens. Raises: ImportError, ValueError."""
+    from llguidance.hf import from_tokenizer
+
+    from semspec.grammars.worker import Vocabulary
+
+    theirs = from_tokenizer(tokenizer.raw)
+    tokens = [theirs.decode_bytes([token]) for token in range(theirs.vocab_size)]
+    special = set(tokenizer.raw.all_special_ids) | tokenizer.eos_ids
+    for token, added in tokenizer.raw.added_tokens_decoder.items():
+        if added.special:
+            special.add(token)
+        else:
+            tokens[token] = added.content.encode()
+    return Vocabulary(tokens, sorted(special), tokenizer.end_of_turn)
 
 
 class Counts:

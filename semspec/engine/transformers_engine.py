@@ -11,9 +11,8 @@ import torch
 
 from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.grammar import Grammars
 from semspec.engine.protocol import check_supported
-from semspec.engine.shaping import Counts, Shaping
+from semspec.engine.shaping import Counts, Grammars, Shaping
 from semspec.engine.speculative import check_no_retrieval
 from semspec.engine.steps import PrefixCache, Steps
 from semspec.engine.tokenization import ModelTokenizer, parameter_of

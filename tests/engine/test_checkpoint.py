@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semspec.engine import weights
+from semspec.engine import checkpoint
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
@@ -24,8 +24,8 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "LEAST_BYTES", 0)
-    return weights.cache_folder()
+    monkeypatch.setattr(checkpoint, "LEAST_BYTES", 0)
+    return checkpoint.cache_folder()
 
 
 def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
@@ -43,29 +43,29 @@ def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
 def test_digest_is_computed_once(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
-    [digest] = weights.file_digests([file])
+    [digest] = checkpoint.file_digests([file])
     [entry] = cache.iterdir()
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "remembered"}))
-    assert weights.file_digests([file]) == ["remembered"]
+    assert checkpoint.file_digests([file]) == ["remembered"]
     entry.write_text("{")
-    assert weights.file_digests([file]) == [digest]
+    assert checkpoint.file_digests([file]) == [digest]
 
 
 def test_digest_of_a_changed_file_is_computed_again(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
-    before, times = weights.file_digests([file]), file.stat()
+    before, times = checkpoint.file_digests([file]), file.stat()
     file.write_bytes(b"WEIGHTS")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # the ctime cannot be put back
-    assert weights.file_digests([file]) != before
+    assert checkpoint.file_digests([file]) != before
 
 
 def test_digest_needs_no_writable_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
-    digests = weights.file_digests([file])
+    digests = checkpoint.file_digests([file])
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert weights.file_digests([file]) == digests
+    assert checkpoint.file_digests([file]) == digests
 
 
 def test_missing_tokenizer_is_refused_at_start(folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semspec.engine.gate import check_gate, gated_tokens
+from semspec.engine.speculative import check_gate, gated_tokens
 from semspec.errors import InvalidRequest
 from semspec.types import Gate, SamplingParams
 from tests.engine.support import GATE, UNSURE

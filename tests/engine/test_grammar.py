@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
-from semspec.engine.grammar import Grammars
+from semspec.engine.shaping import Grammars
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.grammar import json_grammar, of_output, tools_grammar

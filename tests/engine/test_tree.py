@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.engine.causal_lm import CausalLM, Forward
-from semspec.engine.gate import gated_tokens
 from semspec.engine.kv_cache import BufferKV, Chunk
+from semspec.engine.speculative import gated_tokens
 from semspec.engine.steps import Feed, Output, Prefix, run_step
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.tree import Tree, as_chain, paths_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import MALFORMED, eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import Model, model_to_wire
 from semspec.errors import Mismatch
@@ -67,7 +67,6 @@ def prepare_environment(threads: int) -> None:
 def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
     """The model of `settings` without its weights. Raises: Mismatch."""
     name, revision = settings.model, settings.revision
-    check_folder(name)
     with loading(name):
         config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         raw = load_tokenizer(name, revision)
