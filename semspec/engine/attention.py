@@ -26,7 +26,7 @@ def runs(chunks: Sequence[Chunk[BufferKV]]) -> list[list[Chunk[BufferKV]]]:
     All have capacity for their tokens."""
     found: list[list[Chunk[BufferKV]]] = []
     longest = 0
-    for chunk in sorted(chunks, key=_place):
+    for chunk in sorted(chunks, key=lambda one: (not one.is_single, id(one.kv.slab), one.kv.slot)):
         last = found[-1] if found else []
         padding = max(longest - chunk.end, (chunk.end - longest) * len(last))
         if last and _are_neighbours(last[-1], chunk) and padding <= MAX_PADDING:
@@ -36,11 +36,6 @@ def runs(chunks: Sequence[Chunk[BufferKV]]) -> list[list[Chunk[BufferKV]]]:
             found.append([chunk])
             longest = chunk.end
     return found
-
-
-def _place(chunk: Chunk[BufferKV]) -> tuple[bool, int, int]:
-    """Single tokens first, by slab and slot."""
-    return not chunk.is_single, id(chunk.kv.slab), chunk.kv.slot
 
 
 def _are_neighbours(a: Chunk[BufferKV], b: Chunk[BufferKV]) -> bool:

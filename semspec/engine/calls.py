@@ -99,29 +99,19 @@ class Calls:
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             num_cached = len(prefix.tokens)
-            token = yield from self._first_token(prefix, context, tokens, params, shaping)
+            if rest := tokens[num_cached:]:
+                yield from fed(Feed(prefix, rest))
+            logits, ended = prefix.logits[len(tokens)], None
+            if shaping:  # one model writes all, so a token that ended a sentence is drawn again as it was
+                logits = shaping.first()(logits)
+            elif ended_by_look_ahead(context, params.segmentation):
+                ended = self._tokenizer
+            token = draw_token(logits, params.sampling, len(tokens), ended)
             while not segmenter.is_done:
                 generated, token = yield from self._write_segment(prefix, token, segmenter, params, shaping)
                 now = perf_counter()
                 yield replace(generated, duration_ms=(now - start) * 1e3, num_cached_tokens=num_cached)
                 start = now
-
-    def _first_token(
-        self,
-        prefix: Prefix,
-        context: Context,
-        tokens: Sequence[int],
-        params: GenerationParams,
-        shaping: Shaping | None,
-    ) -> Generator[Feed, Output | None, int]:
-        """The token drawn after `tokens`, those of `context`."""
-        if rest := tokens[len(prefix.tokens) :]:
-            yield from fed(Feed(prefix, rest))
-        logits = prefix.logits[len(tokens)]
-        if shaping:  # one model writes all, so a token that ended a sentence is drawn again as it was
-            return draw_token(shaping.first()(logits), params.sampling, len(tokens))
-        ended = self._tokenizer if ended_by_look_ahead(context, params.segmentation) else None
-        return draw_token(logits, params.sampling, len(tokens), ended)
 
     def _write_segment(
         self,
@@ -207,12 +197,12 @@ class Calls:
             num_shared, distributions = shared_part(self._tokenizer, proposal)
             layer = proposal.state_layer
             mismatches: tuple[bool, ...] = ()
-            with _cropped_on_failure(prefix, len(tokens)):
+            try:
                 rows, states = yield from self._rows_after(
                     prefix, tokens, drafted[:num_shared], wants_each=layer is not None, tree=tree
                 )
-                is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
-                ended = self._tokenizer if is_first else None
+                is_after_end = not open_ids and ended_by_look_ahead(context, params.segmentation)
+                ended = self._tokenizer if is_after_end else None
                 if params.gate is not None:
                     chosen, path, mismatches = gated_tokens(rows, drafted, params.gate, ended, proposal.parents)
                 elif tree:
@@ -224,22 +214,18 @@ class Calls:
                 num_taken = next((i for i, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
                 num_accepted = min(num_taken, len(chosen) - 1)
                 prefix.keep(len(tokens), path[:num_accepted])
+            except BaseException:
+                prefix.crop(len(tokens))  # what is fed after them may be no sequence
+                raise
             after = [0, *(index + 1 for index in path)]  # rows
             prefix.remember_logits(len(prefix.tokens), rows[after[num_accepted]])
             duration_ms = (perf_counter() - start) * 1e3
             is_foreign = bool(drafted) and proposal.tokenizer != self._lm.info.tokenizer
             open_piece = segmenter.open_piece if is_foreign else None
-            open_ids = tuple(segmenter.open_ids)
             state = b"" if layer is None else state_before(after[num_taken - 1] - len(rows), states, layer)
+            segments, open_ids = tuple(segmenter.segments), tuple(segmenter.open_ids)
             yield VerifiedTokens(
-                tuple(segmenter.segments),
-                open_ids,
-                num_accepted,
-                duration_ms,
-                open_piece,
-                state,
-                mismatches,
-                num_cached,
+                segments, open_ids, num_accepted, duration_ms, open_piece, state, mismatches, num_cached
             )
 
     def _tree(self, proposal: Proposal, start: int, num_left: int) -> Tree | None:
@@ -265,13 +251,3 @@ class Calls:
             likeliest = self._tokenizer.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
             yield ChoiceScores(tuple(probabilities[choice_ids].tolist()), likeliest, duration_ms)
-
-
-@contextmanager
-def _cropped_on_failure(prefix: Prefix, num_tokens: int) -> Iterator[None]:
-    """Drop what the body feeds after the first `num_tokens` tokens if it does not end: it may be no sequence."""
-    try:
-        yield
-    except BaseException:
-        prefix.crop(num_tokens)
-        raise

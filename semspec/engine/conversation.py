@@ -177,7 +177,17 @@ def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str
 
     If the template opens `<think>` itself, it is not repeated. Raises: Mismatch when the template drops earlier turns.
     """
-    rendered = _followed_by(tokenizer, question)
+    if tokenizer.chat_template is None:
+        raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
+    turns = [
+        {"role": "user", "content": "A task."},
+        {"role": "assistant", "content": EARLIER_TURN},
+        {"role": "user", "content": question},
+    ]
+    try:
+        rendered = _applied(tokenizer, turns, {})
+    except Exception as error:  # templates may raise any error
+        raise Mismatch(f"the target's chat template refuses a question after a turn: {error}; {REMEDY}") from error
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     if not separator or question.strip() not in suffix:
         raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
@@ -199,25 +209,9 @@ def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> 
     """The single token of each option. Raises: InvalidRequest when an option is not one token, or there are none."""
     if not options:
         raise InvalidRequest("options: at least one is needed", "options")
-    return [_single_token(tokenizer, option, f"options[{index}]") for index, option in enumerate(options)]
-
-
-def _single_token(tokenizer: "PreTrainedTokenizerBase", option: str, field: str) -> int:
-    token_ids: list[int] = tokenizer.encode(option, add_special_tokens=False)
-    if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
-        raise InvalidRequest(f"{field}: {option!r} is not one token of the target's vocabulary", field)
-    return token_ids[0]
-
-
-def _followed_by(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
-    if tokenizer.chat_template is None:
-        raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
-    turns = [
-        {"role": "user", "content": "A task."},
-        {"role": "assistant", "content": EARLIER_TURN},
-        {"role": "user", "content": question},
-    ]
-    try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # templates may raise any error
-        raise Mismatch(f"the target's chat template refuses a question after a turn: {error}; {REMEDY}") from error
+    ids = [tokenizer.encode(option, add_special_tokens=False) for option in options]
+    for index, (option, own) in enumerate(zip(options, ids, strict=True)):
+        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
+            field = f"options[{index}]"
+            raise InvalidRequest(f"{field}: {option!r} is not one token of the target's vocabulary", field)
+    return [own[0] for own in ids]

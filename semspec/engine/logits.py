@@ -68,11 +68,6 @@ def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParam
     return restricted / restricted.sum()
 
 
-def only(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    """`logits` `[vocab_size]`, those of other tokens than `allowed` (bool, same shape) -inf; unchanged for None."""
-    return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)
-
-
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     """One token per row of `weights` `[num_rows, vocab_size]`, each with probability proportional to its weight.
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import only
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InternalError, InvalidRequest
 from semspec.grammars.compiler import Compiler
@@ -220,4 +219,5 @@ class Shaping:
         return partial(self._shaped, allowed=self._matcher.allowed_after(token) if self._matcher else None)
 
     def _shaped(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
-        return only(self._counts.applied(logits) if self._counts else logits, allowed)
+        changed = self._counts.applied(logits) if self._counts else logits
+        return changed if allowed is None else changed.masked_fill(~allowed.to(logits.device), -torch.inf)

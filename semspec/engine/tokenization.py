@@ -158,21 +158,17 @@ class ModelTokenizer:
         return await asyncio.to_thread(self._owned, pieces, is_context)
 
     def _owned(self, pieces: tuple[P, ...], is_context: bool) -> tuple[P, ...]:
-        ids = (tuple(self.read_ids(piece, is_context and not index)) for index, piece in enumerate(pieces))
         own = self.info.tokenizer
-        return tuple(
-            replace(piece, token_ids=own_ids, tokenizer=own) for piece, own_ids in zip(pieces, ids, strict=True)
-        )
+        ids = (tuple(self.read_ids(piece, is_context and not index)) for index, piece in enumerate(pieces))
+        return tuple(replace(piece, token_ids=its, tokenizer=own) for piece, its in zip(pieces, ids, strict=True))
 
     def _has_own_ids(self, piece: Piece) -> bool:
         """Whether the ids of `piece` are tokens of this tokenizer."""
         own = self.info.tokenizer
-        return piece.tokenizer == own or (
-            shares_ordinary_tokens(piece.tokenizer, own) and self._are_ordinary(piece.token_ids)
-        )
-
-    def _are_ordinary(self, token_ids: Sequence[int]) -> bool:
-        return self.num_ordinary(token_ids) == len(token_ids)
+        if piece.tokenizer == own:
+            return True
+        ids = piece.token_ids
+        return shares_ordinary_tokens(piece.tokenizer, own) and self.num_ordinary(ids) == len(ids)
 
     def context_ids(self, context: Context) -> list[int]:
         """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
@@ -265,7 +261,8 @@ class TokenBytes:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._is_byte_level = _is_byte_level(tokenizer)
+        decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
+        self._is_byte_level = decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
         """Decoded before each token: some decoders strip the beginning of a text."""
         self._known: dict[int, bytes] = {}
@@ -285,8 +282,3 @@ class TokenBytes:
         if text != piece and (byte := BYTE_PIECE.fullmatch(piece)):
             return bytes.fromhex(byte[1])
         return text.encode()
-
-
-def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
-    return decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()

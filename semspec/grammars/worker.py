@@ -69,18 +69,17 @@ def main() -> None:
     """Answer until the input ends."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = json.loads(sys.stdin.buffer.readline())
-    tokenizer = _tokenizer(vocabulary) if vocabulary else LLTokenizer("byte")
+    vocabulary: dict[str, Any] | None = json.loads(sys.stdin.buffer.readline())
+    if vocabulary:
+        tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
+        tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special"], vocabulary["eos"])))
+    else:
+        tokenizer = LLTokenizer("byte")
     _limit_memory()
     for line in sys.stdin.buffer:
         _allow_cpu_time()
         sys.stdout.write(f"{json.dumps(_flaw(tokenizer, json.loads(line)))}\n")
         sys.stdout.flush()
-
-
-def _tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
-    tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
-    return LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special"], vocabulary["eos"])))
 
 
 def _limit_memory() -> None:

@@ -41,7 +41,6 @@ class Span:
 class Call:
     """One request. A row is a position of the request's tokens: its states, and the logits after it."""
 
-    kind: str
     scored_rows = NO_ROWS
     """Rows whose `token_statistics` it needs, for the tokens after them."""
     logit_rows = NO_ROWS
@@ -50,7 +49,7 @@ class Call:
     """How its tokens are drawn; None: a sampled token has no meaning."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
-        self._tokenizer, self.prompt = tokenizer, list(prompt)
+        self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
         self.spans: list[Span] = []
@@ -82,8 +81,6 @@ class Call:
 
 class GenerateCall(Call):
     """Writes segments. Without states, a segment ends with its last token; with states, when that token is fed."""
-
-    kind = "generate"
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Generate, writer: Writer) -> None:
         super().__init__(tokenizer, prompt, request)
@@ -156,8 +153,6 @@ class GenerateCall(Call):
 class ProposeCall(Call):
     """Drafts tokens with the distributions they are drawn from."""
 
-    kind = "propose"
-
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose) -> None:
         super().__init__(tokenizer, prompt, request)
         self.sampling, self._num_tokens = request.sampling, request.num_tokens
@@ -186,8 +181,6 @@ class ProposeCall(Call):
 class ScoreCall(Call):
     """Pools the states of segments, and takes statistics of the logits that predict their tokens."""
 
-    kind = "score"
-
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score) -> None:
         super().__init__(tokenizer, prompt, request)
         first = len(prompt) - sum(request.lengths)
@@ -208,8 +201,6 @@ class ScoreCall(Call):
 class VerifyCall(Call):
     """Exact speculative sampling of the last tokens of the request."""
 
-    kind = "verify"
-
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Verify) -> None:
         super().__init__(tokenizer, prompt, request)
         self._request, self._position = request, len(prompt) - request.num_fed
@@ -224,8 +215,6 @@ class VerifyCall(Call):
 
 class ChooseCall(Call):
     """Reads the probabilities of the token after the request's."""
-
-    kind = "choose"
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Choose) -> None:
         super().__init__(tokenizer, prompt, request)

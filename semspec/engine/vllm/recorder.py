@@ -50,12 +50,10 @@ class Sums:
         """A slot with a sum of zero."""
         if not self._free:
             num_slots = len(self._sums)
-            self._sums = torch.cat([self._sums, self._more()])
+            more = self._sums.new_zeros(max(16, num_slots), *self._sums.shape[1:])
+            self._sums = torch.cat([self._sums, more])
             self._free = list(range(num_slots, len(self._sums)))
         return self._free.pop()
-
-    def _more(self) -> Tensor:
-        return self._sums.new_zeros(max(16, len(self._sums)), *self._sums.shape[1:])
 
     def release(self, slots: Sequence[int]) -> None:
         """Set the sums to zero and return the slots."""
