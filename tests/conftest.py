@@ -10,6 +10,7 @@ from semspec.grammars import compiler
 from tests.served import bundled
 
 __all__ = ["bundled"]
+pytest.register_assert_rewrite("tests.manifests")
 
 IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 

@@ -1,7 +1,6 @@
 """What other controllers read: KEDA's, cert-manager's and Prometheus' own kinds, of which Kubernetes has no schema."""
 
 import re
-from collections.abc import Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,67 +14,49 @@ OWN_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObj
 ALERTS = ROOT / "deploy" / "monitoring" / "prometheus" / "alerts.yml"
 
 
-def check_scalers(objects: Objects) -> Iterator[str]:
-    """Triggers that ask for metrics there are none of, take silence for idleness, or wait for what cannot be."""
+def check_scalers(objects: Objects) -> None:
+    """Triggers ask for metrics that there are, of their own service, do not take silence for idleness, and scale out
+    before a gateway is full."""
     exposed = {family.name for family in text_string_to_metric_families(Metrics().exposition().decode())}
-    for scaler in of_kind(objects, "ScaledObject"):
-        fallback = scaler["spec"].get("fallback", {})
-        wanted = {"behavior": "currentReplicasIfHigher", "replicas": scaler["spec"]["minReplicaCount"]}
-        if not wanted.items() <= fallback.items():
-            yield f"{name_of(scaler)}: goes to some number when Prometheus is away"
-        for trigger in scaler["spec"]["triggers"]:
-            metadata = trigger["metadata"]
-            asked = set(re.findall(r"\bsemspec_gateway_\w+", metadata["query"]))
-            if "semspec_gateway_queue_depth" not in asked or not asked <= exposed:
-                yield f"{name_of(scaler)}: asks for {sorted(asked)}"
-            if metadata.get("ignoreNullValues") != "false" or float(metadata["threshold"]) <= 0:
-                yield f"{name_of(scaler)}: takes silence for idleness"
-            if scaler["metadata"]["name"] == "gateway" and float(metadata["threshold"]) >= _rooms(objects):
-                yield f"{name_of(scaler)}: a gateway is full before another one is asked for"
-            services = set(re.findall(r'service="(\w+)"', metadata["query"]))
-            if services - {scaler["metadata"]["name"]}:
-                yield f"{name_of(scaler)}: scales by the load of {services}"
-            namespaces = set(re.findall(r'namespace="(\w+)"', metadata["query"]))
-            if namespaces != {scaler["metadata"]["namespace"]}:
-                yield f"{name_of(scaler)}: counts in {namespaces}"
-
-
-def _rooms(objects: Objects) -> int:
-    """Generations that a gateway takes at once."""
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
-    return settings.max_concurrent
+    for scaler in of_kind(objects, "ScaledObject"):
+        spec, name = scaler["spec"], scaler["metadata"]["name"]
+        wanted = {"behavior": "currentReplicasIfHigher", "replicas": spec["minReplicaCount"]}
+        assert wanted.items() <= spec["fallback"].items(), f"{name}: goes to some number when Prometheus is away"
+        for trigger in spec["triggers"]:
+            metadata = trigger["metadata"]
+            query, threshold = metadata["query"], float(metadata["threshold"])
+            asked = set(re.findall(r"\bsemspec_gateway_\w+", query))
+            assert "semspec_gateway_queue_depth" in asked and asked <= exposed, f"{name}: asks for {sorted(asked)}"
+            assert metadata["ignoreNullValues"] == "false" and threshold > 0, f"{name}: takes silence for idleness"
+            assert name != "gateway" or threshold < settings.max_concurrent, "full before another one is asked for"
+            assert set(re.findall(r'service="(\w+)"', query)) <= {name}, f"{name}: scales by the load of others"
+            assert set(re.findall(r'namespace="(\w+)"', query)) == {scaler["metadata"]["namespace"]}, name
 
 
-def check_certificates(objects: Objects) -> Iterator[str]:
-    """Certificates of unknown authorities, for names that nobody calls, and for uses they do not have."""
+def check_certificates(objects: Objects) -> None:
+    """Certificates are of known authorities, for the names that are called and for the uses that they have."""
     certificates, issuers = named(objects, "Certificate"), named(objects, "Issuer")
     if not certificates:
         return
     for name, certificate in certificates.items():
-        if certificate["spec"]["issuerRef"]["name"] not in issuers:
-            yield f"Certificate/{name}: nobody issues it"
+        assert certificate["spec"]["issuerRef"]["name"] in issuers, f"Certificate/{name}: nobody issues it"
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
         host = address.partition(":")[0]
-        spec = certificates.get(host, {}).get("spec", {})
-        if not {host, "localhost"} <= set(spec.get("dnsNames", ())):
-            yield f"Certificate/{host}: is not for {host} and localhost"
-        if not {"server auth", "client auth"} <= set(spec.get("usages", ())):
-            yield f"Certificate/{host}: cannot serve, and ask for its own health"
-    if "client auth" not in certificates["gateway-client"]["spec"]["usages"]:
-        yield "Certificate/gateway-client: cannot ask the services"
+        spec = certificates[host]["spec"]
+        assert {host, "localhost"} <= set(spec["dnsNames"]), f"Certificate/{host}: is for {spec['dnsNames']}"
+        assert {"server auth", "client auth"} <= set(spec["usages"]), f"Certificate/{host}: must serve and ask itself"
+    assert "client auth" in certificates["gateway-client"]["spec"]["usages"]
 
 
-def check_monitors(objects: Objects) -> Iterator[str]:
-    """Scrapes without a key or without TLS where the gateway wants it."""
+def check_monitors(objects: Objects) -> None:
+    """Scrapes have a key, TLS where the gateway wants it, and the job that the alerts name."""
     for monitor in of_kind(objects, "PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            if endpoint["path"] != "/metrics" or "credentials" not in endpoint.get("authorization", {}):
-                yield f"{name_of(monitor)}: brings no API key"
-            if (endpoint.get("scheme") == "https") != bool(of_kind(objects, "Certificate")):
-                yield f"{name_of(monitor)}: speaks {endpoint.get('scheme', 'http')}"
-            job = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
-            if not any(f'job="{name}"' in ALERTS.read_text() for name in job):
-                yield f"{name_of(monitor)}: its job {job} is not the alerts'"
+            assert endpoint["path"] == "/metrics" and "credentials" in endpoint["authorization"], name_of(monitor)
+            assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), name_of(monitor)
+            jobs = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
+            assert any(f'job="{name}"' in ALERTS.read_text() for name in jobs), f"{name_of(monitor)}: {jobs}"

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -54,27 +53,15 @@ def settings_of(objects: Objects, one: Pod) -> GatewaySettings | ServiceSettings
                 raise ValueError(complaint.getvalue()) from error
 
 
-def check_environment(objects: Objects) -> Iterator[str]:
-    """Environments that the processes would refuse, and files in them that nothing mounts."""
+def check_environment(objects: Objects) -> None:
+    """The processes accept their environments, and files that these name are mounted."""
     for one in pods(objects):
-        if one.name not in SETTINGS:
-            continue
-        try:
+        if one.name in SETTINGS:
             settings_of(objects, one)
-            variables = environment(objects, one.main)
-        except KeyError as error:
-            yield f"{one}: nothing provides {error}"
-        except ValueError as error:
-            yield f"{one}: {error}"
-        else:
-            yield from _unmounted(one, variables)
-
-
-def _unmounted(one: Pod, variables: dict[str, str]) -> Iterator[str]:
-    folders = list(map(Path, mounts(one.main)))
-    for name, value in variables.items():
-        if value.startswith("/") and not any(Path(value).is_relative_to(folder) for folder in folders):
-            yield f"{one}: {name}={value} lies on no mount"
+            folders = list(map(Path, mounts(one.main)))
+            for name, value in environment(objects, one.main).items():
+                is_mounted = any(Path(value).is_relative_to(folder) for folder in folders)
+                assert is_mounted or not value.startswith("/"), f"{one}: {name}={value} lies on no mount"
 
 
 def _on_disk(value: str, folder: Path) -> str:
@@ -84,14 +71,10 @@ def _on_disk(value: str, folder: Path) -> str:
     path = folder / value.removeprefix("/")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix or path.name in SECRETS["api-keys"]:
-        path.write_bytes(_contents(path.name))
+        path.write_bytes(certificates().get(path.name, SECRETS["api-keys"]["api-keys"].encode()))
     else:
         path.mkdir()
     return str(path)
-
-
-def _contents(name: str) -> bytes:
-    return certificates().get(name, SECRETS["api-keys"]["api-keys"].encode())
 
 
 @cache

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.manifests.checks import problems
+from tests.manifests.checks import check
 from tests.manifests.custom import OWN_KINDS
 from tests.manifests.kustomize import Build, builds, has_tool
 
@@ -17,7 +17,7 @@ VERSIONS = ("1.30", "1.34", "1.37")
 
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_build_has_no_problems(build: Build) -> None:
-    assert problems(build.objects()) == []
+    check(build.objects())
 
 
 @pytest.mark.parametrize("version", VERSIONS)

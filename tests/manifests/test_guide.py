@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests.checks import problems
+from tests.manifests.checks import check
 from tests.manifests.environment import SECRETS
 from tests.manifests.kustomize import ROOT, build_folder, has_tool
 from tests.manifests.objects import pods
@@ -42,7 +42,7 @@ def test_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
         content[kind] = [os.path.relpath(ROOT / path, tmp_path.resolve()) for path in content[kind]]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
     objects = build_folder(tmp_path)
-    assert problems(objects) == []
+    check(objects)
     assert any(one.main["image"].endswith("semspec-gateway@sha256:...") for one in pods(objects))
 
 
@@ -50,4 +50,4 @@ def test_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
 def test_namespace_can_be_another(tmp_path: Path) -> None:
     path = os.path.relpath(ROOT / "deploy" / "kubernetes" / "overlays" / "two-gpu", tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "other", "resources": [path]}))
-    assert problems(build_folder(tmp_path)) == []
+    check(build_folder(tmp_path))
