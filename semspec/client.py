@@ -80,6 +80,10 @@ class Gateway:
     async def aclose(self) -> None:
         await self._http.aclose()
 
+    async def readiness(self) -> str:
+        """`ready`, and what the gateway does without, in one line."""
+        return str((await self._call("GET", "/ready"))["detail"])
+
     async def models(self) -> list[str]:
         """The valid values of a request's `model`, the default first."""
         return [model["id"] for model in (await self._call("GET", "/v1/models"))["data"]]

@@ -1,18 +1,17 @@
 """`semspec doctor`: checks the requirements of the stack, one line per check, with a remedy for each problem."""
 
 import argparse
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
-from semspec.commands.checks import Check
+from semspec.commands.checks import Check, attempt, warn
 from semspec.commands.checks.environment import check_environment
-from semspec.commands.checks.gateway import check_gateway
-from semspec.commands.checks.models import check_models
 from semspec.commands.checks.places import check_places
-from semspec.commands.checks.probes import check_probes
-from semspec.commands.checks.settings import check_pair, check_settings
+from semspec.commands.checks.processes import check_processes
 from semspec.commands.options import stack_config
 from semspec.commands.terminal import say
 from semspec.stack import StackConfig
@@ -33,10 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def all_checks(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The checks of this machine for the configured pair, then those of a running gateway if a URL is given."""
+    """The checks of this machine for the configured pair, then that of a running gateway if a URL is given."""
     yield from checks_of(stack_config(arguments), arguments.url)
     if arguments.url:
-        yield from check_gateway(arguments.url, arguments.api_key)
+        yield attempt("running", partial(_running, arguments.url, arguments.api_key))
 
 
 def checks_of(config: StackConfig, gateway_url: str | None = None) -> Iterator[Check]:
@@ -44,25 +43,26 @@ def checks_of(config: StackConfig, gateway_url: str | None = None) -> Iterator[C
 
     `gateway_url`: of a gateway that runs already; see `check_places`.
     """
-    found = []
-    for check in _single_checks(config, gateway_url):
-        found.append(check)
-        yield check
-    if any(check.level == "fail" for check in found):
-        return  # whether things belong together is asked when each is right by itself
-    settings = list(check_settings(config, (*config.roles[2:], "gateway")))
-    yield from settings
-    if not any(check.level == "fail" for check in settings):
-        yield from check_pair(config)
-
-
-def _single_checks(config: StackConfig, gateway_url: str | None) -> Iterator[Check]:
-    """Each thing by itself."""
     yield from check_environment()
-    yield from check_models(config)
-    yield from check_settings(config, ("draft", "target"))
-    yield from check_probes(config)
+    yield from check_processes(config)
     yield from check_places(config, gateway_url)
+
+
+def _running(url: str, api_key: str | None) -> Check | str:
+    """What a running gateway says of itself. Raises: SemspecError."""
+    from semspec.client import Gateway  # needs httpx
+
+    async def ask() -> tuple[str, list[str]]:
+        gateway = Gateway.at(url, api_key)
+        try:
+            return await gateway.readiness(), await gateway.models()
+        finally:
+            await gateway.aclose()
+
+    detail, models = asyncio.run(ask())
+    if detail != "ready":
+        return warn("running", f"{url} is {detail}", "start it again; until then the gateway does without")
+    return f"{url} is ready and serves {', '.join(models)}"
 
 
 def line(check: Check) -> str:

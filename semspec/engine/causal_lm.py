@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
@@ -63,7 +63,7 @@ class CausalLM:
     ) -> "CausalLM":
         """Load a checkpoint from a folder or the hub: safetensors only, no remote code.
 
-        `device` and `dtype` may be "auto".
+        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights.
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
@@ -149,6 +149,12 @@ class CausalLM:
 
 
 def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
+    if device == "meta":
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        with torch.device(device):
+            outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        outline.generation_config = generation_config(name, revision) or outline.generation_config
+        return outline
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             name,

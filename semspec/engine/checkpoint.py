@@ -60,8 +60,9 @@ def loading(name: str) -> Iterator[None]:
 
 
 def check_folder(name: str) -> None:
-    """Raises: Mismatch when a model's name is the path of a folder that does not exist."""
-    if os.path.isabs(name) and not os.path.isdir(name):
+    """Raises: Mismatch when a model's name is the path of a folder that does not exist, and no hub id."""
+    is_path = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
+    if is_path and not os.path.isdir(name):
         raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
 
 
@@ -125,6 +126,19 @@ def model_info(
         template_variables=tuple(sorted(template_variables(tokenizer))),
         supports_min_p=True,
     )
+
+
+def generation_config(name: str, revision: str | None) -> GenerationConfig | None:
+    """generation_config.json of a checkpoint; None if there is none. Raises: Mismatch when it cannot be read."""
+    try:
+        config: GenerationConfig = GenerationConfig.from_pretrained(name, revision=revision)
+    except OSError:
+        return None
+    except MALFORMED as error:
+        raise Mismatch(
+            f"cannot read generation_config.json of {name!r}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return config
 
 
 def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -17,6 +17,7 @@ Properties of every engine:
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
@@ -71,6 +72,10 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
     ):
         if is_unsupported:
             raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
+
+
+LoadModel = Callable[["ModelSettings", Writer], LocalEngine]
+"""`load_engine`, or what takes its place."""
 
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:

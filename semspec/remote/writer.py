@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from semspec.engine.protocol import Engine, check_supported, load_engine
+from semspec.engine.protocol import Engine, LoadModel, check_supported, load_engine
 from semspec.engine.settings import ModelSettings
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
@@ -113,14 +113,16 @@ def _stop_at(params: GenerationParams) -> str | None:
     return "\n\n" if is_paragraph else None
 
 
-def load_remote_writer(settings: ModelSettings, server: Server, writer: Writer) -> Engine:
+def load_remote_writer(
+    settings: ModelSettings, server: Server, writer: Writer, load_model: LoadModel = load_engine
+) -> Engine:
     """The engine of `settings`, with `server` generating its segments.
 
     Raises: Mismatch when either cannot serve. An unavailable server is not an error here; later calls fail and can be
     retried.
     """
     asyncio.run(_check(settings.model, server))
-    engine = load_engine(settings, writer)
+    engine = load_model(settings, writer)
     return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
 
 

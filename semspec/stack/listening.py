@@ -2,19 +2,25 @@
 
 import socket
 
+from semspec.stack.child import StackError
 
-def bound_port(host: str, wanted: int) -> int:
+
+def free_port(host: str, wanted: int) -> int:
     """`wanted`, or a free port for 0; `host` is a name, an IPv4 or an IPv6 address.
 
-    Raises: OSError or OverflowError when the port cannot be bound.
+    Raises: StackError when it cannot be bound, as when another process listens there.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        port: int = probe.getsockname()[1]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            port: int = probe.getsockname()[1]
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StackError(f"cannot listen on {host} port {wanted}: {reason}; choose another port") from error
     return port
 
 

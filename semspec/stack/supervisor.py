@@ -17,7 +17,7 @@ from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
 from semspec.stack.folder import PrivateFolder
-from semspec.stack.listening import bound_port, url_host
+from semspec.stack.listening import free_port, url_host
 
 POLL_S = 0.05
 MISMATCH = represent(Mismatch("")).code
@@ -109,7 +109,7 @@ class Stack:
             await self._pause()
 
     async def _start_gateway(self) -> None:
-        port = _free_port(self.config.host, self.config.port)
+        port = free_port(self.config.host, self.config.port)
         addresses = {role: self._replicas(role) for role in ROLES} | {"redis": self.addresses["redis"]}
         settings = self.config.gateway_environment(addresses, port, self.api_key)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
@@ -185,14 +185,6 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
         if not received:
             raise
         return 128 + received[0]
-
-
-def _free_port(host: str, wanted: int) -> int:
-    """`wanted`, or a free port for 0. Raises: StackError when it is in use, possibly by another gateway."""
-    try:
-        return bound_port(host, wanted)
-    except OSError as error:
-        raise StackError(f"cannot listen on {host} port {wanted}: {error.strerror}; choose another port") from error
 
 
 def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from semspec.engine.protocol import Engine, load_engine
+from semspec.engine.protocol import Engine, LoadModel, load_engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import DraftServicer
 from semspec.services.draft.settings import DraftSettings
@@ -16,14 +16,14 @@ def main() -> None:
     run(DraftServicer(partial(load, settings)), settings)
 
 
-def load(settings: DraftSettings) -> Engine:
+def load(settings: DraftSettings, load_model: LoadModel = load_engine) -> Engine:
     """Load the model, the datastore, or both. Raises: Mismatch when one of them cannot be served."""
     if settings.datastore is None:
-        return load_engine(settings, Writer.DRAFT)
+        return load_model(settings, Writer.DRAFT)
     from semspec.decoding.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
 
     retriever = load_retriever(settings.datastore)
-    return RetrievingDraft(load_engine(settings, Writer.DRAFT) if settings.model else None, retriever)
+    return RetrievingDraft(load_model(settings, Writer.DRAFT) if settings.model else None, retriever)
 
 
 if __name__ == "__main__":

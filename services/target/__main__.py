@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from semspec.engine.protocol import Engine, load_engine
+from semspec.engine.protocol import Engine, LoadModel, load_engine
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import TargetServicer
@@ -17,11 +17,11 @@ def main() -> None:
     run(TargetServicer(partial(load, settings)), settings)
 
 
-def load(settings: TargetSettings) -> Engine:
+def load(settings: TargetSettings, load_model: LoadModel = load_engine) -> Engine:
     """Load the model, with a remote writer if configured. Raises: Mismatch when it cannot be served."""
     if server := settings.server:
-        return load_remote_writer(settings, server, Writer.TARGET)
-    return load_engine(settings, Writer.TARGET)
+        return load_remote_writer(settings, server, Writer.TARGET, load_model)
+    return load_model(settings, Writer.TARGET)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from semspec.settings import parse_command
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(VerifierSettings, "python -m semspec.services.verifier")
-    run(VerifierServicer(partial(load_probes, settings)), settings)
+    run(VerifierServicer(partial(load, settings)), settings)
 
 
-def load_probes(settings: VerifierSettings) -> ServedVerifier:
+def load(settings: VerifierSettings) -> ServedVerifier:
     """Load the probes of the settings. Raises: Mismatch when they do not belong together."""
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered

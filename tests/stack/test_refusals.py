@@ -1,11 +1,13 @@
 """What does not belong together never serves: the start fails, says why, and leaves nothing running. `semspec
-doctor`, which starts nothing, fails exactly there."""
+doctor`, which starts nothing, fails exactly there and says the same."""
 
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -17,149 +19,173 @@ from semspec.commands.doctor import checks_of
 from semspec.stack import Stack, StackConfig, StackError
 from tests.processes import GENEROUS_S, left_alive, ordinary_user
 from tests.stack.programs import SERVICE
-from tests.stack.support import Pair, Running
+from tests.stack.support import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
+Fault = Callable[[StackConfig, Path], StackConfig]
 
 
-async def refusal(config: StackConfig, is_seen_by_doctor: bool = True) -> StackError:
-    """How a start fails, once it is sure that it left nothing behind."""
+async def start(config: StackConfig) -> list[str]:
+    """What is said of a start that fails, once it is sure that it left nothing behind."""
     stack = Stack(config)
     with pytest.raises(StackError) as caught:
         async with asyncio.timeout(GENEROUS_S), stack:
             pass
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
-    assert "\n" not in str(caught.value)
-    assert ("fail" in [check.level for check in await doctor(config)]) is is_seen_by_doctor
-    return caught.value
+    assert "\n" not in str(caught.value) and "Traceback" not in caught.value.log_tail
+    return [str(caught.value), *caught.value.log_tail.splitlines()]
 
 
-async def doctor(config: StackConfig) -> list[Check]:
-    """What `semspec doctor` says of a configuration."""
-    return await asyncio.to_thread(lambda: list(checks_of(config)))
+async def failures(config: StackConfig) -> list[str]:
+    """What `semspec doctor` says is to be fixed."""
+    checks: list[Check] = await asyncio.to_thread(lambda: list(checks_of(config)))
+    return [f"{check.name} {check.message}; {check.remedy}" for check in checks if check.level == "fail"]
 
 
 async def test_doctor_has_nothing_to_fix_where_the_stack_comes_up(stack_config: StackConfig, running: Running) -> None:
     assert await running.until_ready() == "ready"
-    failures = [check for check in await doctor(stack_config) if check.level == "fail"]
-    assert failures == []
+    assert await failures(stack_config) == []
 
 
-def alone(config: StackConfig, role: str = "") -> StackConfig:
-    """Only the service under test is real, to spare the others' start; without one, the gateway alone."""
-    others = {"draft", "target", "verifier"} - {role}
-    stand_ins = {other: (sys.executable, "-c", SERVICE, other.upper()) for other in others}
+def alone(config: StackConfig, role: str) -> StackConfig:
+    """Only this service and the gateway are real, to spare the others' start."""
+    stand_ins = {other: (sys.executable, "-c", SERVICE, other.upper()) for other in config.roles if other != role}
     return replace(config, commands={**config.commands, **stand_ins})
 
 
-def with_cards(pair: Pair, folder: Path, **changes: object) -> StackConfig:
-    """The pair with probes whose cards say something else."""
-    copytree(pair.probes, folder)
-    for card in folder.rglob("*.json"):
-        card.write_text(json.dumps({**json.loads(card.read_text()), **changes}))
-    return StackConfig(pair.draft, pair.target, folder / "draft.safetensors", folder / "target.safetensors", serving={})
+def variable(name: str, value: str) -> Fault:
+    return lambda config, folder: replace(config, environment={**config.environment, name: value})
 
 
-def only_complaint(error: StackError) -> str:
-    """The one line a service logged before it gave up."""
-    assert "Traceback" not in error.log_tail
-    (line,) = [line for line in error.log_tail.splitlines() if "level=CRITICAL" in line]
-    return line
+def model(change: Callable[[Path], object]) -> Fault:
+    """A copy of the target in which something is different."""
+
+    def changed(config: StackConfig, folder: Path) -> StackConfig:
+        copytree(config.target_model, folder / "target")
+        change(folder / "target")
+        return replace(config, target_model=folder / "target")
+
+    return changed
 
 
-async def test_gpu_that_is_not_there_is_one_line(stack_config: StackConfig) -> None:
-    config = replace(stack_config, environment={**stack_config.environment, "SEMSPEC_TARGET_DEVICE": "cuda:99"})
-    error = await refusal(alone(config, "target"))
-    assert "no device 'cuda:99'" in only_complaint(error) and "take 'cpu' or 'auto'" in only_complaint(error)
-    [failure] = [check for check in await doctor(config) if check.level == "fail"]
-    assert failure.remedy == "take 'cpu' or 'auto' as SEMSPEC_TARGET_DEVICE"
+def probes(change: Callable[[Path], object]) -> Fault:
+    """A copy of the probes in which something is different."""
+
+    def changed(config: StackConfig, folder: Path) -> StackConfig:
+        assert config.target_probe is not None
+        copytree(config.target_probe.parent, folder / "probes")
+        change(folder / "probes")
+        draft, target = (folder / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
+        return replace(config, draft_probe=draft, target_probe=target)
+
+    return changed
 
 
-async def test_malformed_chat_template(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> None:
-    copytree(pair.target, tmp_path / "target")
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        if (path := tmp_path / "target" / name).exists():
-            path.unlink()
-    (tmp_path / "target" / "chat_template.jinja").write_text("{% for message in messages %}")
-    error = await refusal(alone(replace(stack_config, target_model=tmp_path / "target"), "target"))
-    assert "the chat template of" in only_complaint(error) and "is malformed in line 1" in only_complaint(error)
+def cards(pattern: str, **values: object) -> Fault:
+    """Probes whose cards say something else."""
+
+    def change(folder: Path) -> None:
+        for card in folder.rglob(pattern):
+            card.write_text(json.dumps({**json.loads(card.read_text()), **values}))
+
+    return probes(change)
 
 
-async def test_default_beyond_its_bounds(stack_config: StackConfig) -> None:
-    error = await refusal(alone(replace(stack_config, serving={"gamma": 99})))
-    assert str(error) == "gateway ended with status 2"
-    assert "SEMSPEC_GATEWAY_DEFAULTS: gamma: " in error.log_tail and "Traceback" not in error.log_tail
+def malformed_template(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}")
 
 
-async def test_setting_that_does_not_exist(stack_config: StackConfig) -> None:
-    error = await refusal(alone(replace(stack_config, environment={"SEMSPEC_DRAFT_KVBYTES": "1"}), "draft"))
-    assert "did you mean SEMSPEC_DRAFT_KV_BYTES?" in error.log_tail and "Traceback" not in error.log_tail
+def swapped(config: StackConfig, folder: Path) -> StackConfig:
+    return replace(config, draft_probe=config.target_probe, target_probe=config.draft_probe)
+
+
+def malformed_serving(config: StackConfig, folder: Path) -> StackConfig:
+    return replace(probes(lambda folder: (folder / "serving.json").write_text("{"))(config, folder), serving=None)
+
+
+FAULTS: dict[str, tuple[str, Fault, str]] = {
+    "a device that is not there": (
+        "target",
+        variable("SEMSPEC_TARGET_DEVICE", "cuda:99"),
+        "no device 'cuda:99' for .*; take 'cpu' or 'auto'",
+    ),
+    "a setting that there is not": (
+        "draft",
+        variable("SEMSPEC_DRAFT_KVBYTES", "1"),
+        "did you mean SEMSPEC_DRAFT_KV_BYTES?",
+    ),
+    "a default beyond its bounds": (
+        "gateway",
+        lambda config, folder: replace(config, serving={"gamma": 99}),
+        "SEMSPEC_GATEWAY_DEFAULTS: gamma: ",
+    ),
+    "a malformed serving.json": (
+        "gateway",
+        malformed_serving,
+        "serving.json: .*; train the probes again, or delete it",
+    ),
+    "a malformed chat template": (
+        "target",
+        model(malformed_template),
+        "the chat template of .* is malformed in line 1",
+    ),
+    "no model": (
+        "target",
+        lambda config, folder: replace(config, target_model=folder / "nowhere"),
+        "nowhere; give a checkpoint's folder or a hub id",
+    ),
+    "swapped probes": ("verifier", swapped, "the draft probe wants 'states\\+surprisal'.*swapped"),
+    "probes of other states": (
+        "verifier",
+        cards("*.json", state_convention="states-v0"),
+        "states 'states-v0'.*retrain it",
+    ),
+    "alternatives of another pair": (
+        "verifier",
+        cards("alternatives/surprisal/target.json", fingerprint="another"),
+        "alternative probes 'surprisal': the target probe was trained on.*SEMSPEC_VERIFIER_ALTERNATIVES",
+    ),
+    "probes of another pair": (
+        "",
+        cards("*.json", fingerprint="another"),
+        "the verifier's draft probe was trained on model another.*start the verifier with that model's probe",
+    ),
+}
+"""The process that refuses, if it is one, what is wrong, and what is said of it."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_start_and_doctor_refuse(stack_config: StackConfig, tmp_path: Path, fault: str) -> None:
+    role, spoil, said = FAULTS[fault]
+    config = spoil(stack_config, tmp_path)
+    [failure] = await failures(config)
+    lines = await start(alone(config, role) if role else config)
+    assert re.search(said, failure) and failure.startswith(role), failure
+    assert [line for line in lines if re.search(said, line)], lines
 
 
 async def test_port_that_is_taken(stack_config: StackConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        error = await refusal(alone(replace(stack_config, port=other.getsockname()[1])))
-    assert str(error).startswith("cannot listen on 127.0.0.1 port ")
-
-
-async def test_malformed_serving_file(pair: Pair, stack_config: StackConfig, tmp_path: Path) -> None:
-    copytree(pair.probes, tmp_path / "probes")
-    (tmp_path / "probes" / "serving.json").write_text("{")
-    draft, target = (tmp_path / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
-    changed = replace(stack_config, serving=None, draft_probe=draft, target_probe=target)
-    error = await refusal(alone(changed))
-    assert "serving.json" in str(error) and str(error).endswith("train the probes again, or delete it")
-
-
-async def test_swapped_probes(stack_config: StackConfig) -> None:
-    swapped = replace(stack_config, draft_probe=stack_config.target_probe, target_probe=stack_config.draft_probe)
-    error = await refusal(alone(swapped, "verifier"))
-    assert str(error).startswith("verifier ended with status 1")
-    assert "the draft probe wants 'states+surprisal'" in only_complaint(error)
-    assert "swapped" in only_complaint(error)
-
-
-async def test_probes_of_another_state_convention(pair: Pair, tmp_path: Path) -> None:
-    error = await refusal(alone(with_cards(pair, tmp_path / "old", state_convention="states-v0"), "verifier"))
-    assert str(error).startswith("verifier ended with status 1")
-    assert "states 'states-v0'" in only_complaint(error) and "retrain it" in only_complaint(error)
-
-
-async def test_alternative_probes_of_another_pair(pair: Pair, tmp_path: Path) -> None:
-    config = with_cards(pair, tmp_path / "whole")
-    card = tmp_path / "whole" / "alternatives" / "surprisal" / "target.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "fingerprint": "another"}))
-    error = await refusal(alone(config, "verifier"))
-    assert str(error).startswith("verifier ended with status 1")
-    assert "alternative probes 'surprisal': the target probe was trained on" in only_complaint(error)
-    assert "SEMSPEC_VERIFIER_ALTERNATIVES" in only_complaint(error)
-
-
-async def test_model_that_does_not_exist(stack_config: StackConfig, tmp_path: Path) -> None:
-    error = await refusal(alone(replace(stack_config, target_model=tmp_path / "nowhere"), "target"))
-    assert str(error).startswith("target ended with status 1")
-    assert "nowhere" in only_complaint(error) and "give a checkpoint's folder or a hub id" in only_complaint(error)
-
-
-async def test_probes_of_another_pair(pair: Pair, tmp_path: Path) -> None:
-    error = await refusal(with_cards(pair, tmp_path / "other", fingerprint="another"))
-    assert "the verifier's draft probe was trained on model another" in str(error)
-    assert str(error).endswith("start the verifier with that model's probe")
+        config = replace(stack_config, port=other.getsockname()[1])
+        for lines in (await failures(config), await start(alone(config, ""))):
+            assert "cannot listen on 127.0.0.1 port " in lines[0] and "choose another port" in lines[0]
 
 
 @pytest.mark.parametrize(
     ("role", "name"), [("target", "model.safetensors"), ("target", "tokenizer.json"), ("verifier", "draft.json")]
 )
-async def test_file_that_the_user_may_not_read(pair: Pair, tmp_path: Path, role: str, name: str) -> None:
+async def test_file_that_the_user_may_not_read(stack_config: StackConfig, tmp_path: Path, role: str, name: str) -> None:
     """As where another user trained or downloaded it."""
-    config = with_cards(pair, tmp_path / "probes")
-    config = replace(config, target_model=copytree(pair.target, tmp_path / "target"))
-    (tmp_path / ("target" if role == "target" else "probes") / name).chmod(0)
+    hide = (model if role == "target" else probes)(lambda folder: (folder / name).chmod(0))
     if os.geteuid() == 0 and not ordinary_user():
         pytest.skip("root may read everything here")
-    config = alone(config, role)
+    config = alone(hide(stack_config, tmp_path), role)
     command = (*ordinary_user(), *config.commands[role])
-    of_user = replace(config, commands={**config.commands, role: command})
-    error = await refusal(of_user, is_seen_by_doctor=os.geteuid() != 0)  # root's doctor may read everything
-    assert str(error).startswith(f"{role} ended with status 1")
-    assert name in only_complaint(error) or str(tmp_path) in only_complaint(error)
+    [line] = [
+        line
+        for line in await start(replace(config, commands={**config.commands, role: command}))
+        if "level=CRITICAL" in line
+    ]
+    assert name in line or str(tmp_path) in line
+    assert bool(await failures(config)) == (os.geteuid() != 0)  # root's doctor may read everything

@@ -1,7 +1,11 @@
 """The checks of `semspec doctor`: each function yields checks and imports optional packages only when called."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+from semspec.errors import InvalidRequest, SemspecError
+from semspec.stack import StackError
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -31,7 +35,17 @@ def fail(name: str, message: str, remedy: str) -> Check:
     return Check(name, "fail", message, remedy)
 
 
-def refused(name: str, message: str, remedy: str = "") -> Check:
-    """The failed check for an error whose message ends with `; ` and the remedy."""
-    words, separator, own = message.rpartition("; ")
-    return fail(name, words, own) if separator else fail(name, message, remedy)
+def attempt(name: str, look: Callable[[], Check | str]) -> Check:
+    """What `look` finds: a check, the message of one that is fulfilled, or the error of one that is not."""
+    try:
+        found = look()
+    except ImportError as error:
+        return fail(
+            name, f"cannot be checked: {error.name} is not installed", "pip install 'semspec[engine,gateway,cli]'"
+        )
+    except InvalidRequest as error:
+        return fail(name, error.message, "correct it in the environment or in serving.json; docs/settings.md lists all")
+    except (SemspecError, StackError) as error:
+        message, separator, remedy = str(error).rpartition("; " if "; " in str(error) else ": ")
+        return fail(name, message or remedy, remedy if separator else "")
+    return ok(name, found) if isinstance(found, str) else found

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from semspec.commands.checks import Check, fail, ok, warn
+from semspec.commands.checks import Check, attempt, fail, ok, warn
 
 NEEDED_EXTRAS = {"": fail, "gateway": fail, "engine": fail, "cli": warn}
 """Extras that the stack requires, and the level of a missing package in each."""
@@ -17,7 +17,7 @@ NEEDED_EXTRAS = {"": fail, "gateway": fail, "engine": fail, "cli": warn}
 def check_environment() -> Iterator[Check]:
     yield ok("python", platform.python_version())
     yield from check_packages()
-    yield _torch()
+    yield attempt("torch", _torch)
     yield _cores()
 
 
@@ -54,10 +54,8 @@ def check_requirement(text: str) -> Check | None:
 
 
 def _torch() -> Check:
-    try:
-        import torch
-    except ImportError as error:
-        return fail("torch", f"torch is not installed ({error})", "pip install 'semspec[engine]', or `make setup`")
+    import torch
+
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from semspec.engine.checkpoint import MALFORMED, eos_ids, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import Model, model_to_wire
 from semspec.errors import Mismatch
@@ -75,7 +75,7 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     info = replace(
         info, fingerprint=fingerprint(info, settings.vllm_options.quantization), max_cache_bytes=settings.kv_bytes
     )
-    ends = eos_ids(_generation_config(name, revision), raw)
+    ends = eos_ids(generation_config(name, revision), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
     model = Model(name, revision, info, tuple(sorted(ends)), num_embeddings, writer)
     return model, ModelTokenizer(raw, info, ends, num_embeddings)
@@ -146,15 +146,3 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
         raise Mismatch(f"vLLM's CPU build has no attention for heads of {head_size}, only {sizes}; {OTHER_ENGINE}")
     if not is_cpu and not torch.cuda.is_available():
         raise Mismatch(f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}")
-
-
-def _generation_config(name: str, revision: str | None) -> GenerationConfig | None:
-    try:
-        config: GenerationConfig = GenerationConfig.from_pretrained(name, revision=revision)
-    except OSError:
-        return None
-    except MALFORMED as error:
-        raise Mismatch(
-            f"cannot read generation_config.json of {name!r}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    return config

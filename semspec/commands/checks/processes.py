@@ -1,0 +1,223 @@
+"""Checks of the processes that `semspec serve` starts: each reads its settings and loads what it serves, models without
+their weights, by its own code; the gateway's code compares what they report."""
+
+import asyncio
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semspec.commands.checks import Check, attempt, fail, ok, warn
+from semspec.decoding.likelihood.calibration import load_calibration
+from semspec.decoding.protocols import WithoutProbes
+from semspec.errors import Mismatch
+from semspec.keys import new_key
+from semspec.stack import StackConfig
+from semspec.stack.redis import given_url
+
+if TYPE_CHECKING:
+    from semspec.engine.settings import ModelSettings
+    from semspec.engine.tokenization import ModelTokenizer
+    from semspec.types import ModelInfo, Writer
+
+CPU_BYTES, GPU_BYTES = 4, 2
+"""Bytes per weight: fp32 on a CPU, bf16 on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that starts."""
+
+    found: Check | str
+    settings: Any
+    report: Any
+    """What the gateway knows of it; of the gateway, its calibration. None: the model is not on this machine."""
+    num_weights: int = 0
+
+
+def check_processes(config: StackConfig) -> Iterator[Check]:
+    """One check per process; of the memory, and of what the processes report of each other, if both models are on this
+    machine and nothing fails before."""
+    started = dict[str, Started]()
+
+    def start(name: str) -> Check | str:
+        started[name] = _start(config, name)
+        return started[name].found
+
+    names = (*config.roles, "gateway")
+    for name in names:
+        yield attempt(name, partial(start, name))
+    models = [started[role] for role in ("draft", "target") if role in started and started[role].report]
+    if len(models) == 2:
+        yield attempt("memory", partial(_memory, models))
+        if len(started) == len(names):
+            yield attempt("pair", partial(_compare, started))
+
+
+def _start(config: StackConfig, name: str) -> Started:
+    """Start a process as far as its model's weights. Raises: what ends it at its start."""
+    from semspec.settings import read_settings
+
+    package = "semspec.gateway" if name == "gateway" else f"semspec.services.{name}"
+    with _environment(config, name):
+        settings = read_settings(_loaded(f"{package}.settings:{name.title()}Settings"))
+        if name == "gateway":
+            return _gateway(settings)
+        if getattr(settings, "engine", "") != "vllm":
+            from semspec.engine.device import device_of
+
+            device_of(settings.device, f"the {name} (SEMSPEC_{name.upper()}_DEVICE)")
+        load = _loaded(f"{package}.__main__:load")
+        return _verifier(settings, load) if name == "verifier" else _model(name, settings, load)
+
+
+def _gateway(settings: Any) -> Started:
+    calibration = load_calibration(settings.likelihood) if settings.likelihood else None
+    words = f", calibrated on {calibration.num_questions} questions" if calibration else ""
+    return Started(f"{settings.defaults.strategy} by default{words}", settings, calibration)
+
+
+def _verifier(settings: Any, load: Any) -> Started:
+    report = asyncio.run(load(settings.model_copy(update={"device": "cpu"})).info())
+    words = f"probes of {report.draft_model} and {report.target_model}"
+    if not report.operating_points:
+        remedy = "`semspec train run` makes it; until then set acceptance by hand"
+        return Started(
+            warn("verifier", f"{words}, without an operating curve: what a strictness brings is unknown", remedy),
+            settings,
+            report,
+        )
+    return Started(f"{words}, {len(report.operating_points)} operating points", settings, report)
+
+
+def _model(role: str, settings: Any, load: Any) -> Started:
+    num_weights = count_weights(settings.model, settings.revision)
+    if settings.model and not num_weights:
+        remedy = f"fetch it beforehand (`hf download {settings.model}`), or give --{role}-model a folder"
+        words = f"{settings.model} is not in the hub's cache; the service will fetch it"
+        return Started(warn(role, words, remedy), settings, None)
+    engine = load(settings, outline)
+    words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
+    return Started(words, settings, asyncio.run(engine.info()), num_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """In the place of an engine: its handshake."""
+
+    handshake: "ModelInfo"
+    tokenizer: "ModelTokenizer"
+    kind: str
+
+    async def info(self) -> "ModelInfo":
+        return self.handshake
+
+
+def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
+    """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
+    if settings.engine == "vllm":
+        from semspec.engine.vllm.options import check_installed, load_model
+
+        check_installed()
+        model, tokenizer = load_model(settings, writer)
+        return Outline(model.info, tokenizer, "vLLM")
+    from semspec.engine.causal_lm import CausalLM
+
+    name, revision, engine = settings.model, settings.revision, settings.engine
+    lm = CausalLM.load(name, revision, "meta", settings.dtype, settings.max_context_tokens, engine)
+    runner = "fast decoder" if lm.decoder else "transformers"
+    return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}")
+
+
+def count_weights(model: str, revision: str | None = None) -> int:
+    """Number of weights in the safetensors files of a folder or of the hub's cache; 0 if the model is not on this
+    machine. Raises: Mismatch when a folder has none, or a file is damaged."""
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import cached_file
+
+    from semspec.engine.checkpoint import check_folder
+
+    check_folder(model)
+    folder, num_weights = Path(model), 0
+    if not folder.is_dir():
+        try:
+            folder = Path(str(cached_file(model, "config.json", revision=revision, local_files_only=True))).parent
+        except OSError:
+            return 0
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                num_weights += sum(math.prod(one.get_shape()) for one in map(file.get_slice, file.keys()))
+        except (OSError, SafetensorError) as error:
+            raise Mismatch(f"cannot read {path}: {error}; fetch the checkpoint again") from error
+    if Path(model).is_dir() and not num_weights:
+        raise Mismatch(f"{model} has no safetensors weights; convert the checkpoint: pickled ones are not read")
+    return num_weights
+
+
+def _compare(started: dict[str, Started]) -> str:
+    """What the gateway finds once all services answer. Raises: Mismatch."""
+    draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
+    verifier = started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
+    settings = started["gateway"].settings
+    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, gateway)
+    if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
+        raise Mismatch(reason)
+    return "models and probes belong together"
+
+
+def _memory(models: list[Started]) -> Check:
+    place, free_bytes, weight_bytes = _free()
+    needed, kv_bytes = weight_bytes * sum(m.num_weights for m in models), sum(m.settings.kv_bytes for m in models)
+    if not free_bytes:
+        return warn("memory", f"weights {_size(needed)}; what is free is unknown here", "see that they fit")
+    words = f"weights {_size(needed)}, keys and values up to {_size(kv_bytes)}, {_size(free_bytes)} free on the {place}"
+    if needed > free_bytes:
+        return fail("memory", f"{words}: too little", "free some, or serve smaller models")
+    if needed + kv_bytes > free_bytes:
+        remedy = "lower SEMSPEC_DRAFT_KV_BYTES and SEMSPEC_TARGET_KV_BYTES"
+        return warn("memory", f"{words}: too little for both", remedy)
+    return ok("memory", words)
+
+
+def _free() -> tuple[str, int, int]:
+    """Location of the models, free bytes there (0: unknown), and bytes per weight."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "GPU", torch.cuda.mem_get_info()[0], GPU_BYTES
+    listed = Path("/proc/meminfo")  # of Linux
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    free = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return "machine", next(free, 0), CPU_BYTES
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
+
+
+@contextmanager
+def _environment(config: StackConfig, name: str) -> Iterator[None]:
+    """The process's environment under `semspec serve`, for the duration of the block. Raises: StackError."""
+    before = dict(os.environ)
+    if name == "gateway":
+        addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {"redis": given_url() or "redis://127.0.0.1"}
+        own = config.gateway_environment(addresses, 0, config.api_key or new_key())
+    else:
+        own = config.service_environment(name)
+    os.environ.update({**config.environment, **own})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _loaded(reference: str) -> Any:
+    """Of a process; the library imports none."""
+    return EntryPoint("", reference, "").load()
