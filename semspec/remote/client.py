@@ -74,6 +74,19 @@ class CompletionClient(Protocol):
         ...
 
 
+def connect(server: Server) -> CompletionClient:
+    """A client of the server. Raises: Mismatch when the package for its API is not installed."""
+    if server.api == "tgi":
+        from semspec.remote.tgi import TgiClient  # deferred: each API's client is a large package
+
+        return TgiClient(server)
+    try:
+        from semspec.remote.openai import OpenAIClient
+    except ModuleNotFoundError as error:
+        raise Mismatch(f"the API openai requires the package {error.name!r}: pip install 'semspec[remote]'") from error
+    return OpenAIClient(server)
+
+
 BY_NAME: tuple[tuple[str, type[SemspecError]], ...] = (
     ("TimeoutError", DeadlineExceeded),  # also huggingface_hub's InferenceTimeoutError
     ("TimeoutException", DeadlineExceeded),

@@ -13,8 +13,7 @@ from semspec.engine.protocol import Engine, LoadModel, check_supported, load_eng
 from semspec.engine.settings import ModelSettings
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server
-from semspec.remote.connection import connect
+from semspec.remote.client import Completion, CompletionClient, Server, connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.types import (
     Context,

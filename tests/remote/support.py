@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.remote.client import Api, Server
-from semspec.remote.connection import connect
+from semspec.remote.client import Api, Server, connect
 from semspec.remote.writer import RemoteWriter
 from semspec.types import GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
 from tests.remote.servers import NAME, Script, serving

@@ -10,8 +10,7 @@ import pytest
 
 from semspec.decoding.protocols import Target
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
-from semspec.remote.client import Api, Completion, Server
-from semspec.remote.connection import connect
+from semspec.remote.client import Api, Completion, Server, connect
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
