@@ -50,21 +50,14 @@ async def test_sentence_ends_with_its_whole_token(local: Local, context: Context
     assert [(one.text, one.end) for one in segments] == [(f"{STEP}\n\n", SegmentEnd.BOUNDARY)]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "end", "text", "said"),
-    [([], "eos_token", "", SegmentEnd.EOS), ([STEP], "length", STEP, SegmentEnd.LENGTH)],
-    ids=["without a word", "cut by the budget"],
-)
-async def test_end_of_the_stream_is_the_samples(
-    local: Local, context: Context, api: Api, pieces: list[str], end: str, text: str, said: SegmentEnd
-) -> None:
-    [segment] = await sampled(local, context, api, Script(pieces, end=end), [1])
-    assert (segment.text, segment.end) == (text, said)
-
-
 async def test_stream_that_breaks_off_is_no_sample(local: Local, context: Context, api: Api) -> None:
     with pytest.raises(Unavailable, match="broke off"):
         await sampled(local, context, api, Script([STEP], end=None), [1])
+
+
+async def test_error_of_the_server_names_the_setting(local: Local, context: Context, api: Api) -> None:
+    with pytest.raises(Unavailable, match=r"does not write segments: .* check sampler\.base_url"):
+        await sampled(local, context, api, Script([], refusal=(503, {"error": {"message": "unhealthy"}})), [1])
 
 
 async def test_missing_key_is_told_before_the_first_request(

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.errors import Unavailable
 from semspec.training.config import ServerSampler
 from semspec.training.data.pair import CachedModel, EngineWriter, ServerWriter
 from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
@@ -37,12 +36,3 @@ async def test_served_segments_are_those_of_the_engine(
     assert [one.text for one in served] == [one.text for one in local]
     assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {one.end for one in served}
     assert all(lm.tokenizer.read_ids(one, is_first=False) for one in served)
-
-
-async def test_server_that_is_not_there_is_named(pair: Pair) -> None:
-    recipe = GenerationParams(SamplingParams())
-    config = ServerSampler(backend="openai", base_url="http://127.0.0.1:9/v1", model="x", max_retries=0)
-    lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
-    writer = ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer)
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/v1 does not write segments: .* check sampler\.base_url"):
-        await asyncio.to_thread(writer.generate, Context(()), [1])
