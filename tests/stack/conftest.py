@@ -16,7 +16,7 @@ from semspec.stack import StackConfig
 from semspec.types import Writer
 from tests.calibrations import calibration
 from tests.checkpoints import random_probes
-from tests.processes import GENEROUS_S, Process
+from tests.processes import GENEROUS_S
 from tests.stack.support import Pair, Running, served
 from tests.words import build_tokenizer
 
@@ -84,14 +84,3 @@ def stack_config(pair: Pair) -> StackConfig:
 async def running(stack_config: StackConfig) -> AsyncIterator[Running]:
     async with served(stack_config) as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def victim(running: Running, request: pytest.FixtureRequest) -> AsyncIterator[Process]:
-    """The process whose role is the parameter; whole again after the test, and so is the stack."""
-    victim = Process.of(running.stack, request.param)
-    yield victim
-    if not running.stack.processes[victim.role].is_alive:
-        await victim.start()
-    await running.until_ready()
-    await running.until_stored()

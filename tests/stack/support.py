@@ -107,12 +107,6 @@ class Running:
         body: Json = response.json()
         return body
 
-    async def until_stored(self) -> None:
-        """Wait until the store of traces answers, be it that it knows no such generation."""
-        async with asyncio.timeout(GENEROUS_S):
-            while (await self.http.get("/v1/generations/unknown/trace")).status_code != 404:
-                await asyncio.sleep(0.05)
-
     async def num_in_flight(self) -> float:
         name = "semspec_gateway_generations_in_flight "
         lines = (await self.http.get("/metrics")).text.splitlines()

@@ -1,11 +1,11 @@
-"""The stack where the machine around it is odd."""
+"""The stack where the machine around it is odd, and where there are no probes."""
 
 from dataclasses import replace
 
 import pytest
 
 from semspec.stack import StackConfig
-from tests.stack.support import served
+from tests.stack.support import MAX_TOKENS, Json, Running, assert_same, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -25,3 +25,16 @@ async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: St
     async with served(config) as running:
         answer = await running.answer(seed=4, max_tokens=20)
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
+
+
+async def test_pair_without_probes_answers_by_its_calibration(stack_config: StackConfig, running: Running) -> None:
+    async with served(replace(stack_config, draft_probe=None, target_probe=None)) as bare:
+        assert "verifier" not in bare.stack.processes
+        assert await bare.readiness() == (200, "ready")
+        for seed in range(3):
+            fields: Json = {"seed": seed, "max_tokens": MAX_TOKENS, "top_p": 0.97}
+            expected = await running.answer(**fields, semspec={"trace": True, "strategy": "likelihood"})
+            answer = await bare.answer(**fields, semspec={"trace": True})
+            assert answer["semspec"]["strategy"] == "likelihood" and answer["semspec"]["fallback"] is None
+            assert_same(answer["semspec"]["trace"], expected["semspec"]["trace"])
+            assert {record["verdict"] for record in answer["semspec"]["trace"]} == {"accepted", "rewritten"}
