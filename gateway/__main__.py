@@ -83,19 +83,25 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
     logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
-    with exported_traces("semspec-gateway"):
-        asyncio.run(_serve(settings, strategies))
+    connections = AsyncExitStack()
+    with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
+        try:
+            app = create_app(settings, runner.run(_connect(settings, connections)), Store(settings), strategies)
+            server = _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings)
+            runner.run(server.serve())
+        finally:
+            runner.run(connections.aclose())
 
 
-async def _serve(settings: GatewaySettings, strategies: Strategies) -> None:
-    async with AsyncExitStack() as connections:
-        backends = _connect(settings, connections)
-        app = create_app(settings, backends, Store.connect(settings), strategies)
-        await _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings).serve()
-
-
-def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
-    options = _client_options(settings)
+async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
+    certificates = None
+    if settings.service_ca:
+        certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
+    options = ClientOptions(
+        token=settings.service_token.get_secret_value() if settings.service_token else None,
+        certificates=certificates,
+        health_timeout_s=settings.health_timeout_s,
+    )
     likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
     verifier = None if settings.verifier_address == NO_VERIFIER else RemoteVerifier(settings.verifier_address, options)
     drafter = RemoteDrafter(settings.draft_address, options)
@@ -105,17 +111,6 @@ def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends
     if verifier is not None:
         connections.push_async_callback(verifier.aclose)
     return Backends(drafter, target, verifier or WithoutProbes(), likelihood=likelihood)
-
-
-def _client_options(settings: GatewaySettings) -> ClientOptions:
-    certificates = None
-    if settings.service_ca:
-        certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
-    return ClientOptions(
-        token=settings.service_token.get_secret_value() if settings.service_token else None,
-        certificates=certificates,
-        health_timeout_s=settings.health_timeout_s,
-    )
 
 
 def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:

@@ -12,20 +12,19 @@ from semspec import __version__
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
-from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.document import DocumentedApp
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
 from semspec.gateway.api.shared.resolver import Api, Resolver
-from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
+from semspec.gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.choice import ChoiceRunner
 from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
+from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -70,7 +69,7 @@ def create_app(
     collection = Collection(leases, keys, readiness, metrics, settings) if keys and settings.collect.share else None
     runner = ChoiceRunner(backends, readiness, metrics, settings, audit, collection)
     preparation = Preparation(backends, readiness, metrics, settings, collection)
-    generations = Generations(runner, admission, preparation, readiness, leases, store)
+    generations = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from semspec import __version__
-from semspec.records import Statistics, statistics, verdict
+from semspec.records import statistics, verdict
+from semspec.rpc.clients import RemoteModel
 from semspec.types import ModelInfo, SegmentRecord
 
 _NAMESPACE = "semspec_gateway"
@@ -30,14 +31,6 @@ class Replicas(Protocol):
 
     @property
     def num_in_flight(self) -> int: ...
-
-
-@runtime_checkable
-class SendsStates(Protocol):
-    """A service whose engines apply the first layer of the probes to states."""
-
-    @property
-    def num_whole_states(self) -> int: ...
 
 
 class Metrics:
@@ -88,7 +81,11 @@ class Metrics:
         self.collection = counter(
             "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
         )
-        self._speculation = _Speculation(self._registry)
+        # vLLM's counters, which AIPerf and others read; `semspec.records.Step` defines what counts as a draft.
+        of_vllm = partial(Counter, registry=self._registry)
+        self._drafts = of_vllm("vllm:spec_decode_num_drafts", "Decisions on drafted tokens.")
+        self._drafted = of_vllm("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on.")
+        self._kept = of_vllm("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
         self.audit = _Audit(self._registry)
 
     def exposition(self, with_owners: bool = True) -> bytes:
@@ -109,7 +106,10 @@ class Metrics:
         self._proposed_tokens.inc(numbers.num_proposed_tokens)
         self._accepted_tokens.inc(numbers.num_accepted_tokens)
         self._rejections.inc(numbers.num_rejected)
-        self._speculation.count(numbers)
+        for step in numbers.steps:
+            self._drafts.inc()
+            self._drafted.inc(step.num_draft_tokens)
+            self._kept.inc(step.num_accepted_tokens)
         times = record.times
         stages = {"draft": times.draft_ms, "read": times.read_ms, "judge": times.judge_ms, "write": times.write_ms}
         for stage, duration_ms in stages.items():
@@ -121,22 +121,6 @@ class Metrics:
         self._owner_generations.labels(owner, status).inc()
         if status == "finished":
             self._generation_seconds.labels(strategy).observe(duration_s)
-
-
-class _Speculation:
-    """vLLM's counters, which AIPerf and others read; `semspec.records.Step` defines what counts as a draft."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        self._drafts = counter("vllm:spec_decode_num_drafts", "Decisions on drafted tokens.")
-        self._tokens = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on.")
-        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
-
-    def count(self, numbers: Statistics) -> None:
-        for step in numbers.steps:
-            self._drafts.inc()
-            self._tokens.inc(step.num_draft_tokens)
-            self._accepted_tokens.inc(step.num_accepted_tokens)
 
 
 class _Audit:
@@ -203,7 +187,7 @@ class _Services:
         self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
         self._hung.labels(service).set_function(lambda: replicas.num_hung)
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
-        if isinstance(replicas, SendsStates):
+        if isinstance(replicas, RemoteModel):
             self._whole_states.labels(service).set_function(lambda: replicas.num_whole_states)
 
     def cache(self, service: str, info: ModelInfo) -> None:

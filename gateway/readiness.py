@@ -126,20 +126,19 @@ class Readiness:
             status = replace(status, missing=self.status.missing)
         self.status = status
         if describe(before) != describe(self.status):
-            _log.info("readiness: %s%s", describe(self.status), self._remedy())
-        for role in sorted(_sending_whole_states(status) - _sending_whole_states(before)):
-            _log.warning(
-                "the %s service does not hold all first layers of the verifier's probes, and sends whole states for "
-                "those: put the probes into its folder (SEMSPEC_%s_PROBES)", role, role.upper(),
-            )  # fmt: skip
-
-    def _remedy(self) -> str:
-        """For the log, since clients see the status: where the services should be."""
-        if self.status.error is None and self.status.missing is None:
-            return ""
-        addresses = {role: getattr(self._settings, f"{role}_address") for role in POOLED}
-        given = (f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS={address}" for role, address in addresses.items())
-        return f"; start what does not answer, or fix one of {', '.join(given)}"
+            remedy = ""
+            if status.error is not None or status.missing is not None:  # for the log, since clients see the status
+                addresses = {role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED}
+                given = ", ".join(f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items())
+                remedy = f"; start what does not answer, or fix one of {given}"
+            _log.info("readiness: %s%s", describe(self.status), remedy)
+        known = before.served.sends_whole_states if before.served else ()
+        for role in status.served.sends_whole_states if status.served else ():
+            if role not in known:
+                _log.warning(
+                    "the %s service does not hold all first layers of the verifier's probes, and sends whole states "
+                    "for those: put the probes into its folder (SEMSPEC_%s_PROBES)", role, role.upper(),
+                )  # fmt: skip
 
     async def _handshake(self) -> Status:
         known = self.status.served
@@ -201,10 +200,6 @@ class Readiness:
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
             return Unavailable(f"no handshake with the {role} service: {reason}")
-
-
-def _sending_whole_states(status: Status) -> set[str]:
-    return set() if status.served is None else set(status.served.sends_whole_states)
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

@@ -40,6 +40,17 @@ class Served:
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Which models and probes these are, and which calibration."""
+        return {
+            "draft": self.draft.fingerprint,
+            "target": self.target.fingerprint,
+            "draft_probe": self.verifier.draft_probe,
+            "target_probe": self.verifier.target_probe,
+            **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
+        }
+
     def strategy(self, generation: Generation) -> Strategy:
         return self.strategies[generation.strategy](generation)
 
@@ -65,12 +76,12 @@ class Served:
     @property
     def sends_whole_states(self) -> tuple[str, ...]:
         """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
-        named = {
-            "draft": {one.draft for one in self.verifier.projections} if self.draft.has_model else set(),
-            "target": {one.target for one in self.verifier.projections if one.target},
+        of_draft = {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+        missing = {
+            "draft": of_draft - {*self.draft.projections},
+            "target": {one.target for one in self.verifier.projections if one.target} - {*self.target.projections},
         }
-        held = {"draft": self.draft.projections, "target": self.target.projections}
-        return tuple(role for role, digests in named.items() if not digests <= set(held[role]))
+        return tuple(role for role, digests in missing.items() if digests)
 
     def unsupported_reason(self, strategy: Strategy) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
@@ -122,26 +133,13 @@ class Served:
         """Whether all kept tokens have their writer's logprobs."""
         return strategy.supports_logprobs and all(one.supports_logprobs for one in self._models(strategy.writers))
 
-    def supports_grammars(self, strategy: Strategy) -> bool:
-        """Whether all models that may write can be held to a grammar; the target goes on where the draft fails."""
-        return all(one.supports_grammars for one in self._models({*strategy.writers, Writer.TARGET}))
-
-    def supports_min_p(self, strategy: Strategy) -> bool:
-        """Whether all models that may write know the filter."""
-        return all(one.supports_min_p for one in self._models({*strategy.writers, Writer.TARGET}))
-
-    def supports_penalties(self, strategy: Strategy) -> bool:
-        """Whether all models that may write know penalties."""
-        return all(one.supports_penalties for one in self._models({*strategy.writers, Writer.TARGET}))
-
-    def max_context_tokens(self, strategy: Strategy) -> int:
-        """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""
-        return min(one.max_context_tokens for one in self._models({*strategy.writers, Writer.TARGET}))
+    def writers(self, strategy: Strategy) -> list[ModelInfo]:
+        """The models that may write; the target goes on where the draft fails."""
+        return self._models({*strategy.writers, Writer.TARGET})
 
     def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
         """The segmentations that all services of a strategy support."""
-        models = self._models({*strategy.writers, Writer.TARGET})
-        common = frozenset(Segmentation).intersection(*(one.segmentations for one in models))
+        common = frozenset(Segmentation).intersection(*(one.segmentations for one in self.writers(strategy)))
         if strategy.needs_calibration and self.likelihood is not None:
             common &= {self.likelihood.segmentation}
         return common & frozenset(self.verifier.segmentations) if strategy.uses_probes else common
@@ -154,12 +152,11 @@ class Served:
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     """What does not match, with the remedy, in one line; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
-    conventions = {
-        "draft": draft.state_convention,
-        "target": target.state_convention,
-        "verifier": verifier.state_convention,
-    }
-    for role, convention in conventions.items():
+    for role, convention in (
+        ("draft", draft.state_convention),
+        ("target", target.state_convention),
+        ("verifier", verifier.state_convention),
+    ):
         if convention != STATE_CONVENTION:
             return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
     for role, info, expected, tokenizer in (

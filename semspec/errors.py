@@ -86,6 +86,7 @@ TABLE: dict[type[SemspecError], Representation] = {
     ContextTooLong: Representation("OUT_OF_RANGE", 400, "invalid_request_error", "context_length_exceeded"),
     NotFound: Representation("NOT_FOUND", 404, "invalid_request_error", "not_found"),
     Conflict: Representation("ABORTED", 409, "invalid_request_error", "conflict"),
+    Cancelled: Representation("ABORTED", 409, "invalid_request_error", "cancelled"),
     Unauthenticated: Representation("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key"),
     Overloaded: Representation("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
     Unavailable: Representation("UNAVAILABLE", 503, "server_error", "service_unavailable"),

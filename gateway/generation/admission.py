@@ -20,10 +20,6 @@ NUM_REMEMBERED = 32
 MAX_RETRY_AFTER_S = 60
 
 
-NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
-"""Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Maximum numbers of slots and of queued requests, and the queue's timeout. A generation takes a slot."""
@@ -37,12 +33,6 @@ class Limits:
     def of(cls, settings: GatewaySettings) -> "Limits":
         per_owner = settings.max_concurrent_per_key or settings.max_concurrent
         return cls(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
-
-    @classmethod
-    def of_preparation(cls, settings: GatewaySettings) -> "Limits":
-        """Of what comes before a generation, and of requests that only tokenize."""
-        max_queued = settings.max_concurrent + settings.max_queued
-        return cls(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
 
 
 @dataclass(slots=True, eq=False)

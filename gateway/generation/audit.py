@@ -8,7 +8,7 @@ verifier which of these mean the same. A request that arrives ends the calls; th
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,19 +16,19 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
-from semspec.decoding import Backends, Strategy
+from semspec.decoding import Backends, Generation, Strategy
 from semspec.decoding.generation import Progress
 from semspec.decoding.steps import cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
 from semspec.gateway.generation.admission import Admission
+from semspec.gateway.generation.choice import Choice
 from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
-from semspec.gateway.generation.request import ChoiceRequest
-from semspec.gateway.generation.strictness import at_strictness
+from semspec.gateway.generation.request import Request, at_strictness
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import Context, GeneratedSegment, Segment, SegmentRecord, derive_seed, uniform
+from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 
 MAX_WAITING = 256
 """Most segments waiting for the audit; the oldest is skipped for a new one."""
@@ -47,7 +47,9 @@ T = TypeVar("T")
 class Case:
     """An accepted segment and where it stands."""
 
-    choice: ChoiceRequest
+    request: Request
+    generation: Generation
+    served: Served
     context: Context
     segment: Segment
     target_probability: float
@@ -56,9 +58,9 @@ class Case:
     @property
     def alternatives(self) -> Alternatives:
         """The question and the reasoning before the segment, without segments."""
-        asked = [message.content for message in self.choice.request.messages if message.role == "user"]
+        asked = [message.content for message in self.request.messages if message.role == "user"]
         reasoning = "".join(piece.text for piece in self.context.pieces[1:])
-        return Alternatives("", asked[-1] if asked else self.choice.prompt, reasoning, ())
+        return Alternatives("", asked[-1] if asked else self.context.pieces[0].text, reasoning, ())
 
 
 class Audit:
@@ -93,21 +95,21 @@ class Audit:
         """Whether the probes that serve now lose more than is tolerated."""
         return self.test.has_alarm
 
-    def offer(self, choice: ChoiceRequest, before: Sequence[SegmentRecord], record: SegmentRecord) -> None:
-        """Note a judged segment, and keep a share of the accepted ones. `before`: the records of its context."""
+    def offer(self, choice: Choice, record: SegmentRecord) -> None:
+        """Note a judged segment, which comes after the records of `choice`, and keep a share of the accepted ones."""
         judgement, generation = record.judgement, choice.generation
         if record.accepted is None or judgement is None or not self._is_audited(choice):
             return
-        self._note_probes(choice.served)
+        if (probes := _identity(choice.served)) != self._probes:  # other probes or models are served
+            self._begin_test(probes)
         ratio = judgement.target_probability / judgement.draft_probability if judgement.draft_probability else 1e9
         self._ratios.append(ratio)
-        if (
-            not record.accepted
-            or uniform(generation.sampling.seed, "audit", record.index) >= self._settings.audit.share
-        ):
+        is_drawn = uniform(generation.sampling.seed, "audit", record.index) < self._settings.audit.share
+        if not (record.accepted and is_drawn):
             return
-        context = generation.context.extended(*(one.segment for one in before))
-        self._cases.append(Case(choice, context, record.segment, judgement.target_probability))
+        context = generation.context.extended(*(one.segment for one in choice.records))
+        case = Case(choice.request, generation, choice.served, context, record.segment, judgement.target_probability)
+        self._cases.append(case)
         self._drop_surplus()
         self._changed.set()
 
@@ -117,10 +119,8 @@ class Audit:
         strictness, served = self._settings.audit.strictness, self._readiness.status.served
         if strictness is None or served is None or not self.has_alarm or not self._is_default(strategy, served):
             return None
-        own, threshold = (
-            strategy.options.acceptance,
-            at_strictness(strictness, served.verifier.operating_points).threshold,
-        )
+        own = strategy.options.acceptance
+        threshold = at_strictness(strictness, served.verifier.operating_points).threshold
         return strictness if own.rule == "sample" or threshold > (own.threshold or 0) else None
 
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
@@ -145,12 +145,12 @@ class Audit:
             if result is None:
                 self._cases.appendleft(case)
                 self._drop_surplus()
-            elif _identity(case.choice.served) == self._probes:
+            elif _identity(case.served) == self._probes:
                 self._record(case, result)
             else:
                 self._skip("other probes")
 
-    def _is_audited(self, choice: ChoiceRequest) -> bool:
+    def _is_audited(self, choice: Choice) -> bool:
         request, served = choice.request, choice.served
         strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
         is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
@@ -180,7 +180,7 @@ class Audit:
 
     async def _finding(self, case: Case) -> Finding:
         """Raises: what the target and the verifier raise."""
-        backends, generation = case.choice.served.pinned(self._backends), case.choice.generation
+        backends, generation = case.served.pinned(self._backends), case.generation
         params = replace(Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True)
         seed = derive_seed(generation.sampling.seed, "audit", len(case.context.pieces))
         sampling = replace(
@@ -191,7 +191,9 @@ class Audit:
             write_all(backends.target, case.context, replace(params, sampling=replace(sampling, seed=own)))
             for own in seeds
         )
-        segments = [case.segment, *map(_first, written)]
+        if not all(written):
+            raise Unavailable("the target ended its stream without a segment")
+        segments = [case.segment, *(first.segment for first, *_ in written)]
         group = replace(case.alternatives, segments=tuple(segment.text for segment in segments))
         verifier = backends.verifier
         if not isinstance(verifier, Clusterer):
@@ -203,21 +205,14 @@ class Audit:
         self.test.add(result.loss)
         self._findings.append(result)
         self._gaps.append(case.target_probability - result.share)
-        support, reference = (
-            fmean(one.support for one in self._findings),
-            fmean(one.reference for one in self._findings),
-        )
+        support = fmean(one.support for one in self._findings)
+        reference = fmean(one.reference for one in self._findings)
         self._metrics.judged(result.support > 0, support, reference, fmean(self._gaps))
         self._metrics.tested(self.test.evidence, self.has_alarm)
         if self.has_alarm and not had_alarm:
             numbers = {"support": round(support, 3), "reference": round(reference, 3)}
             numbers |= {"num_segments": self.test.num_segments, "tolerance": self.test.tolerance}
             _log.error("audit: the target supports accepted segments less often than its own", extra=numbers)
-
-    def _note_probes(self, served: Served) -> None:
-        """Begin a new test when other probes or models are served."""
-        if (probes := _identity(served)) != self._probes:
-            self._begin_test(probes)
 
     def _begin_test(self, probes: tuple[str, ...]) -> None:
         self._probes, self.test = probes, LossTest(self._settings.audit.tolerance)
@@ -244,11 +239,4 @@ class Audit:
 
 
 def _identity(served: Served) -> tuple[str, ...]:
-    probes = served.verifier.draft_probe, served.verifier.target_probe
-    return (*probes, served.draft.fingerprint, served.target.fingerprint, served.verifier.equivalence)
-
-
-def _first(written: Sequence[GeneratedSegment]) -> Segment:
-    if not written:
-        raise Unavailable("the target ended its stream without a segment")
-    return written[0].segment
+    return (*served.identity.values(), served.verifier.equivalence)

@@ -1,283 +1,259 @@
-"""Runs the decoding loop for one choice; each segment is stored, then counted, then emitted."""
+"""One choice of a request: its records, the visible text, statistics of both, and its storage format in Redis.
 
-import asyncio
+The stored fields suffice to resume a generation and to explain it.
+"""
+
 import json
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
-from time import monotonic
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from time import perf_counter
+from typing import Any
 
-from semspec.decoding import Backends, Generation, Target, decode
-from semspec.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    Mismatch,
-    Overloaded,
-    SemspecError,
-    Unavailable,
+from pydantic import TypeAdapter
+
+from semspec.decoding import Prompts
+from semspec.errors import Conflict
+from semspec.gateway.generation.parsers import (
+    END_OF_THINKING,
+    THINK,
+    CallParser,
+    Delta,
+    ReasoningParser,
+    StopChecker,
 )
-from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.collection import Collection
-from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
-from semspec.gateway.generation.request import ChoiceRequest
-from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import Readiness
-from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.leases import Journal, SessionLease
-from semspec.observability import known, span
-from semspec.records import SegmentTrace, statistics
-from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Message, SegmentRecord
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-ANSWER_S = 2.0
-"""Timeout of one health check of the target, in seconds."""
-MAX_RETRIES_WITHOUT_PROGRESS = 8
-"""Retries before the next segment after which the generation fails: its own request may crash the target."""
-
-Emit = Callable[[ChoiceEvent], None]
-
-_log = logging.getLogger(__name__)
+from semspec.gateway.generation.request import Parameters, Request
+from semspec.gateway.served import Served
+from semspec.gateway.store.store import Store, reading
+from semspec.records import SegmentTrace, share, statistics
+from semspec.types import Drafted, FinishReason, Message, Piece, SegmentRecord, TokenLogprob
 
 
-class ChoiceRunner:
-    """Runs choices concurrently."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment was kept; `delta` is the text that became visible."""
+
+    record: SegmentRecord
+    delta: Delta
+    offset: int
+    """Position of the segment in all text written, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a choice."""
+
+    reason: FinishReason
+    delta: Delta
+    """The text buffered until the end."""
+
+
+ChoiceEvent = Kept | Drafted | Ended
+
+
+class Choice:
+    """What is generated for one choice of a request, and what is written of it so far."""
 
     def __init__(
-        self,
-        backends: Backends,
-        readiness: Readiness,
-        metrics: Metrics,
-        settings: GatewaySettings,
-        audit: Audit | None = None,
-        collection: Collection | None = None,
+        self, request: Request, index: int, prompts: Prompts, max_tokens: int, served: Served, num_turns: int
     ) -> None:
-        self._backends = backends
-        self._readiness = readiness
-        self._metrics = metrics
-        self.settings = settings
-        self._audit = audit
-        self._collection = collection
+        """`num_turns`: number of the session's turns before the request."""
+        self.request, self.index, self.prompts = request, index, prompts
+        self.served, self.num_turns = served, num_turns
+        self.id = request.choice_id(index)
+        self.generation = request.generation(index, prompts, max_tokens)
+        """The decoding loop's input."""
+        self.prompt = prompts.target.text
+        """The rendered prompt that the target receives."""
+        reasoning_parser = ReasoningParser.after(self.prompt) if request.messages else None
+        call_parser = CallParser(self.id) if request.tools else None
+        self.stop_checker = StopChecker(request.stops, request.keep_stop, reasoning_parser, call_parser)
+        self.records: list[SegmentRecord] = []
+        self.num_characters = 0
+        """Length of all text written, visible or not."""
+        self.finish_reason: FinishReason | None = None
+        self.fallback: str | None = None
+        """Why the target generated alone, if it did."""
+        self.degraded = False
+        """Whether the trace or the session's turns could not be stored in full."""
+        self.emit: Callable[[ChoiceEvent], None] = lambda event: None
+        """Hands an event to whoever answers the request."""
+        self._start = perf_counter()
+        self._end: float | None = None
 
-    async def run(
-        self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
-    ) -> None:
-        """Continue after the records in `output` until the end.
+    def start(self, emit: Callable[[ChoiceEvent], None]) -> None:
+        """Begin the time of the generation, whose events go to `emit`."""
+        self.emit, self._start = emit, perf_counter()
 
-        Each segment is stored, or marked as not stored, before it is emitted. If the task is cancelled, the generation
-        can be resumed. Raises: Cancelled, and what the decoding loop raises.
+    def add(self, record: SegmentRecord) -> None:
+        """Append a segment and emit it."""
+        offset = self.num_characters
+        self.records.append(record)
+        self.num_characters += len(record.segment.text)
+        self.fallback = self.fallback or record.fallback
+        self.emit(Kept(record, self.stop_checker.add(record.segment.text), offset))
+
+    def finish(self, reason: FinishReason) -> Ended:
+        """End the choice and release the buffered text; the event is for the caller to emit."""
+        self.finish_reason = reason
+        self._end = perf_counter()
+        return Ended(reason, self.stop_checker.close())
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters.of(self.generation, self.request.strictness, self.request.stops)
+
+    @property
+    def text(self) -> str:
+        """All text written, visible or not."""
+        return "".join(record.segment.text for record in self.records)
+
+    @property
+    def seen(self) -> Delta:
+        """All text visible to the client."""
+        return self.stop_checker.seen
+
+    @property
+    def answer(self) -> Message:
+        """The assistant's turn."""
+        return Message("assistant", self.seen.content, self.seen.calls_json)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Log-probabilities of all tokens written; None if not requested."""
+        if self.generation.num_logprobs is None:
+            return None
+        return tuple(token for record in self.records for token in record.logprobs or ())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(piece.token_ids) for piece in self.generation.context.pieces)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Number of prompt tokens that the target had cached when it first was called; None: not known."""
+        num_cached = self.records[0].num_cached_tokens if self.records else None
+        return None if num_cached is None else min(num_cached, self.num_prompt_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of output tokens."""
+        return sum(len(record.segment.token_ids) for record in self.records)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Number of output tokens up to the end of the segment with `</think>`; None where reasoning is not split off.
+
+        Only segments are counted, since the writers do not say which characters a token has.
         """
-        self._metrics.in_flight.inc()
-        journal.beat()
-        status = "interrupted"
-        try:
-            reason = await self._decode(choice, output, journal, emit)
-            ended = await self._finish(choice, output, journal, lease, reason)
-            status = "finished"
-        except Cancelled:
-            raise
-        except Exception as error:
-            status = "failed"
-            if isinstance(error, Unavailable | DeadlineExceeded):
-                self._readiness.suspect()
-            await journal.finish("failed")
-            raise
-        finally:
-            journal.leave()
-            self._count_end(choice, output, journal, status)
-        emit(ended)
+        parser = self.stop_checker.reasoning_parser
+        if parser is None:
+            return None
+        text = self.text
+        if not parser.begins_inside and not text.lstrip().startswith(THINK):
+            return 0
+        end = text.find(END_OF_THINKING)
+        sizes = [len(record.segment.text) for record in self.records]
+        begins = accumulate(sizes, initial=0)
+        pairs = zip(self.records, begins, strict=False)
+        return sum(len(record.segment.token_ids) for record, begin in pairs if end < 0 or begin <= end)
 
-    async def _decode(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, emit: Emit) -> FinishReason:
-        """Run the loop to its end or a stop sequence; restart it after the last segment when the target is back.
-
-        A span of the generation covers all its calls, including drafting ahead.
-        """
-        fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
-        retry = TargetRetry(self._backends.target, fingerprint, timeout_s)
-        with span("generation", attributes=_request_attributes(choice.generation)) as generation_span:
-            try:
-                while True:
-                    try:
-                        reason = await self._decode_once(choice, output, journal, emit)
-                        break
-                    except (Unavailable, Overloaded) as error:
-                        self._readiness.suspect()
-                        await retry.target_is_back(error, len(output.records))
-                        self._readiness.recover()
-                        self._metrics.resumptions.inc()
-            finally:
-                generation_span.set_attributes(_result_attributes(output))
-            generation_span.set_attribute("semspec.finish_reason", reason.value)
-        return reason
-
-    async def _decode_once(
-        self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, emit: Emit
-    ) -> FinishReason:
-        kept = (record.segment for record in output.records)
-        generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
-        if output.fallback is not None:  # the fallback to the target alone outlasts a restart
-            generation = replace(generation, fallback=output.fallback)
-        async with aclosing(
-            decode(generation, choice.served.pinned(self._backends), choice.served.strategies)
-        ) as events:
-            while output.stop_checker.stop is None:
-                # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
-                with broken_target(InvalidRequest, InternalError):
-                    event = await anext(events)
-                match event:
-                    case Finished(reason):
-                        return reason
-                    case Drafted() as drafted:
-                        emit(drafted)
-                    case SegmentRecord() as record:
-                        if not self.settings.prompt_tokens_details:
-                            record = replace(record, num_cached_tokens=None)
-                        await self._keep(choice, record, output, journal)
-                        emit(output.add(record))
-        return FinishReason.STOP
-
-    async def _keep(self, choice: ChoiceRequest, record: SegmentRecord, output: ChoiceOutput, journal: Journal) -> None:
-        if record.fallback is not None and output.fallback is None:
-            _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
-            self._metrics.fallbacks.inc()
-            self._readiness.suspect(record.fallback)
-        await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
-        if not output.records:
-            self._metrics.first_segment_seconds.labels(choice.generation.strategy).observe(output.latency_s)
-        self._metrics.segment(record, choice.request.owner)
-        if self._audit is not None:
-            self._audit.offer(choice, output.records, record)
-
-    async def _finish(
-        self,
-        choice: ChoiceRequest,
-        output: ChoiceOutput,
-        journal: Journal,
-        lease: SessionLease | None,
-        reason: FinishReason,
-    ) -> Ended:
-        """Store everything before the last event is sent, so that the client can query it immediately."""
-        ended = output.finish(reason)
-        if journal.is_cancelled:  # cancelled with the last segment: the session gets no turn
-            raise Cancelled(f"generation {choice.id} was cancelled")
-        committed = True
-        if lease is not None:
-            turns = [*choice.request.messages, Message("assistant", output.seen.content, output.seen.calls_json)]
-            committed = await lease.commit(turns, choice.num_turns)
-        await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
-        output.degraded = journal.degraded or not committed
-        if self._collection is not None and not journal.degraded:
-            self._collection.offer(choice, output)
-        return ended
-
-    def _count_end(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, status: str) -> None:
-        if status == "interrupted" and journal.is_cancelled:
-            status = "cancelled"
-        self._metrics.in_flight.dec()
-        self._metrics.generation(choice.generation.strategy, status, output.latency_s, choice.request.owner)
-        log_end(choice, output, status, self.settings.log_prompts)
-        if journal.degraded or output.degraded:
-            self._metrics.degraded_generations.inc()
+    @property
+    def latency_s(self) -> float:
+        """Time from the start of decoding to its end, or until now."""
+        return (self._end or perf_counter()) - self._start
 
 
-@contextmanager
-def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
-    """Raises: Unavailable instead of `errors` of the target, except about a grammar."""
-    try:
-        yield
-    except errors as error:
-        if error.parameter == GRAMMAR:
-            raise
-        _log.error("the target is broken: %s", error.message)
-        raise Unavailable("the target is broken; this gateway's log has the details") from error
+_COUNTED = (
+    *("num_segments", "num_accepted", "num_rejected", "acceptance_rate", "target_ratio", "fallback"),
+    *("num_proposed_tokens", "num_accepted_tokens"),
+)
 
 
-class TargetRetry:
-    """Retry policy of one generation while the target is unavailable; each segment resets it."""
-
-    def __init__(self, target: Target, fingerprint: str, timeout_s: float) -> None:
-        """`fingerprint` is that of the model that the generation began with."""
-        self._target = target
-        self._fingerprint = fingerprint
-        self._timeout_s = timeout_s
-        self._num_segments = -1
-        self._until = 0.0
-        self._pause_s = FIRST_PAUSE_S
-        self._num_failures = 0
-
-    async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
-        """Wait until the target answers again, with exponential backoff.
-
-        Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
-        """
-        if num_segments > self._num_segments:
-            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._timeout_s, FIRST_PAUSE_S
-            self._num_failures = 0
-            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure.message)
-        self._num_failures += isinstance(failure, Unavailable)
-        if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:
-            raise failure
-        while (left := self._until - monotonic()) > 0:
-            await asyncio.sleep(min(self._pause_s, left))
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            if await self._answers():
-                return
-        raise failure
-
-    async def _answers(self) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                info = await self._target.info()
-        except (Unavailable, Overloaded, DeadlineExceeded, InvalidRequest, InternalError, TimeoutError):
-            return False
-        if info.fingerprint != self._fingerprint:
-            raise Mismatch("the target that came back serves another model; start a new generation")
-        return True
-
-
-def log_end(choice: ChoiceRequest, output: ChoiceOutput, status: str, with_texts: bool) -> None:
-    """Log how a generation ended, in one line.
-
-    `with_texts` (`SEMSPEC_GATEWAY_LOG_PROMPTS`) adds the prompt that the target received, and the answer so far;
-    nothing else logs texts.
-    """
-    numbers = statistics(output.records)
-    fields = {
-        "generation": choice.id,
-        "owner": choice.request.owner or None,
-        "strategy": choice.generation.strategy,
-        "status": status,
-        "num_segments": numbers.num_segments,
-        "num_tokens": numbers.num_tokens,
-        "acceptance_rate": numbers.acceptance_rate and round(numbers.acceptance_rate, 3),
-        "duration_ms": round(output.latency_s * 1e3),
-        "fallback": numbers.fallback,
-    }
-    if with_texts:
-        fields |= {"prompt": choice.prompt, "answer": output.text}
-    _log.info("generation ended", extra=known(fields))
-
-
-def _request_attributes(generation: Generation) -> dict[str, str | int]:
+def numbers(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Statistics of one choice, or of all of a request's, as in responses."""
+    counted = statistics(record for choice in choices for record in choice.records)
+    latency_s = max(choice.latency_s for choice in choices)
     return {
-        "semspec.strategy": generation.strategy,
-        "semspec.gamma": generation.options.gamma,
-        "semspec.acceptance_rule": generation.options.acceptance.rule,
-        "semspec.max_tokens": generation.max_tokens,
-        "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in generation.context.pieces),
+        **{name: getattr(counted, name) for name in _COUNTED},
+        "id": choices[0].id,
+        "strategy": choices[0].generation.strategy,
+        "latency_ms": latency_s * 1e3,
+        "tokens_per_s": share(counted.num_tokens, latency_s),
+        "degraded": any(choice.degraded for choice in choices),
     }
 
 
-def _result_attributes(output: ChoiceOutput) -> dict[str, str | int | float | bool]:
-    numbers = statistics(output.records)
-    return known(
-        {
-            "semspec.num_segments": numbers.num_segments,
-            "semspec.num_tokens": numbers.num_tokens,
-            "semspec.num_target_tokens": numbers.num_target_tokens,
-            "semspec.acceptance_rate": numbers.acceptance_rate,
-            "semspec.fallback": numbers.fallback,
-        }
+def usage(choices: Sequence[Choice], num_prompts: int = 1) -> dict[str, Any]:
+    """OpenAI's token counts over all choices; the common prompt of several choices counts once."""
+    firsts = choices[:: len(choices) // num_prompts]
+    num_prompt, num_completion = (
+        sum(choice.num_prompt_tokens for choice in firsts),
+        sum(choice.num_tokens for choice in choices),
     )
+    reasoning = [choice.num_reasoning_tokens for choice in choices if choice.num_reasoning_tokens is not None]
+    cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
+        **({"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}),
+    }
+
+
+_REQUEST = TypeAdapter(Request)
+_PIECE = TypeAdapter(Piece)
+
+ENDED = ("finished", "cancelled")
+"""Final states."""
+
+
+def stored_fields(choice: Choice) -> dict[str, str]:
+    """The fields that Redis stores when a generation begins; its segments are stored separately."""
+    generation, prompts = choice.generation, choice.prompts
+    return {
+        "status": "running",
+        "created": str(choice.request.created),
+        "model": choice.request.model,
+        "seed": str(generation.sampling.seed),
+        "session": choice.request.session or "",
+        "parameters": choice.parameters.model_dump_json(),
+        "prompt": _PIECE.dump_json(prompts.target).decode(),
+        "draft_prompt": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
+        "fallback": prompts.fallback or "",
+        "models": json.dumps(choice.served.identity),
+        "index": str(choice.index),
+        "budget": str(generation.max_tokens),
+        "num_turns": str(choice.num_turns),
+        "call": _REQUEST.dump_json(choice.request).decode(),
+    }
+
+
+def stored_request(id: str, meta: Mapping[str, str]) -> Request:
+    """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
+    with reading(f"generation {id}"):
+        return _REQUEST.validate_json(meta["call"])
+
+
+async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentTrace]:
+    """The records of the generation `id` from number `start` on. Raises: Unavailable, also if they cannot be read."""
+    lines = await store.trace(id, start)
+    with reading(f"generation {id}"):
+        return [SegmentTrace.model_validate_json(line) for line in lines]
+
+
+def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> Choice:
+    """The choice stored in the fields of the generation `id`.
+
+    Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
+    """
+    request = stored_request(id, meta)
+    with reading(f"generation {id}"):
+        if meta["status"] not in ENDED and json.loads(meta["models"]) != served.identity:
+            raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
+        target = _PIECE.validate_json(meta["prompt"])
+        draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
+        prompts = Prompts(target, draft, meta.get("fallback") or None)
+        index, max_tokens, num_turns = (int(meta[name]) for name in ("index", "budget", "num_turns"))
+        return Choice(request, index, prompts, max_tokens, served, num_turns)

@@ -2,53 +2,42 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Self
 
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.gateway.generation.admission import Admission
-from semspec.gateway.generation.choice import ChoiceRunner, Emit
-from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
+from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, stored_choice, stored_fields, stored_trace
 from semspec.gateway.generation.preparation import Preparation, check_session_size, deadline_s
-from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
+from semspec.gateway.generation.request import Request
+from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
-from semspec.gateway.store.leases import Journal, Leases, SessionLease, cancel_tasks
-from semspec.gateway.store.replies import reading
-from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.records import SegmentTrace
+from semspec.gateway.store.leases import Leases, cancel_tasks
+from semspec.gateway.store.store import FIRST_FENCE, reading
 from semspec.types import FinishReason
 
 POLL_S = 0.25
 """Longest wait for an event of a generation that runs elsewhere."""
 
-Work = Callable[[Emit], Coroutine[None, None, None]]
-"""Generates one choice, and emits its events."""
+Work = Callable[[Choice], Coroutine[None, None, None]]
+"""Generates one choice, which emits its events."""
 
 
 class Run:
     """An async context manager that generates all choices; leaving it cancels their calls to the models."""
 
-    def __init__(
-        self,
-        request: Request,
-        served: Served,
-        outputs: Sequence[ChoiceOutput],
-        works: Sequence[Work],
-        was_cancelled: asyncio.Event,
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, choices: Sequence[Choice], work: Work, was_cancelled: asyncio.Event, deadline_s: float) -> None:
         """`was_cancelled` is set when the request is cancelled, here or through another gateway."""
-        self.request = request
-        self.served = served
-        self.outputs = outputs
-        self._works = works
+        self.choices = choices
+        self.request, self.served = choices[0].request, choices[0].served
+        self._work = work
         self._was_cancelled = was_cancelled
         self._deadline_s = deadline_s
         self._queue: asyncio.Queue[tuple[int, ChoiceEvent] | Exception | None] = asyncio.Queue()
-        self._num_running = len(works)
+        self._num_running = len(choices)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def next(self) -> tuple[int, ChoiceEvent] | None:
@@ -63,7 +52,7 @@ class Run:
 
     async def __aenter__(self) -> Self:
         self._timer = asyncio.get_running_loop().call_later(self._deadline_s, self._time_out)
-        self._tasks = [asyncio.create_task(self._generate(index, work)) for index, work in enumerate(self._works)]
+        self._tasks = [asyncio.create_task(self._generate(choice)) for choice in self.choices]
         self._tasks.append(asyncio.create_task(self._watch()))
         return self
 
@@ -71,9 +60,10 @@ class Run:
         self._timer.cancel()
         await cancel_tasks(*self._tasks)
 
-    async def _generate(self, index: int, work: Work) -> None:
+    async def _generate(self, choice: Choice) -> None:
+        choice.start(lambda event: self._queue.put_nowait((choice.index, event)))
         try:
-            await work(lambda event: self._queue.put_nowait((index, event)))
+            await self._work(choice)
         except Exception as error:
             self._queue.put_nowait(error)
             return
@@ -90,45 +80,15 @@ class Run:
         self._queue.put_nowait(Cancelled("the generation was cancelled"))
 
 
-class SharedSlots:
-    """Acquires the slots of all choices of a request at once, when this gateway resumes the first of them.
-
-    Acquiring them one by one could deadlock two requests.
-    """
-
-    def __init__(self, admission: Admission, request: Request, stack: AsyncExitStack) -> None:
-        """The slots are released when `stack` is closed."""
-        self._lock = asyncio.Lock()
-        self._admission, self._request, self._stack = admission, request, stack
-        self._are_taken = False
-
-    async def take(self) -> None:
-        """Raises: Overloaded."""
-        async with self._lock:
-            if not self._are_taken:
-                admitted = self._admission.admitted(self._request.owner, self._request.num_choices)
-                await self._stack.enter_async_context(admitted)
-                self._are_taken = True
-
-
+@dataclass(frozen=True, slots=True)
 class Generations:
     """All generations of this gateway."""
 
-    def __init__(
-        self,
-        runner: ChoiceRunner,
-        admission: Admission,
-        preparation: Preparation,
-        readiness: Readiness,
-        leases: Leases,
-        store: Store,
-    ) -> None:
-        self._runner = runner
-        self._admission = admission
-        self._preparation = preparation
-        self._readiness = readiness
-        self._leases = leases
-        self._store = store
+    runner: ChoiceRunner
+    admission: Admission
+    preparation: Preparation
+    readiness: Readiness
+    leases: Leases
 
     @asynccontextmanager
     async def begin(self, request: Request, served: Served) -> AsyncIterator[Run]:
@@ -137,21 +97,22 @@ class Generations:
         Raises: every error with which a resolved request may be refused.
         """
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
+            await stack.enter_async_context(self.admission.admitted(request.owner, request.num_choices))
             lease = None
             if request.session is not None:
                 writer = f"{request.id} {FIRST_FENCE}"
-                lease = await self._leases.session(request.session, request.owner, writer, stack)
+                lease = await self.leases.session(request.session, request.owner, writer, stack)
             turns = lease.turns if lease else ()
-            check_session_size(request, turns, self._runner.settings.max_session_bytes)
-            choices = await self._preparation.choices(request, turns, served)
-            was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
-            works = [
-                partial(self._begin, choice, output, self._leases.journal(choice.id, was_cancelled), lease)
-                for choice, output in zip(choices, outputs, strict=True)
-            ]
-            limit_s = deadline_s(choices, self._runner.settings)
-            async with Run(request, served, outputs, works, was_cancelled, limit_s) as run:
+            check_session_size(request, turns, self.runner.settings.max_session_bytes)
+            choices = await self.preparation.choices(request, turns, served)
+            was_cancelled = asyncio.Event()
+
+            async def work(choice: Choice) -> None:
+                journal = self.leases.journal(choice.id, was_cancelled)
+                await journal.begin(stored_fields(choice))
+                await self.runner.run(choice, journal, lease)
+
+            async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
                 yield run
 
     @asynccontextmanager
@@ -160,48 +121,44 @@ class Generations:
 
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
-        served = self._readiness.known()
-        first = stored_choice(id, await self._store.generation(id), served)
+        served = self.readiness.known()
+        first = stored_choice(id, await self.leases.store.generation(id), served)
         choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
-        was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
+        was_cancelled, num_seen = asyncio.Event(), [*seen, *[0] * len(choices)]
+        lock, have_slots = asyncio.Lock(), False
         async with AsyncExitStack() as stack:
-            slots = SharedSlots(self._admission, first.request, stack)
-            works = [
-                partial(self._follow, choice, output, num_seen, was_cancelled, slots)
-                for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
-            ]
-            limit_s = deadline_s(choices, self._runner.settings)
-            async with Run(first.request, served, outputs, works, was_cancelled, limit_s) as run:
+
+            async def take_slots() -> None:
+                """Acquire those of all choices for the first one resumed: one by one could deadlock two requests."""
+                nonlocal have_slots
+                async with lock:
+                    if not have_slots:
+                        admitted = self.admission.admitted(first.request.owner, first.request.num_choices)
+                        await stack.enter_async_context(admitted)
+                        have_slots = True
+
+            async def work(choice: Choice) -> None:
+                await self._follow(choice, num_seen[choice.index], was_cancelled, take_slots)
+
+            async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
                 yield run
 
-    async def _begin(
-        self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
-    ) -> None:
-        await journal.begin(stored_fields(choice))
-        await self._runner.run(choice, output, journal, lease, emit)
-
-    async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
+    async def _stored_choice(self, first: Choice, index: int) -> Choice:
         """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
         request, id = first.request, first.request.choice_id(index)
         try:
-            return stored_choice(id, await self._store.generation(id), first.served)
+            return stored_choice(id, await self.leases.store.generation(id), first.served)
         except NotFound:
             if index // request.num_choices_per_prompt == first.index // request.num_choices_per_prompt:
-                generation = request.generation(index, first.prompts, first.generation.max_tokens)
-                choice = ChoiceRequest(index, request, generation, first.served, first.num_turns)
+                max_tokens = first.generation.max_tokens
+                choice = Choice(request, index, first.prompts, max_tokens, first.served, first.num_turns)
             else:
-                choice = (await self._preparation.choices(request, (), first.served))[index]
-            await self._leases.journal(choice.id, asyncio.Event()).begin(stored_fields(choice))
+                choice = (await self.preparation.choices(request, (), first.served))[index]
+            await self.leases.journal(choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
 
     async def _follow(
-        self,
-        choice: ChoiceRequest,
-        output: ChoiceOutput,
-        num_seen: int,
-        was_cancelled: asyncio.Event,
-        slots: SharedSlots,
-        emit: Emit,
+        self, choice: Choice, num_seen: int, was_cancelled: asyncio.Event, take_slots: Callable[[], Awaitable[None]]
     ) -> None:
         """Emit all events from the first segment on; the client already has `num_seen` segments.
 
@@ -209,46 +166,44 @@ class Generations:
         is in use; Overloaded; Unavailable; what the decoding loop raises.
         """
         event = "0"
-        while isinstance(fence := await self._store.take(choice.id), str):
-            await self._emit_stored(output, emit)
+        while isinstance(fence := await self.leases.store.take(choice.id), str):
+            await self._emit_stored(choice)
             if fence == "ended":
-                emit(await self._outcome(output))
+                choice.emit(await self._outcome(choice))
                 return
-            event = await self._store.next_event(choice.id, event, POLL_S)
+            event = await self.leases.store.next_event(choice.id, event, POLL_S)
         async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
-            journal = self._leases.journal(choice.id, was_cancelled, fence)
+            journal = self.leases.journal(choice.id, was_cancelled, fence)
             journal.beat()
             stack.callback(journal.leave)
-            await slots.take()
-            await self._emit_stored(output, emit, num_seen)
+            await take_slots()
+            await self._emit_stored(choice, num_seen)
             lease, request = None, choice.request
             if request.session is not None:
                 writer = f"{request.id} {fence}"
-                lease = await self._leases.session(request.session, request.owner, writer, stack)
-            await self._runner.run(choice, output, journal, lease, emit)
+                lease = await self.leases.session(request.session, request.owner, writer, stack)
+            await self.runner.run(choice, journal, lease)
 
-    async def _emit_stored(self, output: ChoiceOutput, emit: Emit, num_seen: int = 0) -> None:
+    async def _emit_stored(self, choice: Choice, num_seen: int = 0) -> None:
         """Emit the segments stored since the last call.
 
         Raises: Conflict when fewer are stored than the client has seen: generating them again may give other segments,
         since some strategies depend on more than the seed.
         """
-        lines = await self._store.trace(output.id, len(output.records))
-        num_stored = len(output.records) + len(lines)
+        records = await stored_trace(choice.id, self.leases.store, len(choice.records))
+        num_stored = len(choice.records) + len(records)
         if num_seen > num_stored:
             message = f"only {num_stored} segments were stored, not the {num_seen} you have; start a new generation"
             raise Conflict(message, "last-event-id")
-        with reading(f"generation {output.id}"):
-            records = [SegmentTrace.model_validate_json(line).record() for line in lines]
         for record in records:
-            emit(output.add(record))
+            choice.add(record.record())
 
-    async def _outcome(self, output: ChoiceOutput) -> Ended:
-        meta = await self._store.generation(output.id)
+    async def _outcome(self, choice: Choice) -> Ended:
+        meta = await self.leases.store.generation(choice.id)
         if meta["status"] == "cancelled":
-            raise Cancelled(f"generation {output.id} was cancelled")
-        with reading(f"generation {output.id}"):
+            raise Cancelled(f"generation {choice.id} was cancelled")
+        with reading(f"generation {choice.id}"):
             is_degraded, reason = json.loads(meta["degraded"]), FinishReason(meta["finish_reason"])
         if is_degraded:
-            raise Conflict(f"generation {output.id} was not stored in full; start a new one", "id")
-        return output.finish(reason)
+            raise Conflict(f"generation {choice.id} was not stored in full; start a new one", "id")
+        return choice.finish(reason)

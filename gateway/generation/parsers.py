@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 THINK, END_OF_THINKING = "<think>", "</think>"
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
@@ -17,6 +18,11 @@ class ToolCall:
     name: str
     arguments: str
     """JSON text."""
+
+    @property
+    def openai(self) -> dict[str, Any]:
+        """The call as OpenAI's API has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +39,7 @@ class Delta:
     @property
     def calls_json(self) -> str:
         """The calls as in `Message.tool_calls`."""
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self.calls
-        ]
-        return json.dumps(calls) if calls else ""
+        return json.dumps([call.openai for call in self.calls]) if self.calls else ""
 
 
 class StopChecker:

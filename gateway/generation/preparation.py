@@ -11,11 +11,11 @@ from typing import TypeVar
 from semspec.decoding import Backends, Generation, Prompts, Strategy, prompts_of
 from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
 from semspec.gateway.generation.admission import Admission, Limits
-from semspec.gateway.generation.choice import broken_target
+from semspec.gateway.generation.choice import Choice
 from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.grammar import check_grammar
-from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt
-from semspec.gateway.generation.strictness import Setting, at_strictness
+from semspec.gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
+from semspec.gateway.generation.runner import broken_target
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
@@ -30,6 +30,9 @@ TOKEN_DEADLINE_S = 0.1
 """Seconds allowed for a token of the budget."""
 ENCODE_DEADLINE_S = 10.0
 """Longest that tokenizing a prompt may take."""
+
+NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
+"""Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
 
 T = TypeVar("T")
 
@@ -50,7 +53,9 @@ class Preparation:
         self._metrics = metrics
         self._settings = settings
         self._collection = collection
-        self._admission = Admission(Limits.of_preparation(settings), None)
+        max_queued = settings.max_concurrent + settings.max_queued
+        limits = Limits(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
+        self._admission = Admission(limits, None)
         self._compiler = Compiler()
 
     def admitted(self, owner: str) -> AbstractAsyncContextManager[None]:
@@ -60,7 +65,7 @@ class Preparation:
     def close(self) -> None:
         self._compiler.close()
 
-    async def choices(self, request: Request, turns: Sequence[Message], served: Served) -> list[ChoiceRequest]:
+    async def choices(self, request: Request, turns: Sequence[Message], served: Served) -> list[Choice]:
         """All choices of a request, whose session has these `turns`.
 
         Raises: InvalidRequest, ContextTooLong, Overloaded, DeadlineExceeded, and what the target raises.
@@ -68,23 +73,16 @@ class Preparation:
         async with self.admitted(request.owner):
             if request.plan.grammar:
                 await check_grammar(request.plan.grammar, self._compiler)
-            choices = list[ChoiceRequest]()
+            choices = list[Choice]()
             for prompt in request.prompts:
-                choices += await self._choices(request, prompt, turns, served, len(choices))
+                prompts = await self._prompts(request, prompt, turns, served)
+                max_tokens = budget(request, prompts, served, self._settings.defaults.max_tokens)
+                self._metrics.prompt_tokens.inc(len(prompts.target.token_ids))
+                choices += [
+                    Choice(request, index, prompts, max_tokens, served, len(turns))
+                    for index in range(len(choices), len(choices) + request.num_choices_per_prompt)
+                ]
             return choices
-
-    async def _choices(
-        self, request: Request, prompt: RequestPrompt, turns: Sequence[Message], served: Served, first: int
-    ) -> list[ChoiceRequest]:
-        """All choices of one of the request's prompts; `first` is the index of the first of them."""
-        prompts = await self._prompts(request, prompt, turns, served)
-        max_tokens = budget(request, prompts, served, self._settings.defaults.max_tokens)
-        self._metrics.prompt_tokens.inc(len(prompts.target.token_ids))
-        indices = range(first, first + request.num_choices_per_prompt)
-        return [
-            ChoiceRequest(index, request, request.generation(index, prompts, max_tokens), served, len(turns))
-            for index in indices
-        ]
 
     async def _prompts(
         self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
@@ -137,7 +135,7 @@ def check(request: Request, strategy: Strategy, served: Served) -> None:
     has a field for (`naming`)."""
     _check_segmentation(request, strategy, served)
     _check_grammar(request, strategy, served)
-    if request.plan.sampling.min_p and not served.supports_min_p(strategy):
+    if request.plan.sampling.min_p and not all(one.supports_min_p for one in served.writers(strategy)):
         raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
     _check_penalties(request, strategy, served)
     _check_variables(request, served)
@@ -180,7 +178,7 @@ def _check_grammar(request: Request, strategy: Strategy, served: Served) -> None
     if not strategy.supports_grammars:
         message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
         raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "strategy")
-    if not served.supports_grammars(strategy):
+    if not all(one.supports_grammars for one in served.writers(strategy)):
         message = f"{GRAMMAR}: {served.target.model} cannot be held to a format"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
         raise InvalidRequest(f"{message}: {remedy}; leave it out", GRAMMAR)
@@ -196,7 +194,7 @@ def _check_penalties(request: Request, strategy: Strategy, served: Served) -> No
             f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
             "strategy",
         )
-    if not served.supports_penalties(strategy):
+    if not all(one.supports_penalties for one in served.writers(strategy)):
         message = f"penalties: {served.target.model} takes no penalties"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
         raise InvalidRequest(f"{message}: {remedy}; leave it out", "penalties")
@@ -237,7 +235,7 @@ def check_session_size(request: Request, turns: Sequence[Message], max_bytes: in
         raise InvalidRequest(message, "session")
 
 
-def deadline_s(choices: Sequence[ChoiceRequest], settings: GatewaySettings) -> float:
+def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
     """Longest that the choices may take together, in seconds."""
     max_tokens = max(choice.generation.max_tokens for choice in choices)
     return settings.generation_deadline_s or max(LEAST_DEADLINE_S, max_tokens * TOKEN_DEADLINE_S)

@@ -1,26 +1,27 @@
-"""A validated request with every default filled in, its choices, and their storage format in Redis.
+"""A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
-The stored fields suffice to resume a generation and to explain it.
-"""
-
-import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, get_type_hints
 
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 
 from semspec.decoding import Generation, Prompts, RetrievalOptions
 from semspec.decoding.generation import RewriteName
-from semspec.errors import Conflict
+from semspec.errors import InvalidRequest
 from semspec.gateway.generation.grammar import of_output
-from semspec.gateway.generation.output import ChoiceOutput
-from semspec.gateway.generation.parsers import CallParser, ReasoningParser, StopChecker
-from semspec.gateway.generation.strictness import Expected
-from semspec.gateway.served import Served
-from semspec.gateway.store.replies import reading
-from semspec.records import Body, Json
-from semspec.types import Acceptance, Context, Message, Piece, SamplingParams, Segmentation, TokenIds, derive_seed
+from semspec.records import Body
+from semspec.types import (
+    Acceptance,
+    Context,
+    Message,
+    OperatingPoint,
+    SamplingParams,
+    Segmentation,
+    TokenIds,
+    derive_seed,
+)
 
 _SAMPLING: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"
@@ -70,6 +71,67 @@ class Parameters(_Sampling):
             max_tokens=generation.max_tokens,
             stop=list(stops),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Expected results of a setting, from the probes' report."""
+
+    acceptance: float
+    """Share of drafted segments that are accepted."""
+    wrong_accepted: float | None
+    """Share of wrong segments that are accepted; None without ground truth."""
+    speed_up: float | None
+    """Speed-up over the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A threshold and its expected results."""
+
+    threshold: float
+    expected: Expected
+
+
+def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Setting:
+    """Interpolate linearly from the report's lowest threshold (strictness 0) to its highest (1).
+
+    A higher strictness never accepts more. The expected results are interpolated between the report's two nearest
+    points, and None where one of them has none. Raises: InvalidRequest when the report has no curve.
+    """
+    if not 0 <= strictness <= 1:
+        raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", "strictness")
+    curve = {point.threshold: point for point in points if point.threshold is not None}
+    if not curve:
+        raise InvalidRequest(
+            "strictness needs a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
+            "strictness",
+        )
+    thresholds = sorted(curve)
+    lowest, highest = thresholds[0], thresholds[-1]
+    threshold = highest if strictness == 1 else min(lowest + strictness * (highest - lowest), highest)
+    upper = min(bisect_right(thresholds, threshold), len(thresholds) - 1)
+    lower = max(upper - 1, 0)
+    span = thresholds[upper] - thresholds[lower]
+    share = (threshold - thresholds[lower]) / span if span else 0.0
+    expected = _between(curve[thresholds[lower]], curve[thresholds[upper]], share)
+    return Setting(threshold, expected)
+
+
+def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:
+    """Interpolate linearly between two points; `share` is the weight of `upper`."""
+
+    def value(of: Callable[[OperatingPoint], float | None]) -> float | None:
+        low, high = of(lower), of(upper)
+        if share in (0, 1):
+            return high if share else low
+        return None if low is None or high is None else (1 - share) * low + share * high
+
+    return Expected(
+        (1 - share) * lower.acceptance + share * upper.acceptance,
+        value(lambda point: point.wrong_accepted),
+        value(lambda point: point.speed_up),
+    )
 
 
 RequestPrompt = str | TokenIds | tuple[Message, ...]
@@ -122,10 +184,6 @@ class Request:
         """The messages of a chat; none for a plain prompt."""
         return self.prompts[0] if isinstance(self.prompts[0], tuple) else ()
 
-    @property
-    def choice_ids(self) -> list[str]:
-        return [self.choice_id(index) for index in range(self.num_choices)]
-
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""
         return f"{self.id}-{index}" if index else self.id
@@ -149,100 +207,3 @@ class Request:
             grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceRequest:
-    """One choice of a request, and the decoding loop's input for it."""
-
-    index: int
-    request: Request
-    generation: Generation
-    served: Served
-    num_turns: int
-    """Number of the session's turns before this request."""
-
-    @property
-    def id(self) -> str:
-        return self.request.choice_id(self.index)
-
-    @property
-    def prompt(self) -> str:
-        """The rendered prompt that the target receives."""
-        return self.prompts.target.text
-
-    @property
-    def prompts(self) -> Prompts:
-        generation = self.generation
-        return Prompts(generation.context.pieces[0], generation.draft_prompt, generation.fallback)
-
-    @property
-    def parameters(self) -> Parameters:
-        return Parameters.of(self.generation, self.request.strictness, self.request.stops)
-
-    def output(self) -> ChoiceOutput:
-        """An empty output."""
-        reasoning_parser = ReasoningParser.after(self.prompt) if self.request.messages else None
-        call_parser = CallParser(self.id) if self.request.tools else None
-        stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser, call_parser)
-        return ChoiceOutput(self.id, self.generation, stop_checker)
-
-
-_REQUEST = TypeAdapter(Request)
-_PIECE = TypeAdapter(Piece)
-
-ENDED = ("finished", "cancelled")
-"""Final states."""
-
-
-def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
-    """The fields that Redis stores when a generation begins; its segments are stored separately."""
-    generation, prompts = choice.generation, choice.prompts
-    return {
-        "status": "running",
-        "created": str(choice.request.created),
-        "model": choice.request.model,
-        "seed": str(generation.sampling.seed),
-        "session": choice.request.session or "",
-        "parameters": choice.parameters.model_dump_json(),
-        "prompt": _PIECE.dump_json(prompts.target).decode(),
-        "draft_prompt": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
-        "fallback": prompts.fallback or "",
-        "models": json.dumps(_models(choice.served)),
-        "index": str(choice.index),
-        "budget": str(generation.max_tokens),
-        "num_turns": str(choice.num_turns),
-        "call": _REQUEST.dump_json(choice.request).decode(),
-    }
-
-
-def stored_request(id: str, meta: Mapping[str, str]) -> Request:
-    """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
-    with reading(f"generation {id}"):
-        return _REQUEST.validate_json(meta["call"])
-
-
-def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> ChoiceRequest:
-    """The choice stored in the fields of the generation `id`.
-
-    Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
-    """
-    request = stored_request(id, meta)
-    with reading(f"generation {id}"):
-        if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
-            raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-        target = _PIECE.validate_json(meta["prompt"])
-        draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
-        prompts = Prompts(target, draft, meta.get("fallback") or None)
-        index, num_turns = int(meta["index"]), int(meta["num_turns"])
-        return ChoiceRequest(index, request, request.generation(index, prompts, int(meta["budget"])), served, num_turns)
-
-
-def _models(served: Served) -> Json:
-    return {
-        "draft": served.draft.fingerprint,
-        "target": served.target.fingerprint,
-        "draft_probe": served.verifier.draft_probe,
-        "target_probe": served.verifier.target_probe,
-        **({"likelihood": served.likelihood.digest} if served.likelihood else {}),
-    }

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
 from semspec.gateway.store.store import FIRST_FENCE, Store
@@ -64,16 +65,12 @@ class Journal:
         self._leases, self._store = leases, leases.store
         self._generation = generation
         self._fence = fence
-        self._cancelled = cancelled
+        self.cancelled = cancelled
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_stored = True
         self._has_ended = False
         self.degraded = False
         """Whether something is missing in Redis."""
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._cancelled.is_set()
 
     async def begin(self, meta: Mapping[str, str]) -> None:
         """Create the generation. Raises: Conflict when its id exists."""
@@ -104,7 +101,7 @@ class Journal:
     def leave(self) -> None:
         """Release the generation; if it has not ended, another writer can resume it."""
         self._stop()
-        if not self._has_ended and not self.is_cancelled:
+        if not self._has_ended and not self.cancelled.is_set():
             self._leases.background.spawn(self.finish("interrupted"))
 
     def _stop(self) -> None:
@@ -112,12 +109,12 @@ class Journal:
             self._heartbeat.cancel()
 
     async def _renew(self, interval_s: float) -> None:
-        while not self._cancelled.is_set():
+        while not self.cancelled.is_set():
             await asyncio.sleep(interval_s)
             try:
                 await self._store.hold(self._generation, self._fence)
             except Cancelled:
-                self._cancelled.set()
+                self.cancelled.set()
             except Unavailable:
                 pass  # the next record or heartbeat retries
             except SemspecError as error:
@@ -129,7 +126,7 @@ class Journal:
         try:
             await work
         except Cancelled:
-            self._cancelled.set()
+            self.cancelled.set()
         except SemspecError as error:
             self._degrade(error)
 
@@ -204,13 +201,13 @@ class SessionLease:
                 _log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
 
 
+@dataclass(frozen=True, slots=True)
 class Leases:
     """What this gateway's generations hold while it writes them: their journals, and the leases of their sessions."""
 
-    def __init__(self, store: Store, background: Background, writer_lease_s: float) -> None:
-        self.store = store
-        self.background = background
-        self.writer_lease_s = writer_lease_s
+    store: Store
+    background: Background
+    writer_lease_s: float
 
     def journal(self, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
         return Journal(self, generation, cancelled, fence)

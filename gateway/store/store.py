@@ -12,25 +12,30 @@ and content of a key's request), `semspec:collection` (stream of the ids of coll
 
 import asyncio
 import json
+import logging
 import secrets
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any
 
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.replies import decoded, failure, reading
 from semspec.types import Message
+
+_log = logging.getLogger(__name__)
+_MESSAGE = TypeAdapter(Message)
 
 FIRST_FENCE = 1
 """The fence of a generation's first writer; each writer that takes the generation over raises it."""
@@ -44,41 +49,40 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
 }
 
-
 MAX_LISTED = 50
 """Sessions in an owner's list."""
-_COLLECTION = "semspec:collection"
+
+
+@contextmanager
+def reading(subject: str) -> Iterator[None]:
+    """Raises: Unavailable instead of the errors of decoding what Redis holds of `subject`, in the body."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, StopIteration) as error:
+        _log.error("what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0])
+        message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
+        raise Unavailable(message) from error
 
 
 class Store:
     """Generations and sessions. Every method raises `Unavailable` when Redis does not answer in time."""
 
-    def __init__(
-        self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float, max_block_s: float
-    ) -> None:
-        """`client` must not decode responses; its socket timeout must exceed `max_block_s`."""
-        self._max_block_s = max_block_s
-        self._client = client
-        self._ttl_s = ttl_s
-        self._max_generation_bytes = max_generation_bytes
-        self._lease_ms = _ms(writer_lease_s)
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Nothing is sent yet. Each call replaces a broken connection at most once."""
+        self._settings, self._ttl_s, timeout_s = settings, settings.ttl_s, settings.redis_timeout_s
+        self._lease_ms = int(settings.writer_lease_s * 1000)
+        self._client = client = Redis.from_url(
+            settings.redis_url.get_secret_value(),
+            decode_responses=True,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        )
         folder = files("semspec.gateway").joinpath("store", "lua")
         self._scripts = {name: client.register_script(folder.joinpath(f"{name}.lua").read_text()) for name in _SCRIPTS}
         self._calls: set[asyncio.Future[Any]] = set()
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Called with the operation's name whenever Redis fails."""
-
-    @classmethod
-    def connect(cls, settings: GatewaySettings) -> Self:
-        """A store on the settings' Redis; nothing is sent yet. Each call replaces a broken connection at most once."""
-        timeout_s = settings.redis_timeout_s
-        client = Redis.from_url(
-            settings.redis_url.get_secret_value(),
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
-        return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s, timeout_s / 2)
 
     async def close(self) -> None:
         """Wait for calls whose callers were cancelled, or their connections would stay open; then disconnect."""
@@ -92,7 +96,7 @@ class Store:
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        limits = self._max_generation_bytes, self._ttl_s, self._lease_ms
+        limits = self._settings.max_generation_bytes, self._ttl_s, self._lease_ms
         await self._run("append", generation, fence, version, record, *limits)
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
@@ -103,14 +107,10 @@ class Store:
         """Renew the lease of a generation's writer. Raises: Cancelled, Conflict, NotFound, Unavailable."""
         await self._run("hold", generation, fence, self._lease_ms)
 
-    async def take(self, generation: str) -> int | Literal["held", "ended"]:
-        """Become the writer of a generation; returns the new fence, or why not. Raises: NotFound, Unavailable."""
+    async def take(self, generation: str) -> int | str:
+        """Become a generation's writer; returns the new fence, "held" or "ended". Raises: NotFound, Unavailable."""
         _, outcome = await self._run("take", generation, self._ttl_s, self._lease_ms)
-        match outcome:
-            case "held" | "ended":
-                return outcome
-            case _:
-                return int(outcome)
+        return int(outcome) if outcome.isdecimal() else outcome
 
     async def cancel(self, generation: str) -> None:
         """Cancel a generation, unless it has ended. Raises: NotFound, Unavailable."""
@@ -130,8 +130,9 @@ class Store:
 
     async def handshake(self, target: str) -> str | None:
         """What was served with this target at the last complete handshake. Raises: Unavailable."""
-        call = self._client.get(f"semspec:handshake:{target}")
-        served: str | None = await self._guarded("read", call, "the handshake")
+        served: str | None = await self._guarded(
+            "read", self._client.get(f"semspec:handshake:{target}"), "the handshake"
+        )
         return served
 
     async def check(self) -> None:
@@ -149,15 +150,16 @@ class Store:
     async def trace(self, generation: str, start: int = 0) -> list[str]:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
         call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
-        records: list[str] = await self._guarded("read", call, f"generation {generation}")
-        return records
+        return list(await self._guarded("read", call, f"generation {generation}"))
 
     async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
         """Wait until a generation has changed since the event `after`; "0" stands before every event.
 
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
-        block_ms = max(1, _ms(min(timeout_s, self._max_block_s)))  # 0 would block without a timeout
+        block_ms = max(
+            1, int(min(timeout_s, self._settings.redis_timeout_s / 2) * 1000)
+        )  # 0 would block without a timeout
         call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
         reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:
@@ -168,7 +170,7 @@ class Store:
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
-        turns = await self._run("claim", session, token, _ms(lease_s))
+        turns = await self._run("claim", session, token, int(lease_s * 1000))
         with reading(f"session {session}"):
             return tuple(map(_MESSAGE.validate_json, turns[1:]))
 
@@ -205,8 +207,8 @@ class Store:
     async def collect(self, generation: str, max_listed: int) -> None:
         """List a generation for the collection, and drop the oldest beyond `max_listed`. Raises: Unavailable."""
         steps = self._client.pipeline()
-        steps.xadd(_COLLECTION, {"id": generation}, maxlen=max_listed, approximate=False)
-        steps.expire(_COLLECTION, self._ttl_s)
+        steps.xadd("semspec:collection", {"id": generation}, maxlen=max_listed, approximate=False)
+        steps.expire("semspec:collection", self._ttl_s)
         await self._guarded("collect", steps.execute(), "the collection")
 
     async def collected(self, after: str, limit: int) -> list[tuple[str, str]]:
@@ -214,14 +216,14 @@ class Store:
 
         Raises: Unavailable.
         """
-        call = self._client.xrange(_COLLECTION, min=f"({after}", count=limit)
+        call = self._client.xrange("semspec:collection", min=f"({after}", count=limit)
         entries = await self._guarded("collect", call, "the collection")
         with reading("the collection"):
             return [(str(position), str(fields["id"])) for position, fields in entries]
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Renew a session's lease. Raises: Conflict, Unavailable."""
-        await self._run("renew", session, token, _ms(lease_s))
+        await self._run("renew", session, token, int(lease_s * 1000))
 
     async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
@@ -240,29 +242,36 @@ class Store:
         reply = await self._guarded(name, script, subject)
         with reading(subject):
             lines: list[str] = [reply] if isinstance(reply, str) else list(reply)
-            refusal = None if lines[0] == "ok" else _REFUSALS[lines[0]](subject)
-        if refusal is not None:
-            raise refusal
+            if lines[0] != "ok":
+                raise _REFUSALS[lines[0]](subject)
         return lines
 
     async def _guarded(self, operation: str, reply: Awaitable[Any], subject: str) -> Any:
-        """The decoded reply of Redis to an operation on `subject`. Raises: Unavailable."""
+        """The reply of Redis to an operation on `subject`. Raises: Unavailable."""
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
         call = asyncio.ensure_future(reply)
         self._calls.add(call)
-        call.add_done_callback(self._done)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be cancelled
         try:
-            raw = await asyncio.shield(call)
+            with reading(subject):
+                return await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
             self.on_failure(operation)
-            raise Unavailable(failure(error, subject)) from error
-        with reading(subject):
-            return decoded(raw)
+            raise Unavailable(_failure(error, subject)) from error
 
-    def _done(self, call: "asyncio.Future[Any]") -> None:
-        self._calls.discard(call)
-        if not call.cancelled():
-            call.exception()  # mark it as retrieved, since the caller may be cancelled
+
+def _failure(error: Exception, subject: str) -> str:
+    """What is wrong with Redis, in one line with the remedy."""
+    if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
+        return f"Redis refuses this gateway: {error}; fix its user and password (SEMSPEC_GATEWAY_REDIS_URL)"
+    if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
+        return f"a key of {subject} in Redis has a wrong type: another program wrote it; delete it"
+    if isinstance(error, ResponseError):
+        return f"Redis refuses a call for {subject}: {error}"
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLError):
+        return "no TLS connection to Redis; fix its certificate, or its ssl_ca_certs (SEMSPEC_GATEWAY_REDIS_URL)"
+    return "the store of traces and sessions (Redis) does not answer; try again later"
 
 
 _SCRIPTS = {
@@ -289,10 +298,3 @@ def _key(kind: str, id: str, part: str) -> str:
     if kind == "idempotency":
         return f"semspec:idempotency:{id}"
     return f"semspec:{'session:' if kind == 'session' else ''}{{{id}}}:{part}"
-
-
-_MESSAGE = TypeAdapter(Message)
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)

@@ -321,7 +321,7 @@ def make_settings(**fields: Any) -> GatewaySettings:
 
 def make_readiness(fakes: Fakes) -> Readiness:
     settings = make_settings(redis_url=NO_REDIS)
-    return Readiness(fakes.backends, settings, Store.connect(settings), Metrics())
+    return Readiness(fakes.backends, settings, Store(settings), Metrics())
 
 
 @asynccontextmanager
@@ -329,7 +329,7 @@ async def running_gateway(
     settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
-    app = create_app(settings, backends, Store.connect(settings))
+    app = create_app(settings, backends, Store(settings))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
     server = _Server(config)
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on

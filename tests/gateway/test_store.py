@@ -29,7 +29,7 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
     settings = make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024)
-    store = Store.connect(settings)
+    store = Store(settings)
     yield store
     await store.close()
 

@@ -22,7 +22,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
 @pytest.fixture
 def app() -> FastAPI:
     settings = make_settings()
-    return create_app(settings, Fakes.make().backends, Store.connect(settings))
+    return create_app(settings, Fakes.make().backends, Store(settings))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
 
 def test_document_of_a_gateway_without_keys_mentions_none() -> None:
     settings = make_settings(auth="none")
-    open_to_all = create_app(settings, Fakes.make().backends, Store.connect(settings)).openapi()
+    open_to_all = create_app(settings, Fakes.make().backends, Store(settings)).openapi()
     assert "securitySchemes" not in open_to_all["components"]
     assert not any("401" in operation["responses"] for _, operation in operations(open_to_all))
 

@@ -16,18 +16,17 @@ from semspec.gateway.api.openai.requests import (
     ChatRequest,
     CompletionRequest,
     NamedTool,
-    calls_grammar,
+    answer_grammar,
     format_grammar,
     offered,
     tools_json,
 )
 from semspec.gateway.api.shared import document
-from semspec.gateway.api.shared.answers import Format, TokenCounts, statistics
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
-from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
-from semspec.gateway.generation.parsers import Delta, ToolCall
+from semspec.gateway.api.shared.sse import Format, Responder
+from semspec.gateway.generation.choice import Choice, Ended, Kept, usage
+from semspec.gateway.generation.parsers import Delta
 from semspec.gateway.generation.request import Request
 from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
@@ -71,11 +70,7 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
     choice = body.tool_choice.function if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     tools = offered([tool.function for tool in body.tools or ()], choice)
-    grammar = format_grammar(body.response_format)
-    if tools and grammar:
-        raise InvalidRequest("response_format is only served without tools; leave out one of them", "response_format")
-    if tools:
-        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
+    format = format_grammar(body.response_format)
     fields = {"prompt": "messages", "grammar": "tools" if tools else "response_format"}
     if body.reasoning_effort is not None:
         fields[EFFORT_PARAMETER] = EFFORT
@@ -85,7 +80,7 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         max_tokens=body.max_completion_tokens or body.max_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         answer=AnswerOptions.of("chat", body, fields),
-        grammar=grammar,
+        grammar=answer_grammar(tools, choice, body.parallel_tool_calls, format, "response_format"),
         tools=tools_json(tools),
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
     )
@@ -130,51 +125,51 @@ class _OpenAIFormat(Format):
         }
 
     def drafted(self, event: Drafted) -> list[BaseModel]:
-        return [self._chunk([], semspec=_drafted(event))] if self._options.trace else []
+        if not self._options.trace:
+            return []
+        segments = [{"text": segment.text, "num_tokens": len(segment.token_ids)} for segment in event.segments]
+        drafted = {"index": event.index, "segments": segments}
+        return [self._chunk([], semspec=answers.ChunkDrafted(drafted=drafted))]
 
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
-            return [self._chunk([self._piece(index, event.delta, None)])] if event.delta != Delta() else []
+            return [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
         choice = self._piece(index, event.delta, self._logprobs(event.record.logprobs, event.offset))
         if self._options.trace:
             return [self._chunk([choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record)))]
         return [self._chunk([choice])]
 
-    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
-        end = [self._final_piece(index, ended.reason)]
-        if not outputs:
+    def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
+        end = [self._piece(index, Delta(), reason=ended.reason)]
+        if not choices:
             return [self._chunk(end)]
-        extra = statistics(outputs, self._request, self._options.trace)
+        extra = self.statistics(choices)
         if not self._options.include_usage:
             return [self._chunk(end, **extra)]
-        return [self._chunk(end), self._chunk([], usage=self._usage(outputs), **extra)]
+        return [self._chunk(end), self._chunk([], usage=usage(choices, len(self._request.prompts)), **extra)]
 
-    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
+    def response(self, choices: Sequence[Choice]) -> BaseModel:
         return self._whole_body(
             object=self._objects[1],
-            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
-            usage=self._usage(outputs),
+            choices=list(map(self._choice, choices)),
+            usage=usage(choices, len(self._request.prompts)),
             **self._head,
-            **statistics(outputs, self._request, self._options.trace),
+            **self.statistics(choices),
         )
-
-    def _usage(self, outputs: Sequence[ChoiceOutput]) -> TokenCounts:
-        return TokenCounts(**usage(outputs, len(self._request.prompts)))
 
     def _chunk(self, choices: Sequence[BaseModel], **fields: Any) -> BaseModel:
         return self._chunk_body(object=self._objects[0], choices=choices, **self._head, **{"usage": None, **fields})
 
     @abstractmethod
-    def _piece(self, index: int, delta: Delta, logprobs: Any) -> BaseModel: ...
+    def _piece(self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None) -> BaseModel:
+        """The next part of a choice; its last one has the `reason` for its end."""
 
     @abstractmethod
-    def _final_piece(self, index: int, reason: FinishReason) -> BaseModel: ...
+    def _choice(self, choice: Choice) -> BaseModel: ...
 
     @abstractmethod
-    def _choice(self, index: int, output: ChoiceOutput) -> BaseModel: ...
-
-    @abstractmethod
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> BaseModel | None: ...
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
+        """`offset` is the position of the first token in the whole text, in characters."""
 
 
 class ChatFormat(_OpenAIFormat):
@@ -189,38 +184,34 @@ class ChatFormat(_OpenAIFormat):
         """Calls of tools so far in the stream, by choice."""
 
     def opening(self, index: int) -> list[BaseModel]:
-        return [self._chunk([self._piece(index, Delta(), None)])]
+        return [self._chunk([self._piece(index, Delta())])]
 
-    def _piece(self, index: int, delta: Delta, logprobs: answers.ChatLogprobs | None) -> answers.ChunkChoice:
+    def _piece(
+        self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None
+    ) -> answers.ChunkChoice:
+        if reason is not None:
+            ending = _ending(reason, self._num_calls[index])
+            return answers.ChunkChoice(index=index, delta=answers.NoDelta(), logprobs=None, finish_reason=ending)
         first = self._num_calls[index]
         self._num_calls[index] += len(delta.calls)
-        calls = [answers.CallDelta(index=first + i, **_call(call)) for i, call in enumerate(delta.calls)] or None
+        calls = [{"index": first + i, **call.openai} for i, call in enumerate(delta.calls)] or None
         message = answers.AssistantMessage(**_message(delta), tool_calls=calls)
         return answers.ChunkChoice(index=index, delta=message, logprobs=logprobs, finish_reason=None)
 
-    def _final_piece(self, index: int, reason: FinishReason) -> answers.ChunkChoice:
-        ending = _ending(reason, self._num_calls[index])
-        return answers.ChunkChoice(index=index, delta=answers.NoDelta(), logprobs=None, finish_reason=ending)
-
-    def _choice(self, index: int, output: ChoiceOutput) -> answers.ChatChoice:
-        calls = [answers.AnsweredCall(**_call(call)) for call in output.seen.calls]
+    def _choice(self, choice: Choice) -> answers.ChatChoice:
+        calls = [call.openai for call in choice.seen.calls]
         return answers.ChatChoice(
-            index=index,
-            message=answers.ChoiceMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
-            logprobs=self._logprobs(output.logprobs, 0),
-            finish_reason=_ending(output.finish_reason, len(calls)),
+            index=choice.index,
+            message=answers.ChoiceMessage(**_message(choice.seen), tool_calls=calls or None, refusal=None),
+            logprobs=self._logprobs(choice.logprobs, 0),
+            finish_reason=_ending(choice.finish_reason, len(calls)),
         )
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> answers.ChatLogprobs | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
         if tokens is None:
             return None
-        content = [
-            answers.ChatTokenLogprob(
-                **_token(token), top_logprobs=[answers.TopLogprob(**_token(other)) for other in token.alternatives]
-            )
-            for token in tokens
-        ]
-        return answers.ChatLogprobs(content=content, refusal=None)
+        content = [{**_token(token), "top_logprobs": list(map(_token, token.alternatives))} for token in tokens]
+        return {"content": content, "refusal": None}
 
 
 class CompletionFormat(_OpenAIFormat):
@@ -229,31 +220,24 @@ class CompletionFormat(_OpenAIFormat):
     _chunk_body, _whole_body = answers.TextCompletionChunk, answers.TextCompletion
     _objects = ("text_completion", "text_completion")
 
-    def _piece(self, index: int, delta: Delta, logprobs: answers.CompletionLogprobs | None) -> answers.CompletionChoice:
-        return answers.CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=None)
+    def _piece(
+        self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None
+    ) -> answers.CompletionChoice:
+        return answers.CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=reason)
 
-    def _final_piece(self, index: int, reason: FinishReason) -> answers.CompletionChoice:
-        return answers.CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
+    def _choice(self, choice: Choice) -> answers.CompletionChoice:
+        return self._piece(choice.index, choice.seen, self._logprobs(choice.logprobs, 0), choice.finish_reason)
 
-    def _choice(self, index: int, output: ChoiceOutput) -> answers.CompletionChoice:
-        return answers.CompletionChoice(
-            index=index,
-            text=output.seen.content,
-            logprobs=self._logprobs(output.logprobs, 0),
-            finish_reason=output.finish_reason,
-        )
-
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> answers.CompletionLogprobs | None:
-        """`offset` is the position of the first token in the whole text, in characters."""
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
         if tokens is None:
             return None
         texts = [_text(token) for token in tokens]
-        return answers.CompletionLogprobs(
-            tokens=texts,
-            token_logprobs=[token.logprob for token in tokens],
-            top_logprobs=[{_text(other): other.logprob for other in token.alternatives} for token in tokens],
-            text_offset=[*accumulate(map(len, texts), initial=offset)][:-1],
-        )
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{_text(other): other.logprob for other in token.alternatives} for token in tokens],
+            "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
+        }
 
 
 def _message(text: Delta) -> dict[str, Any]:
@@ -266,23 +250,8 @@ def _message(text: Delta) -> dict[str, Any]:
     }
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": answers.CalledFunction(name=call.name, arguments=call.arguments),
-    }
-
-
 def _ending(reason: FinishReason | None, num_calls: int) -> FinishReason | Literal["tool_calls"] | None:
     return "tool_calls" if num_calls and reason is FinishReason.STOP else reason
-
-
-def _drafted(event: Drafted) -> answers.ChunkDrafted:
-    segments = [
-        answers.DraftedSegment(text=segment.text, num_tokens=len(segment.token_ids)) for segment in event.segments
-    ]
-    return answers.ChunkDrafted(drafted=answers.DraftedSegments(index=event.index, segments=segments))
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

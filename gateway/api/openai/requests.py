@@ -106,13 +106,13 @@ class ChatMessage(CompatibleRequestModel):
     @property
     def message(self) -> Message:
         calls = [call.model_dump() for call in self.tool_calls or ()]
-        return Message(self.role, self._text, json.dumps(calls) if calls else "", self.tool_call_id or "")
+        tool_calls = json.dumps(calls) if calls else ""
+        return Message(self.role, joined(self.content or ""), tool_calls, self.tool_call_id or "")
 
-    @property
-    def _text(self) -> str:
-        if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+def joined(content: str | list[Any]) -> str:
+    """A text, or the texts of all parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _countable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -250,13 +250,27 @@ def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | 
     return [] if choice == "none" else functions
 
 
-def calls_grammar(functions: Sequence[Function], choice: str | NamedFunction | None, is_parallel: bool) -> str:
-    """The grammar of an answer that may call `functions`, not empty, or must."""
+def answer_grammar(
+    functions: Sequence[Function],
+    choice: str | NamedFunction | None,
+    is_parallel: bool | None,
+    format: str,
+    field: str,
+) -> str:
+    """The grammar of an answer that may call `functions` or must; without any, that of its `format`, which `field` has.
+
+    Raises: InvalidRequest.
+    """
+    if not functions:
+        return format
+    if format:
+        raise InvalidRequest(f"{field} is only served without tools; leave out one of them", field)
     name = choice.name if isinstance(choice, NamedFunction) else None
     numbered = [(index, function) for index, function in enumerate(functions) if name in (None, function.name)]
     fields = [f"tools.{index}.function.parameters" for index, _ in numbered]
     is_required = name is not None or choice == "required"
-    return tools_grammar([one.model_dump() for _, one in numbered], is_required, is_parallel and name is None, fields)
+    is_parallel = is_parallel is not False and name is None
+    return tools_grammar([one.model_dump() for _, one in numbered], is_required, is_parallel, fields)
 
 
 def tools_json(functions: Sequence[Function]) -> str:

@@ -13,57 +13,48 @@ from pydantic import BaseModel
 from semspec.errors import Conflict, InvalidRequest, NotFound
 from semspec.gateway.api.openai import responses_answers as bodies
 from semspec.gateway.api.openai.responses_requests import ResponseOptions, ResponseRequest, response_request
-from semspec.gateway.api.shared.answers import Format, statistics
 from semspec.gateway.api.shared.document import STORED, generating
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec.gateway.api.shared.resources import GenerationId, owned
-from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
+from semspec.gateway.api.shared.sse import Format, Responder
+from semspec.gateway.generation.choice import Choice, Ended, Kept, stored_choice, stored_request, stored_trace, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
-from semspec.gateway.generation.request import Request, stored_choice, stored_request
+from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
-from semspec.gateway.store.replies import reading
-from semspec.gateway.store.store import Store
-from semspec.records import SegmentTrace
+from semspec.gateway.store.store import Store, reading
 from semspec.types import FinishReason, Message
 
-_STATUSES: dict[str, Literal["in_progress", "incomplete", "failed", "cancelled"]] = {
-    "running": "in_progress",
-    "interrupted": "incomplete",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
+_STATUSES = {"running": "in_progress", "interrupted": "incomplete", "failed": "failed", "cancelled": "cancelled"}
 
 
 def router(responder: Responder, readiness: Readiness, store: Store) -> APIRouter:
     """`/v1/responses`."""
     routes = APIRouter(prefix="/v1/responses", tags=["completions"])
 
-    async def output_of(id: str, owner: str) -> tuple[dict[str, str], Request, ChoiceOutput]:
+    async def stored(id: str, owner: str) -> tuple[str, Choice]:
+        """The status of a response, and what is written of it."""
         fields = await owned(id, owner, store)
-        request = stored_request(id, fields)
-        if json.loads(request.answer)["api"] != "responses":
+        if json.loads(stored_request(id, fields).answer)["api"] != "responses":
             raise NotFound(f"response {id} does not exist, or has expired", "id")
-        output = stored_choice(id, {**fields, "status": "finished"}, readiness.known()).output()
-        lines = await store.trace(id)
-        with reading(f"response {id}"):
-            for line in lines:
-                output.add(SegmentTrace.model_validate_json(line).record())
-            if fields["status"] == "finished":
-                output.finish(FinishReason(fields["finish_reason"]))
-        return fields, request, output
+        choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
+        for record in await stored_trace(id, store):
+            choice.add(record.record())
+        if fields["status"] == "finished":
+            with reading(f"response {id}"):
+                choice.finish(FinishReason(fields["finish_reason"]))
+        return fields["status"], choice
 
     async def history(id: str, owner: str) -> tuple[Message, ...]:
         """The turns up to the end of an earlier response. Raises: NotFound, Conflict, Unavailable."""
         try:
-            fields, request, output = await output_of(id, owner)
+            status, choice = await stored(id, owner)
         except NotFound as error:
             raise NotFound(error.message, "previous_response_id") from None
-        if fields["status"] != "finished":
-            message = f"response {id} is {fields['status']}; only a finished one can be followed"
+        if status != "finished":
+            message = f"response {id} is {status}; only a finished one can be followed"
             raise Conflict(message, "previous_response_id")
-        return (*request.messages, Message("assistant", output.seen.content, output.seen.calls_json))
+        return (*choice.request.messages, choice.answer)
 
     @routes.post("", response_model=bodies.ModelResponse, responses=generating(*bodies.EVENTS))
     async def responses(http: HttpRequest, body: ResponseRequest, key: Key = None) -> Response:
@@ -78,16 +69,13 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
     @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
         """A stored response, as far as it is written."""
-        fields, request, output = await output_of(id, owner)
-        stored = ResponsesFormat(request, json.loads(request.answer), "").stored(output)
-        if fields["status"] == "finished":
-            return stored
-        status, failure = _STATUSES[fields["status"]], None
-        if status == "failed":
-            failure = bodies.ResponseFailure(
-                code="server_error", message="the generation failed; send the request again"
-            )
-        return stored.model_copy(update={"status": status, "error": failure, "incomplete_details": None})
+        status, choice = await stored(id, owner)
+        written = ResponsesFormat(choice.request, json.loads(choice.request.answer), "").written(choice)
+        if status == "finished":
+            return written
+        failure = bodies.ResponseFailure(code="server_error", message="the generation failed; send the request again")
+        own = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
+        return written.model_copy(update={**own, "incomplete_details": None})
 
     return routes
 
@@ -103,10 +91,8 @@ class ResponsesFormat(Format):
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_events = self._num_items = 0
-        self._is_open = False
-        """Whether the last text is an item that goes on."""
-        self._texts: list[tuple[Kind, str]] = []
-        """Kind and text so far of each item of the output that is a text."""
+        self._open: tuple[Kind, str] | None = None
+        """Kind and text so far of the last item of the output, if it is a text that goes on."""
 
     def opening(self, index: int) -> list[BaseModel]:
         response = self._response("in_progress", [])
@@ -118,35 +104,31 @@ class ResponsesFormat(Format):
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         return list(self._added(event.delta))
 
-    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
-        response = self._whole(outputs[0])
+    def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
+        response = self._whole(choices[0])
         events = [] if self._num_items else list(self._opened("message"))
-        if self._is_open:
-            events += self._closed(response.output[-1].status)
+        events += self._closed(response.output[-1].status)
         return [*events, self._event(bodies.ResponseState, f"response.{response.status}", response=response)]
 
-    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        return self._whole(outputs[0])
+    def response(self, choices: Sequence[Choice]) -> BaseModel:
+        return self._whole(choices[0])
 
-    def stored(self, output: ChoiceOutput) -> bodies.ModelResponse:
+    def written(self, choice: Choice) -> bodies.ModelResponse:
         """A response without statistics, whose times are not stored."""
-        status: bodies.ItemStatus = "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
-        calls = [_call_item(call, call.arguments, "completed") for call in output.seen.calls]
-        texts = _split(output.seen) or ([] if calls else [("message", "")])
+        status: bodies.ItemStatus = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
+        calls = [_call_item(call, call.arguments, "completed") for call in choice.seen.calls]
+        texts = _split(choice.seen) or ([] if calls else [("message", "")])
         statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
         if texts:
             statuses[-1] = status
         items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
-        return self._response(status, [*items, *calls], output)
+        return self._response(status, [*items, *calls], choice)
 
-    def _whole(self, output: ChoiceOutput) -> bodies.ModelResponse:
-        return self.stored(output).model_copy(update=statistics([output], self._request, self._options.trace))
+    def _whole(self, choice: Choice) -> bodies.ModelResponse:
+        return self.written(choice).model_copy(update=self.statistics([choice]))
 
     def _response(
-        self,
-        status: bodies.ItemStatus,
-        items: list[bodies.Item],
-        output: ChoiceOutput | None = None,
+        self, status: bodies.ItemStatus, items: list[bodies.Item], choice: Choice | None = None
     ) -> bodies.ModelResponse:
         request, options = self._request, self._options
         return bodies.ModelResponse(
@@ -166,24 +148,23 @@ class ResponsesFormat(Format):
             reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
             temperature=request.plan.sampling.temperature,
             top_p=request.plan.sampling.top_p,
-            usage=None if output is None else _usage(output),
+            usage=None if choice is None else _usage(choice),
         )
 
     def _added(self, delta: Delta) -> Iterator[BaseModel]:
         """The events of the next text; a text of the other kind closes the item before it."""
         for kind, text in _split(delta):
-            if not self._is_open or self._texts[-1][0] != kind:
-                yield from self._closed("completed") if self._is_open else ()
+            if self._open is None or self._open[0] != kind:
+                yield from self._closed("completed")
                 yield from self._opened(kind)
-            self._texts[-1] = (kind, self._texts[-1][1] + text)
-            yield self._event(bodies.ResponseText, f"{_text_of(kind)}.delta", delta=text, **self._place())
+            self._open = (kind, self._open[1] + text if self._open else text)
+            yield self._event(bodies.ResponseText, f"{_text_of(kind)}.delta", delta=text, **self._place(kind))
         for call in delta.calls:
             yield from self._called(call)
 
     def _called(self, call: ToolCall) -> Iterator[BaseModel]:
         """The events of a call, which closes the text before it."""
-        if self._is_open:
-            yield from self._closed("completed")
+        yield from self._closed("completed")
         index, self._num_items = self._num_items, self._num_items + 1
         begun, done = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
         yield self._item_event("added", index, begun)
@@ -201,34 +182,32 @@ class ResponsesFormat(Format):
         return event(type=type, sequence_number=self._num_events - 1, **fields)
 
     def _opened(self, kind: Kind) -> Iterator[BaseModel]:
-        self._texts.append((kind, ""))
-        self._num_items, self._is_open = self._num_items + 1, True
-        item, place = self._item(kind, None, "in_progress"), self._place()
+        self._num_items, self._open = self._num_items + 1, (kind, "")
+        item, place = self._item(kind, None, "in_progress"), self._place(kind)
         yield self._item_event("added", place["output_index"], item)
         yield self._event(bodies.ResponsePart, "response.content_part.added", part=_part(kind, ""), **place)
 
     def _closed(self, status: bodies.ItemStatus) -> Iterator[BaseModel]:
-        """The events that end the last item."""
-        (kind, text), place = self._texts[-1], self._place()
-        self._is_open = False
+        """The events that end the open item, if there is one."""
+        if self._open is None:
+            return
+        kind, text = self._open
+        self._open, place = None, self._place(kind)
         yield self._event(bodies.ResponseText, f"{_text_of(kind)}.done", text=text, **place)
         yield self._event(bodies.ResponsePart, "response.content_part.done", part=_part(kind, text), **place)
         yield self._item_event("done", place["output_index"], self._item(kind, text, status))
 
-    def _place(self) -> dict[str, Any]:
-        """Where the open item's text is."""
-        return {"item_id": self._item_id(self._texts[-1][0]), "output_index": self._num_items - 1, "content_index": 0}
+    def _place(self, kind: Kind) -> dict[str, Any]:
+        """Where the text of the last item is."""
+        return {"item_id": self._item_id(kind), "output_index": self._num_items - 1, "content_index": 0}
 
     def _item_id(self, kind: str) -> str:
         return f"{'rs' if kind == 'reasoning' else 'msg'}-{self._request.id.partition('-')[2]}"
 
     def _item(self, kind: str, text: str | None, status: bodies.ItemStatus) -> bodies.Item:
         """An item with its one part; without any, if `text` is None."""
-        if kind == "reasoning":
-            reasoning = [] if text is None else [bodies.ReasoningPart(text=text)]
-            return bodies.ReasoningItem(id=self._item_id(kind), content=reasoning, status=status)
-        content = [] if text is None else [bodies.OutputText(text=text)]
-        return bodies.MessageItem(id=self._item_id(kind), content=content, status=status)
+        item = bodies.ReasoningItem if kind == "reasoning" else bodies.MessageItem
+        return item(id=self._item_id(kind), content=[] if text is None else [{"text": text}], status=status)
 
 
 def _call_item(call: ToolCall, arguments: str, status: bodies.ItemStatus) -> bodies.CallItem:
@@ -250,8 +229,8 @@ def _part(kind: str, text: str) -> bodies.Part:
     return bodies.ReasoningPart(text=text) if kind == "reasoning" else bodies.OutputText(text=text)
 
 
-def _usage(output: ChoiceOutput) -> bodies.ResponseUsage:
-    counts = usage([output])
+def _usage(choice: Choice) -> bodies.ResponseUsage:
+    counts = usage([choice])
     return bodies.ResponseUsage(
         input_tokens=counts["prompt_tokens"],
         input_tokens_details=counts.get("prompt_tokens_details"),

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from semspec.errors import InvalidRequest
 from semspec.gateway.api.openai.requests import (
     MAX_TOOLS,
     NAME,
@@ -17,7 +16,8 @@ from semspec.gateway.api.openai.requests import (
     OfFunction,
     SchemaObject,
     ToolCall,
-    calls_grammar,
+    answer_grammar,
+    joined,
     offered,
     tools_json,
     word_or_tool,
@@ -30,6 +30,7 @@ from semspec.gateway.api.shared.requests import (
     False_,
     GenerationRequest,
     MaxTokens,
+    Neutral,
     RequestModel,
     TemplateVariables,
     Text,
@@ -44,7 +45,7 @@ from semspec.types import Message, Role
 class InputPart(CompatibleRequestModel):
     """A text part of an input message; `output_text` in an assistant's earlier turn."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    noop_fields: ClassVar[Neutral] = {"annotations": ([],), "logprobs": ([],)}
     labels = frozenset()
 
     type: Literal["input_text", "output_text"]
@@ -56,14 +57,10 @@ InputContent = Annotated[
 ]
 
 
-def joined(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
+    noop_fields: ClassVar[Neutral] = {"phase": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["message"] = "message"
@@ -74,7 +71,7 @@ class InputMessage(CompatibleRequestModel):
 class InputReasoning(CompatibleRequestModel):
     """The reasoning of an earlier response; it is not sent to the model."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {}
+    noop_fields: ClassVar[Neutral] = {}
     labels = frozenset({"id", "status", "summary", "content", "encrypted_content"})
 
     type: Literal["reasoning"]
@@ -83,7 +80,7 @@ class InputReasoning(CompatibleRequestModel):
 class InputCall(CompatibleRequestModel):
     """A tool's call in an earlier response."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
+    noop_fields: ClassVar[Neutral] = {"async": (), "namespace": (), "caller": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["function_call"]
@@ -95,7 +92,7 @@ class InputCall(CompatibleRequestModel):
 class InputCallOutput(CompatibleRequestModel):
     """What a tool answered."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
+    noop_fields: ClassVar[Neutral] = {"caller": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["function_call_output"]
@@ -148,7 +145,7 @@ class TextFormat(RequestModel):
 class TextOptions(CompatibleRequestModel):
     """The Responses API's `text`."""
 
-    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": ()}
+    noop_fields: ClassVar[Neutral] = {"verbosity": ()}
     labels = frozenset()
 
     format: TextFormat | None = None
@@ -219,11 +216,7 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
     shared = GenerationRequest(**{name: getattr(body, name) for name in TextRequest.model_fields})
     tools = offered(body.tools, body.tool_choice)
-    grammar = body.text.format.grammar if body.text and body.text.format else ""
-    if tools and grammar:
-        raise InvalidRequest("text.format is only served without tools; leave out one of them", "text.format")
-    if tools:
-        grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
+    format = body.text.format.grammar if body.text and body.text.format else ""
     effort = body.reasoning.effort if body.reasoning else None
     fields = {"prompt": "input", "grammar": "tools" if tools else "text.format"}
     if effort:
@@ -244,7 +237,7 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             tool_choice=body.tool_choice or "auto" if body.tools else "auto",
             parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
         ),
-        grammar=grammar,
+        grammar=answer_grammar(tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"),
         instructions=body.instructions or "",
         tools=tools_json(tools),
         variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),

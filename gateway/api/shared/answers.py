@@ -1,61 +1,7 @@
-"""What the answers of all APIs have: their format's base, and statistics, which are `semspec`, OpenAI's `usage` and
-vLLM's `metrics`."""
+"""Response schemas that several APIs share: statistics, which are `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from pydantic import BaseModel
-
-from semspec import records
-from semspec.errors import SemspecError
-from semspec.gateway.api.shared.errors import error_body
-from semspec.gateway.api.shared.resolver import AnswerOptions
-from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers
-from semspec.gateway.generation.request import Parameters, Request
-from semspec.gateway.generation.strictness import Expected
+from semspec.gateway.generation.request import Expected, Parameters
 from semspec.records import Body, SegmentTrace, if_any
-from semspec.types import Drafted
-
-
-class Format(ABC):
-    """Formats a generation for one API: chunks of a stream, and the whole response."""
-
-    last_line: str | None = None
-    """The data of a stream's last event."""
-    options: type[AnswerOptions] = AnswerOptions
-
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
-        self._request = request
-        self._options: Any = self.options.model_validate(options)
-        self._system_fingerprint = system_fingerprint
-
-    def opening(self, index: int) -> Sequence[BaseModel]:
-        """Chunks before a choice's first text."""
-        return ()
-
-    def drafted(self, event: Drafted) -> Sequence[BaseModel]:
-        """Chunks with drafted segments that wait for their verdict, if the client requested them."""
-        return ()
-
-    @abstractmethod
-    def text(self, index: int, event: Kept | Ended) -> Sequence[BaseModel]:
-        """Chunks of a segment, or of the text buffered until the end.
-
-        Called for each event, even if the client has its text already.
-        """
-
-    @abstractmethod
-    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> Sequence[BaseModel]:
-        """A choice's last chunks, after all text; with the `outputs` of all choices, also those of the stream."""
-
-    @abstractmethod
-    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        """The whole response."""
-
-    def error(self, error: SemspecError) -> BaseModel:
-        """The last event of a failed stream."""
-        return error_body(error)
 
 
 class Numbers(Body):
@@ -141,30 +87,3 @@ class TokenCounts(Body):
     """Only where the target reports what it had cached."""
     completion_tokens_details: CompletionTokens | None = if_any()
     """Only of chats."""
-
-
-def statistics(outputs: Sequence[ChoiceOutput], request: Request, trace: bool) -> dict[str, Any]:
-    """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
-    for several choices, as in vLLM."""
-    is_one = len(outputs) == 1
-    total = Statistics(
-        **numbers(outputs),
-        parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
-        expected=request.expected,
-        seed=request.seed,
-        choices=None if is_one else [_choice_statistics(output, trace) for output in outputs],
-        trace=_trace(outputs[0]) if is_one and trace else None,
-    )
-    decisions = records.statistics(outputs[0].records).steps if is_one else []
-    decoding = records.speculative_decoding(decisions)
-    metrics = AnswerMetrics(speculative_decoding=None if decoding is None else SpeculativeDecoding(**decoding))
-    return {"semspec": total, "metrics": metrics}
-
-
-def _choice_statistics(output: ChoiceOutput, trace: bool) -> ChoiceStatistics:
-    seed = output.generation.sampling.seed
-    return ChoiceStatistics(**numbers([output]), seed=seed, trace=_trace(output) if trace else None)
-
-
-def _trace(output: ChoiceOutput) -> list[SegmentTrace]:
-    return [SegmentTrace.of(record) for record in output.records]

@@ -3,13 +3,13 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from semspec.errors import (
@@ -21,6 +21,7 @@ from semspec.errors import (
     Mismatch,
     NotFound,
     Overloaded,
+    Representation,
     SemspecError,
     Unauthenticated,
     Unavailable,
@@ -68,6 +69,17 @@ class TgiError(Body):
     error_type: Literal["validation", "generation", "overloaded"]
 
 
+class HttpError(SemspecError):
+    """An error of HTTP itself, such as an unknown path."""
+
+    def __init__(self, error: HTTPException) -> None:
+        super().__init__(str(error.detail))
+        status = error.status_code
+        code = _HTTP_CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+        openai_type = "invalid_request_error" if status < 500 else "server_error"
+        self.row, self.headers = Representation("", status, openai_type, code), error.headers
+
+
 class ClientGone(Exception):
     """The client has closed the connection."""
 
@@ -76,32 +88,29 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Map every exception that a route or a middleware may raise to a response."""
 
     def counted(error: SemspecError, request: Request) -> Response:
-        metrics.refusals.labels(_code(error)).inc()
+        metrics.refusals.labels(_row(error).code).inc()
         return error_response(error, request.url.path)
 
-    async def on_semspec_error(request: Request, error: Exception) -> Response:
+    @app.exception_handler(SemspecError)
+    async def on_semspec_error(request: Request, error: SemspecError) -> Response:
         if isinstance(error, Unauthenticated):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
                 "a service rejected this gateway's token; give it the services' token (SEMSPEC_SERVICE_TOKEN)"
             )
             _log.error("%s", error.message)
-        return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)
+        return counted(error, request)
 
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        return counted(_invalid(error.errors() if isinstance(error, RequestValidationError) else ()), request)
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return counted(_invalid(error.errors()), request)
 
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        http = error if isinstance(error, HTTPException) else HTTPException(500)
-        metrics.refusals.labels(_http_code(http.status_code)).inc()
-        return http_error_response(http, request.url.path)
+    @app.exception_handler(HTTPException)
+    async def on_http_exception(request: Request, error: HTTPException) -> Response:
+        return counted(HttpError(error), request)
 
-    async def on_client_gone(request: Request, error: Exception) -> Response:
+    @app.exception_handler(ClientGone)
+    async def on_client_gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=CLIENT_GONE_STATUS)
-
-    app.add_exception_handler(SemspecError, on_semspec_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(ClientGone, on_client_gone)
 
 
 def public(message: str) -> str:
@@ -111,19 +120,28 @@ def public(message: str) -> str:
 
 def error_body(error: SemspecError) -> Error:
     """OpenAI's error body, also the last event of a failed stream."""
-    return _body(public(error.message), represent(error).openai_type, error.parameter, _code(error))
+    row = _row(error)
+    message = public(error.message)
+    return Error(error=ErrorDetail(message=message, type=row.openai_type, param=error.parameter, code=row.code))
 
 
 def tgi_error_body(error: SemspecError) -> TgiError:
     """TGI's error body; its clients choose the exception by `error_type`."""
-    return _tgi_body(public(error.message), _tgi_status(error))
+    status = _tgi_status(error)
+    kind: Literal["validation", "generation", "overloaded"] = "validation"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "overloaded"
+    elif status >= 500 or status == HTTPStatus.FAILED_DEPENDENCY:
+        kind = "generation"
+    return TgiError(error=public(error.message), error_type=kind)
 
 
 def error_response(error: SemspecError, path: str = "") -> Response:
     """The whole HTTP response, in the format of the API that `path` belongs to."""
-    if path in TGI_PATHS:
-        return _response(tgi_error_body(error), _tgi_status(error), _headers(error))
-    return _response(error_body(error), represent(error).http_status, _headers(error))
+    is_tgi = path in TGI_PATHS
+    body = tgi_error_body(error) if is_tgi else error_body(error)
+    status = _tgi_status(error) if is_tgi else _row(error).http_status
+    return Response(body.model_dump_json(), status, _headers(error), "application/json")
 
 
 def internal_error() -> InternalError:
@@ -131,13 +149,17 @@ def internal_error() -> InternalError:
     return InternalError("internal error; the server's log has the details under this response's x-request-id")
 
 
-def _code(error: SemspecError) -> str:
+def _row(error: SemspecError) -> Representation:
+    if isinstance(error, HttpError):
+        return error.row
     if isinstance(error, NotFound) and error.parameter == "model":
-        return "model_not_found"
-    return "cancelled" if isinstance(error, Cancelled) else represent(error).code
+        return replace(represent(error), code="model_not_found")
+    return represent(error)
 
 
-def _headers(error: SemspecError) -> dict[str, str] | None:
+def _headers(error: SemspecError) -> Mapping[str, str] | None:
+    if isinstance(error, HttpError):
+        return error.headers
     if isinstance(error, Cancelled):
         return {"x-should-retry": "false"}  # OpenAI's clients retry after any 409
     if isinstance(error, Unauthenticated):
@@ -147,59 +169,24 @@ def _headers(error: SemspecError) -> dict[str, str] | None:
     return {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
 
 
-def _response(body: BaseModel, status: int, headers: Mapping[str, str] | None) -> Response:
-    return Response(body.model_dump_json(), status, headers, "application/json")
-
-
-def _body(message: str, openai_type: str, parameter: str | None, code: str) -> Error:
-    return Error(error=ErrorDetail(message=message, type=openai_type, param=parameter, code=code))
-
-
 def _tgi_status(error: SemspecError) -> int:
     """TGI has two kinds of errors beside overload: 422 for invalid requests and 424 for failed generations."""
     if isinstance(error, InvalidRequest):
         return HTTPStatus.UNPROCESSABLE_ENTITY
     if isinstance(error, Unavailable | DeadlineExceeded | Mismatch | Conflict):
         return HTTPStatus.FAILED_DEPENDENCY
-    return represent(error).http_status
-
-
-def _tgi_body(message: str, status: int) -> TgiError:
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return TgiError(error=message, error_type="overloaded")
-    is_ours = status >= 500 or status == HTTPStatus.FAILED_DEPENDENCY
-    return TgiError(error=message, error_type="generation" if is_ours else "validation")
-
-
-def _http_code(status: int) -> str:
-    return _HTTP_CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
-
-
-def http_error_response(error: HTTPException, path: str) -> Response:
-    """The whole response to an error of HTTP itself, in the format of the API that `path` belongs to."""
-    status, message = error.status_code, str(error.detail)
-    if path in TGI_PATHS:
-        return _response(_tgi_body(message, status), status, error.headers)
-    openai_type = "invalid_request_error" if status < 500 else "server_error"
-    return _response(_body(message, openai_type, None, _http_code(status)), status, error.headers)
+    return _row(error).http_status
 
 
 def _invalid(details: Sequence[Any]) -> InvalidRequest:
     """The first validation error, with the field's name."""
-    if not details:
-        return InvalidRequest("the request is not valid")
     first = details[0]
     kind = str(first["type"])
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
     field = ".".join(name for name in map(str, first["loc"][1:]) if not name.startswith("<")) or None
     if kind == "extra_forbidden":
-        return InvalidRequest(_unsupported(str(field)), field)
+        known = is_known(str(field).rpartition(".")[2])
+        reason = "is not supported with this value" if known else "is not a field of this API"
+        return InvalidRequest(f"{field} {reason}; leave it out", field)
     return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)
-
-
-def _unsupported(field: str) -> str:
-    name = field.rpartition(".")[2]
-    if is_known(name):
-        return f"{field} is not supported with this value; leave it out"
-    return f"{field} is not a field of this API; leave it out"

@@ -11,8 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Header
 
 from semspec.errors import InvalidRequest, NotFound, Unavailable
-from semspec.gateway.store.replies import reading
-from semspec.gateway.store.store import Store
+from semspec.gateway.store.store import Store, reading
 
 POLL_S = 0.1
 

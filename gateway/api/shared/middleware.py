@@ -5,10 +5,10 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
@@ -21,33 +21,22 @@ from semspec.errors import Unauthenticated, Unavailable, represent
 from semspec.gateway.api.shared.errors import (
     CLIENT_GONE_STATUS,
     UNAVAILABLE_RETRY_AFTER_S,
+    ClientGone,
+    HttpError,
     error_response,
-    http_error_response,
     internal_error,
 )
 from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
 
+T = TypeVar("T")
 _OPEN = frozenset({"/", "/health", "/ping", "/ready"})
 
 
 def is_open(method: str, path: str) -> bool:
     """Whether the path needs no API key: the playground's static files and the health checks."""
     return method in ("GET", "HEAD") and (path in _OPEN or path.startswith("/static/"))
-
-
-def key_of(headers: Headers) -> bytes | None:
-    """The key of `Authorization: Bearer KEY`; None without one."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") if scheme.lower() == "bearer" and key.strip() else None
-
-
-def unauthenticated(key: bytes | None) -> Unauthenticated:
-    """The error for a request without a key or with an unknown one. Its message does not contain the key."""
-    if key is None:
-        return Unauthenticated("an API key is missing; send it as the header `Authorization: Bearer KEY`")
-    return Unauthenticated("this API key is not known, or no longer; get one from the gateway's operator")
 
 
 def owner_of(request: Request) -> str:
@@ -91,12 +80,10 @@ class Observed(HttpMiddleware):
         self._metrics = metrics
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        id = _valid_or_new_id(Headers(scope=scope).get("x-request-id", ""))
+        id = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(id):  # it would not be safe in headers and logs
+            id = secrets.token_hex(8)
         request_id.set(id)
-        with _request_span(scope, id) as request_span:
-            await self._respond(scope, receive, send, id, request_span)
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, id: str, request_span: Span) -> None:
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -107,21 +94,27 @@ class Observed(HttpMiddleware):
             await send(message)
 
         start = perf_counter()
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception:
-            _log.exception("request failed")
-            mark_failed(request_span, "internal_error")
-            if status is None:
-                await error_response(internal_error(), scope["path"])(scope, receive, send_with_id)
-        finally:
-            self._record(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span)
+        with _request_span(scope, id) as request_span:
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception:
+                _log.exception("request failed")
+                mark_failed(request_span, "internal_error")
+                if status is None:
+                    await error_response(internal_error(), scope["path"])(scope, receive, send_with_id)
+            finally:
+                self._record(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span)
 
     def _record(self, scope: Scope, status: int, duration_s: float, request_span: Span) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if route != "unmatched" else "any"
         self._metrics.request(method, route, status, duration_s)
-        _end_span(request_span, method, route, status)
+        # The route's template, never the path or the query, which may contain the client's data.
+        request_span.update_name(f"{method} {route}")
+        request_span.set_attributes({"http.request.method": method, "http.route": route})
+        request_span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            mark_failed(request_span, str(status))
         fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
         if owner := scope.get("state", {}).get("owner"):
             fields["owner"] = owner
@@ -140,15 +133,6 @@ def _request_span(scope: Scope, id: str) -> Iterator[Span]:
         yield request_span
 
 
-def _end_span(request_span: Span, method: str, route: str, status: int) -> None:
-    """Record the route's template, never the path or the query, which may contain the client's data."""
-    request_span.update_name(f"{method} {route}")
-    request_span.set_attributes({"http.request.method": method, "http.route": route})
-    request_span.set_attribute("http.response.status_code", status)
-    if status >= 500:
-        mark_failed(request_span, str(status))
-
-
 class HttpFraming(HttpMiddleware):
     """Refuses versions of HTTP that this server does not speak, and closes connections after a request that others may
     have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
@@ -162,8 +146,8 @@ class HttpFraming(HttpMiddleware):
             await send(message)
 
         if scope["http_version"].partition(".")[0] != "1":
-            error = HTTPException(505, "this server speaks HTTP/1.1")
-            await http_error_response(error, scope["path"])(scope, receive, send_and_close)
+            error = HttpError(HTTPException(505, "this server speaks HTTP/1.1"))
+            await error_response(error, scope["path"])(scope, receive, send_and_close)
             return
         is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
         await self._app(scope, receive, send_and_close if is_ambiguous else send)
@@ -181,12 +165,16 @@ class Authenticated(HttpMiddleware):
         self._metrics = metrics
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = key_of(Headers(scope=scope))
-        owner = None if key is None else self._keys.owner(key)
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        has_key = scheme.lower() == "bearer" and bool(key.strip())
+        owner = self._keys.owner(key.strip().encode("latin-1")) if has_key else None
         if owner is not None:
             scope.setdefault("state", {})["owner"] = owner
         elif not is_open(scope["method"], scope["path"]):
-            error = unauthenticated(key)
+            remedy = "is missing; send it as the header `Authorization: Bearer KEY`"
+            if has_key:  # which the message does not contain
+                remedy = "is not known, or no longer; get one from the gateway's operator"
+            error = Unauthenticated(f"{'this' if has_key else 'an'} API key {remedy}")
             self._metrics.refusals.labels(represent(error).code).inc()
             await error_response(error, scope["path"])(scope, receive, send)
             return
@@ -263,7 +251,8 @@ class BodyGuard(HttpMiddleware):
                 async with asyncio.timeout_at(None if is_whole else deadline):
                     message = await self._drain.receive(receive)
             except TimeoutError:
-                raise self._too_slow() from None
+                reason = f"the body did not arrive within {self._timeout_s:g} seconds"
+                raise HTTPException(408, reason, {"connection": "close"}) from None
             is_whole = is_whole or not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
@@ -275,11 +264,26 @@ class BodyGuard(HttpMiddleware):
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body exceeds {self._max_body_bytes} bytes")
 
-    def _too_slow(self) -> HTTPException:
-        message = f"the body did not arrive within {self._timeout_s:g} seconds"
-        return HTTPException(408, message, {"connection": "close"})
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; when the client disconnects or the drain is over, cancel it and wait for its clean-up.
+
+    The request's body must already be read. Raises: ClientGone, ShuttingDown, and what `work` raises.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        watcher.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-def _valid_or_new_id(offered: str) -> str:
-    """The client's id if it is safe in headers and logs, else a new one."""
-    return offered if _REQUEST_ID.fullmatch(offered) else secrets.token_hex(8)
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

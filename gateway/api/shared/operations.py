@@ -1,7 +1,8 @@
 """Operational routes: health check, readiness, metrics, and the state of the services."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -14,16 +15,51 @@ from semspec.errors import SemspecError
 from semspec.gateway.api.shared.document import errors
 from semspec.gateway.api.shared.errors import public
 from semspec.gateway.api.shared.middleware import OwnerOf, is_anonymous
-from semspec.gateway.api.shared.resource_models import Health, Ready, Service, Services, Version
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness, describe
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.keys import OPERATOR, Keys
+from semspec.records import Body
 from semspec.types import ModelInfo, VerifierInfo
 
+T = TypeVar("T")
 _WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"
 """Without an API key, the response contains no addresses or models."""
+
+
+class Health(Body):
+    """The process runs."""
+
+    status: Literal["ok"]
+
+
+class Version(Body):
+    """This server's version."""
+
+    version: str
+
+
+class Ready(Body):
+    """The services respond and match."""
+
+    status: Literal["ready"]
+    detail: str
+    """`ready`, or which service is unavailable while the target generates alone."""
+
+
+class Service(Body):
+    """State of one service."""
+
+    name: Literal["draft", "target", "verifier", "redis"]
+    status: Literal["ok", "away"]
+    detail: str
+
+
+class Services(Body):
+    """State of all services."""
+
+    services: list[Service]
 
 
 def router(
@@ -71,41 +107,32 @@ def router(
     @routes.get("/v1/services")
     async def services() -> Services:
         """Call each service once and report its state."""
-        answers = {
-            "draft": _model(backends.drafter.info()),
-            "target": _model(backends.target.info()),
-            "verifier": _probes(backends.verifier.info()),
-            "redis": _redis(store),
-        }
-        states = (_state(name, answer, settings.health_timeout_s) for name, answer in answers.items())
+        states = (
+            state("draft", backends.drafter.info, _model),
+            state("target", backends.target.info, _model),
+            state("verifier", backends.verifier.info, _probes),
+            state("redis", store.check, lambda _: "keeps traces and sessions"),
+        )
         return Services(services=list(await asyncio.gather(*states)))
+
+    async def state(name: str, ask: Callable[[], Awaitable[T]], describe: Callable[[T], str]) -> Service:
+        status = "ok"
+        try:
+            async with asyncio.timeout(settings.health_timeout_s):
+                detail = describe(await ask())
+        except (SemspecError, TimeoutError) as error:
+            status, detail = "away", public(error.message) if isinstance(error, SemspecError) else "no answer in time"
+        return Service.model_validate({"name": name, "status": status, "detail": detail})
 
     return routes
 
 
-async def _state(name: str, answer: Awaitable[str], deadline_s: float) -> Service:
-    status = "ok"
-    try:
-        async with asyncio.timeout(deadline_s):
-            detail = await answer
-    except (SemspecError, TimeoutError) as error:
-        status, detail = "away", public(error.message) if isinstance(error, SemspecError) else "no answer in time"
-    return Service.model_validate({"name": name, "status": status, "detail": detail})
-
-
-async def _model(answer: Awaitable[ModelInfo]) -> str:
-    info = await answer
+def _model(info: ModelInfo) -> str:
     name = info.model.rstrip("/").rpartition("/")[2]  # its folder on the server is not public
     return f"{name}, {info.num_layers} layers"
 
 
-async def _probes(answer: Awaitable[VerifierInfo]) -> str:
-    info = await answer
+def _probes(info: VerifierInfo) -> str:
     if not info.has_probes:
         return "none; the pair is served without probes"
     return f"probes {info.draft_probe} and {info.target_probe}"
-
-
-async def _redis(store: Store) -> str:
-    await store.check()
-    return "keeps traces and sessions"

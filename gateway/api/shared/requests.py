@@ -26,87 +26,65 @@ from semspec.types import LEAST_REPETITION
 MAX_BIASES = 300
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
-OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
+Neutral = dict[str, tuple[object, ...]]
+"""Unsupported fields of an API, with the values (beside null) that have no effect and are therefore accepted."""
+
+
+def _neutral(names: str, *values: object) -> Neutral:
+    return dict.fromkeys(names.split(), values)
+
+
+OPENAI_DEFAULTS: Neutral = {
+    **_neutral("audio prediction reasoning_effort verbosity web_search_options"),
+    **_neutral("best_of", 1),
+    **_neutral("echo", False),
+    **_neutral("function_call", "none"),
+    **_neutral("functions tools", []),
+    **_neutral("modalities", ["text"]),
+    **_neutral("parallel_tool_calls", True, False),
+    **_neutral("response_format", {"type": "text"}),
+    **_neutral("service_tier", "auto", "default"),
+    **_neutral("suffix", ""),
+    **_neutral("tool_choice", "none", "auto"),
     # Fields that vLLM and TGI add.
-    "add_generation_prompt": (True,),
-    "bad_words": ([],),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "tool_prompt": (),
-    "truncate_prompt_tokens": (),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
+    **_neutral("chat_template prompt_logprobs structured_outputs tool_prompt truncate_prompt_tokens"),
+    **_neutral("add_generation_prompt skip_special_tokens spaces_between_special_tokens", True),
+    **_neutral("continue_final_message ignore_eos include_stop_str_in_output use_beam_search", False),
+    **_neutral("bad_words stop_token_ids", []),
+    **_neutral("chat_template_kwargs", {}),
+    **_neutral("length_penalty typical_p", 1),
+    **_neutral("min_tokens priority", 0),
 }
-"""Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI, with the values (beside null) that have no
-effect and are therefore accepted."""
+"""Of OpenAI's API and of its extensions in vLLM and TGI."""
 
-MESSAGE_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-}
-"""Fields of an assistant's message as the openai client sends it back, with the values without effect."""
+MESSAGE_DEFAULTS: Neutral = {**_neutral("annotations", []), **_neutral("audio function_call refusal")}
+"""Of an assistant's message as the openai client sends it back."""
 
-TGI_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "adapter_id": (),
-    "best_of": (1,),
-    "decoder_input_details": (False,),
-    "frequency_penalty": (0,),
-    "truncate": (),
-    "typical_p": (1,),
-    "watermark": (False,),
+TGI_DEFAULTS: Neutral = {
+    **_neutral("adapter_id truncate"),
+    **_neutral("best_of typical_p", 1),
+    **_neutral("decoder_input_details watermark", False),
+    **_neutral("frequency_penalty", 0),
 }
-"""Unsupported parameters of TGI, with the values (beside null) that have no effect and are therefore accepted."""
+"""Of TGI's parameters."""
 
-RESPONSES_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "background": (False,),
-    "context_management": (),
-    "conversation": (),
-    "include": ([],),
-    "max_tool_calls": (),
-    "prompt": (),
-    "service_tier": ("auto", "default"),
-    "store": (True,),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
+RESPONSES_DEFAULTS: Neutral = {
+    **_neutral("context_management conversation max_tool_calls prompt"),
+    **_neutral("background", False),
+    **_neutral("include", []),
+    **_neutral("service_tier", "auto", "default"),
+    **_neutral("store", True),
+    **_neutral("top_logprobs", 0),
+    **_neutral("truncation", "disabled"),
 }
-"""Unsupported fields of the Responses API, with the values (beside null) that have no effect and are accepted."""
+"""Of the Responses API."""
 
-REASONING_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "context": ("auto",),
-    "generate_summary": (),
-    "mode": ("standard",),
-    "summary": ("auto",),  # the reasoning itself is sent
+REASONING_DEFAULTS: Neutral = {
+    **_neutral("generate_summary"),
+    **_neutral("context summary", "auto"),  # a summary: the reasoning itself is sent
+    **_neutral("mode", "standard"),
 }
-"""Unsupported fields of the Responses API's `reasoning`, with the values (beside null) that have no effect."""
+"""Of the Responses API's `reasoning`."""
 
 LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that only label a request; they are accepted and ignored."""

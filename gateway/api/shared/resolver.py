@@ -127,13 +127,13 @@ def check_model(model: str | None, settings: GatewaySettings, strategies: Iterab
     return name
 
 
+@dataclass(frozen=True, slots=True)
 class Resolver:
     """Decides what a request leaves open."""
 
-    def __init__(self, readiness: Readiness, settings: GatewaySettings, audit: Audit | None) -> None:
-        self._readiness = readiness
-        self._settings = settings
-        self._audit = audit
+    readiness: Readiness
+    settings: GatewaySettings
+    audit: Audit | None
 
     def resolve(self, asked: ClientRequest, id: str, owner: str) -> tuple[Request, Served]:
         """The request that is served, and by what. Nothing of it changes later.
@@ -141,14 +141,14 @@ class Resolver:
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
         body, options = asked.body, asked.body.semspec
-        num_choices, model = self._num_choices(asked), check_model(body.model, self._settings, self._readiness.table)
+        num_choices, model = self._num_choices(asked), check_model(body.model, self.settings, self.readiness.table)
         plan = self._plan(asked, model)
-        served = self._readiness.require()
+        served = self.readiness.require()
         strategy = served.strategy(plan)
         check_strategy(strategy, plan, served)
         strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
-        if strictness is None and self._audit:
-            strictness = self._audit.tightened_strictness(strategy)
+        if strictness is None and self.audit:
+            strictness = self.audit.tightened_strictness(strategy)
         if strictness is not None:
             setting = setting_at(strictness, strategy, served)
             expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
@@ -183,15 +183,15 @@ class Resolver:
 
     def _plan(self, asked: ClientRequest, model: str) -> Generation:
         """What the request and the defaults say, whatever is served. Raises: InvalidRequest."""
-        body, defaults, options = asked.body, self._settings.defaults, asked.body.semspec
-        alias = model.removeprefix(self._settings.model_name).lstrip(":")
+        body, defaults, options = asked.body, self.settings.defaults, asked.body.semspec
+        alias = model.removeprefix(self.settings.model_name).lstrip(":")
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
         penalties = _penalties(body)
         one_writes = bool(asked.grammar) or not penalties.is_neutral
         name = alias or options.strategy or ("target" if one_writes else defaults.strategy)
-        if name not in self._readiness.table:
-            raise InvalidRequest(f"strategy: it should be one of {', '.join(self._readiness.table)}", "strategy")
+        if name not in self.readiness.table:
+            raise InvalidRequest(f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy")
         return Generation(
             context=Context(()),
             sampling=SamplingParams(
@@ -210,7 +210,7 @@ class Resolver:
 
     def _num_choices(self, asked: ClientRequest) -> int:
         """Of all prompts together. Raises: InvalidRequest."""
-        body, limit = asked.body, self._settings.max_n
+        body, limit = asked.body, self.settings.max_n
         num_choices, num_prompts = body.n or 1, len(asked.prompts)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")

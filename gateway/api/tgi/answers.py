@@ -2,12 +2,16 @@
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from semspec.gateway.api.shared.answers import AnswerMetrics, Statistics
 from semspec.records import Body, if_any
 
 
 class TgiToken(Body):
     """A token as the client sees it; a whole segment where log-probabilities are unknown."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     id: int
     text: str

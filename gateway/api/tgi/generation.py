@@ -4,7 +4,7 @@ Additional fields come last, under keys of their own.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -13,17 +13,16 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.gateway.api.shared.answers import Format, statistics
 from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec.gateway.api.shared.errors import TgiError, tgi_error_body
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.requests import GenerationRequest
 from semspec.gateway.api.shared.resolver import AnswerOptions, ClientRequest
-from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
+from semspec.gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec.gateway.api.tgi import answers
 from semspec.gateway.api.tgi.requests import TgiRequest
 from semspec.gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
-from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
+from semspec.gateway.generation.choice import Choice, Ended, Kept
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import MAX_STOPS, GatewaySettings
@@ -61,7 +60,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        window = served.max_context_tokens(served.default(settings.defaults))
+        window = min(one.max_context_tokens for one in served.writers(served.default(settings.defaults)))
         return answers.TgiInfo(
             model_id=settings.model_name,
             model_sha=served.target.fingerprint,
@@ -133,7 +132,7 @@ class TgiFormat(Format):
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         super().__init__(request, options, system_fingerprint)
-        self._tokens = _stream_of(request)
+        self._tokens = SegmentStream() if request.plan.num_logprobs is None else TokenStream()
         self._num_events = 0
 
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
@@ -141,31 +140,31 @@ class TgiFormat(Format):
             return []  # `closing` sends the last text with the final chunk
         return [self._chunk(token) for token in self._tokens.add(event.record, event.delta.content)]
 
-    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
-        (output,) = outputs  # TGI has no choices
-        *tokens, last = self._tokens.close(ended.delta.content, output.stop_checker.stop is not None)
+    def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
+        (choice,) = choices  # TGI has no choices
+        *tokens, last = self._tokens.close(ended.delta.content, choice.stop_checker.stop is not None)
         chunks = [self._chunk(token) for token in tokens]
         end = {
-            "generated_text": self._text(output),
-            "details": answers.TgiEnd(**self._end(output, self._num_events + 1)) if self._options.details else None,
-            **statistics(outputs, self._request, self._options.trace),
+            "generated_text": self._text(choice),
+            "details": answers.TgiEnd(**self._end(choice, self._num_events + 1)) if self._options.details else None,
+            **self.statistics(choices),
         }
         return [*chunks, self._chunk(last, **end)]
 
-    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        (output,) = outputs
+    def response(self, choices: Sequence[Choice]) -> BaseModel:
+        (choice,) = choices
         return answers.TgiAnswer(
-            generated_text=self._text(output),
-            details=self._details(output) if self._options.details else None,
-            **statistics(outputs, self._request, self._options.trace),
+            generated_text=self._text(choice),
+            details=self._details(choice) if self._options.details else None,
+            **self.statistics(choices),
         )
 
     def error(self, error: SemspecError) -> BaseModel:
         return tgi_error_body(error)
 
-    def _text(self, output: ChoiceOutput) -> str:
+    def _text(self, choice: Choice) -> str:
         prompt = self._request.prompts[0] if self._options.return_full_text else ""
-        return f"{prompt}{output.seen.content}"
+        return f"{prompt}{choice.seen.content}"
 
     def _chunk(self, token: ShownToken, **end: Any) -> BaseModel:
         self._num_events += 1
@@ -173,59 +172,28 @@ class TgiFormat(Format):
             end = {"semspec": answers.TgiStarted(id=self._request.id), **end}
         return answers.TgiChunk(
             index=self._num_events,
-            token=_token(token),
-            top_tokens=_alternatives(token) if self._request.plan.num_logprobs else None,
+            token=token,
+            top_tokens=token.alternatives if self._request.plan.num_logprobs else None,
             **{"generated_text": None, "details": None, **end},
         )
 
-    def _end(self, output: ChoiceOutput, num_tokens: int) -> dict[str, Any]:
-        by_token = isinstance(self._tokens, TokenStream)
+    def _end(self, choice: Choice, num_tokens: int) -> dict[str, Any]:
+        reason = "length" if choice.finish_reason is FinishReason.LENGTH else "eos_token"
         return {
-            "finish_reason": _reason(output),
-            "generated_tokens": num_tokens if by_token else output.num_tokens,
-            "input_length": output.num_prompt_tokens,
+            "finish_reason": reason if choice.stop_checker.stop is None else "stop_sequence",
+            "generated_tokens": num_tokens if isinstance(self._tokens, TokenStream) else choice.num_tokens,
+            "input_length": choice.num_prompt_tokens,
             "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
         }
 
-    def _details(self, output: ChoiceOutput) -> answers.TgiDetails:
-        tokens = _shown(self._request, output)
-        return answers.TgiDetails(
-            **self._end(output, len(tokens)),
-            prefill=[],
-            tokens=[_token(token) for token in tokens],
-            top_tokens=[_alternatives(token) for token in tokens] if self._request.plan.num_logprobs else None,
-        )
-
-
-def _stream_of(request: Request) -> TokenStream | SegmentStream:
-    return SegmentStream() if request.plan.num_logprobs is None else TokenStream()
-
-
-def _shown(request: Request, output: ChoiceOutput) -> list[ShownToken]:
-    """All tokens of a finished text."""
-    stream, tokens, rest = _stream_of(request), list[ShownToken](), output.seen.content
-    for record in output.records:
-        size = len(record.segment.text)
-        tokens += stream.add(record, rest[:size])
-        rest = rest[size:]
-    last = stream.close("", output.stop_checker.stop is not None)
-    return tokens + (last if isinstance(stream, TokenStream) else [])
-
-
-def _reason(output: ChoiceOutput) -> Literal["length", "eos_token", "stop_sequence"]:
-    if output.stop_checker.stop is not None:
-        return "stop_sequence"
-    return "length" if output.finish_reason is FinishReason.LENGTH else "eos_token"
-
-
-def _token(token: ShownToken) -> answers.TgiToken:
-    return answers.TgiToken(id=token.id, text=token.text, logprob=token.logprob, special=token.special)
-
-
-def _alternatives(token: ShownToken) -> list[answers.TgiToken]:
-    return [
-        answers.TgiToken(
-            id=other.token_id, text=other.data.decode(errors="replace"), logprob=other.logprob, special=not other.data
-        )
-        for other in token.alternatives
-    ]
+    def _details(self, choice: Choice) -> answers.TgiDetails:
+        """With all tokens of a finished text."""
+        tokens, rest = list[ShownToken](), choice.seen.content
+        for record in choice.records:
+            size = len(record.segment.text)
+            tokens += self._tokens.add(record, rest[:size])
+            rest = rest[size:]
+        if isinstance(self._tokens, TokenStream):
+            tokens += self._tokens.close("", choice.stop_checker.stop is not None)
+        top_tokens = [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
+        return answers.TgiDetails(**self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens)

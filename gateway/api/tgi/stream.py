@@ -18,7 +18,7 @@ class ShownToken:
     logprob: float | None
     special: bool
     """Whether the token is not part of the text; end-of-sequence has empty text."""
-    alternatives: tuple[TokenLogprob, ...] = ()
+    alternatives: tuple["ShownToken", ...] = ()
 
 
 class SegmentStream:
@@ -78,4 +78,9 @@ def _tokens(record: SegmentRecord) -> Iterable[ShownToken]:
     decoder, tokens = getincrementaldecoder("utf-8")("replace"), record.logprobs or ()
     for position, token in enumerate(tokens, 1):
         text = decoder.decode(token.data, final=position == len(tokens))
-        yield ShownToken(token.token_id, text, token.logprob, not token.data, token.alternatives)
+        alternatives = (_shown(other, other.data.decode(errors="replace")) for other in token.alternatives)
+        yield _shown(token, text, tuple(alternatives))
+
+
+def _shown(token: TokenLogprob, text: str, alternatives: tuple[ShownToken, ...] = ()) -> ShownToken:
+    return ShownToken(token.token_id, text, token.logprob, not token.data, alternatives)

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter
 
 from semspec.decoding import Target
 from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, errors
-from semspec.gateway.api.shared.middleware import owner_of
+from semspec.gateway.api.shared.middleware import owner_of, unless_disconnected
 from semspec.gateway.api.shared.resolver import check_model
-from semspec.gateway.api.shared.sse import unless_disconnected
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
 from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
 from semspec.gateway.generation.preparation import Preparation
@@ -65,5 +64,5 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
 
 
 def _places(tokens: Sequence[Token]) -> Response:
-    places = [TgiSimpleToken(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
+    places = _PLACES.validate_python(tokens, from_attributes=True)
     return Response(_PLACES.dump_json(places), media_type="application/json")
