@@ -11,7 +11,7 @@ strategy never yields `Drafted`.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from semspec.decoding.generation import Generation, Progress, Strategy
@@ -28,57 +28,35 @@ from semspec.decoding.steps import (
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
+VERIFY_WORDS = ("verify", "think again", "recap", "check")
+NEGATIVE_WORDS = ("wait", "alternatively", "hold on", "another")
+POSITIVE_WORDS = ("yeah", "yes", "final answer", "confident")
+RECAP = Segment("Let me check whether there are some wrong steps:", (), "", Writer.TARGET, SegmentEnd.LENGTH)
+"""The injected sentence: text without token ids, which each model tokenizes itself."""
+MAX_DRAFT_TOKENS = 1024
+"""Maximum number of tokens of a drafted paragraph."""
+NUM_CUE_TOKENS = 20
+"""Number of look-ahead tokens, and of tokens the target writes if those hold a cue word."""
+RECAP_TOKENS = (125, 150, 175, 200)
+"""Number of tokens the target writes after the first injected sentence, the second and so on, the last for all further
+ones; after a verify word the first."""
+DOUBTS = (15, 20, 25, 30)
+"""Number of negative turns of the target before the first injected sentence, the second and so on, likewise."""
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Rules for the change between draft and target, with the authors' values."""
 
-    verify_words: tuple[str, ...] = ("verify", "think again", "recap", "check")
-    negative_words: tuple[str, ...] = ("wait", "alternatively", "hold on", "another")
-    positive_words: tuple[str, ...] = ("yeah", "yes", "final answer", "confident")
-    recap_text: str = "Let me check whether there are some wrong steps:"
-    max_draft_tokens: int = 1024
-    """Maximum number of tokens of a drafted paragraph."""
-    num_cue_tokens: int = 20
-    """Number of look-ahead tokens, and of tokens the target writes if those hold a cue word."""
-    num_recap_tokens: int = 125
-    """Number of tokens the target writes after a verify word, and after the first injected sentence."""
-    num_recap_tokens_step: int = 25
-    max_recap_tokens: int = 200
-    num_doubts: int = 15
-    """Number of negative turns of the target before the first injected sentence."""
-    num_doubts_step: int = 5
-    max_doubts: int = 30
-
-    def leaning(self, text: str) -> int:
-        """1 if the positive cue words outnumber the negative and verify words, 0 if there are none, else -1."""
-        num_positive = _count(self.positive_words, text)
-        num_negative = _count(self.negative_words + self.verify_words, text)
-        if num_positive == num_negative == 0:
-            return 0
-        return 1 if num_positive > num_negative else -1
-
-    def wants_to_verify(self, text: str) -> bool:
-        return _count(self.verify_words, text) > 0
-
-    def recap_tokens(self, num_recaps: int) -> int:
-        """Number of tokens the target writes after an injected sentence that follows `num_recaps` earlier ones."""
-        return min(self.num_recap_tokens + num_recaps * self.num_recap_tokens_step, self.max_recap_tokens)
-
-    def doubts(self, num_recaps: int) -> int:
-        """Number of negative turns before the next injected sentence, after `num_recaps` of them."""
-        return min(self.num_doubts + num_recaps * self.num_doubts_step, self.max_doubts)
-
-    def recap(self) -> Segment:
-        """The injected sentence: text without token ids, which each model tokenizes itself."""
-        return Segment(self.recap_text, (), "", Writer.TARGET, SegmentEnd.LENGTH)
+def leaning(text: str) -> int:
+    """1 if the positive cue words outnumber the negative and verify words, 0 if there are none, else -1."""
+    num_positive, num_negative = _count(POSITIVE_WORDS, text), _count(NEGATIVE_WORDS + VERIFY_WORDS, text)
+    if num_positive == num_negative == 0:
+        return 0
+    return 1 if num_positive > num_negative else -1
 
 
 def _count(words: Sequence[str], text: str) -> int:
     return sum(text.lower().count(word) for word in words)
 
 
-async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules()) -> AsyncGenerator[SegmentRecord, None]:
+async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
     """Run one step at a time until the end. Raises: BackendUnavailable, and what the target raises.
 
     Each step depends only on the kept segments, so a generation resumed after any of them continues identically.
@@ -86,7 +64,7 @@ async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules())
     """
     while progress.finish_reason is None:
         num_kept = len(progress.segments)
-        async with aclosing(_next_step(progress, backends, rules)) as records:
+        async with aclosing(_next_step(progress, backends)) as records:
             async for record in records:
                 progress = progress.after(record.segment)
                 yield record
@@ -94,18 +72,26 @@ async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules())
             raise Unavailable("the target ended its stream without a segment; retry")
 
 
-async def _next_step(progress: Progress, backends: Backends, rules: Rules) -> AsyncGenerator[SegmentRecord, None]:
-    """The next step: the rest of the target's turn, the injected sentence, a new turn, or a drafted paragraph."""
-    history = _History(progress.segments, rules)
-    num_missing, probe_times = history.num_owed_tokens, StageTimes()
-    if history.is_at_trigger:
-        if history.num_doubts >= rules.doubts(history.num_recaps):
-            yield SegmentRecord(len(progress.segments), rules.recap(), accepted=None)
+async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+    """The next step: the rest of the target's turn, the injected sentence, a new turn, or a drafted paragraph.
+
+    A *turn* is the target's text between two drafted segments: either `NUM_CUE_TOKENS`, plus those after a verify word
+    if these hold one; or the injected sentence and the text the target wrote after it.
+    """
+    segments, num_missing, probe_times = progress.segments, 0, StageTimes()
+    runs = groupby(segments, lambda segment: segment.writer)
+    turns = [list(run) for writer, run in runs if writer is Writer.TARGET]
+    num_recaps = sum(turn[0] == RECAP for turn in turns)
+    if segments and segments[-1].writer is Writer.TARGET:
+        num_missing = _num_due(turns[-1], num_recaps) - sum(len(segment.token_ids) for segment in turns[-1])
+    elif segments and segments[-1].end is SegmentEnd.BOUNDARY:
+        if _num_doubts(turns) >= DOUBTS[min(num_recaps, len(DOUBTS) - 1)]:
+            yield SegmentRecord(len(segments), RECAP, accepted=None)
             return
-        text, probe_times = await _probe(progress, backends.drafter, rules)
-        num_missing = rules.num_cue_tokens if rules.leaning(text) else 0
+        text, probe_times = await _probe(progress, backends.drafter)
+        num_missing = NUM_CUE_TOKENS if leaning(text) else 0
     if num_missing <= 0:
-        params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
+        params = replace(progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS)
         record = await drafted_segment(progress, backends.drafter, params)
         yield replace(record, times=total(probe_times, record.times))
         return
@@ -116,72 +102,41 @@ async def _next_step(progress: Progress, backends: Backends, rules: Rules) -> As
             probe_times = StageTimes()
 
 
-async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[str, StageTimes]:
+async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:
     """The draft's look-ahead text, and its time. As in the authors' code it is discarded; a drafted paragraph is
     new."""
     clock = Stopwatch()
-    params = replace(progress.params("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
+    params = replace(progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None)
     look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.draft_context, params))
     times = waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
     return "".join(generated.segment.text for generated in look_ahead), times
 
 
-class _History:
-    """The authors' counters, computed from the kept segments.
+def _num_doubts(turns: Sequence[Sequence[Segment]]) -> int:
+    """Negative turns since the last injected sentence."""
+    num_doubts = 0
+    for turn in turns:
+        num_doubts = 0 if turn[0] == RECAP else num_doubts + (leaning(_cue(turn)) < 0)
+    return num_doubts
 
-    A *turn* is the target's text between two drafted segments: either `num_cue_tokens`, plus `num_recap_tokens` if
-    these hold a verify word; or the injected sentence and the text the target wrote after it.
-    """
 
-    def __init__(self, segments: Sequence[Segment], rules: Rules) -> None:
-        self._rules = rules
-        self._last = segments[-1] if segments else None
-        runs = groupby(segments, lambda segment: segment.writer)
-        self._turns = [list(run) for writer, run in runs if writer is Writer.TARGET]
+def _num_due(turn: Sequence[Segment], num_recaps: int) -> int:
+    """Tokens of the target's turn, the last of those that hold `num_recaps` injected sentences."""
+    if turn[0] == RECAP:
+        return RECAP_TOKENS[min(num_recaps, len(RECAP_TOKENS)) - 1]
+    num_written = sum(len(segment.token_ids) for segment in turn)
+    verifies = num_written >= NUM_CUE_TOKENS and _count(VERIFY_WORDS, _cue(turn)) > 0
+    return NUM_CUE_TOKENS + (RECAP_TOKENS[0] if verifies else 0)
 
-    @property
-    def is_at_trigger(self) -> bool:
-        last = self._last
-        return last is not None and last.writer is Writer.DRAFT and last.end is SegmentEnd.BOUNDARY
 
-    @property
-    def num_recaps(self) -> int:
-        return sum(map(self._is_recap, self._turns))
-
-    @property
-    def num_doubts(self) -> int:
-        """Negative turns since the last injected sentence."""
-        num_doubts = 0
-        for turn in self._turns:
-            doubts = self._rules.leaning(self._cue(turn)) < 0
-            num_doubts = 0 if self._is_recap(turn) else num_doubts + doubts
-        return num_doubts
-
-    @property
-    def num_owed_tokens(self) -> int:
-        """Tokens the target still has to write in its turn; 0 while the draft writes."""
-        if self._last is None or self._last.writer is not Writer.TARGET:
-            return 0
-        rules, turn = self._rules, self._turns[-1]
-        num_written = sum(len(segment.token_ids) for segment in turn)
-        if self._is_recap(turn):
-            return rules.recap_tokens(self.num_recaps - 1) - num_written
-        num_due = rules.num_cue_tokens
-        if num_written >= num_due and rules.wants_to_verify(self._cue(turn)):
-            num_due += rules.num_recap_tokens
-        return num_due - num_written
-
-    def _is_recap(self, turn: Sequence[Segment]) -> bool:
-        return turn[0] == self._rules.recap()
-
-    def _cue(self, turn: Sequence[Segment]) -> str:
-        """The text of a turn's first `num_cue_tokens`."""
-        text, num_tokens = "", 0
-        for segment in turn:
-            if num_tokens >= self._rules.num_cue_tokens:
-                break
-            text, num_tokens = text + segment.text, num_tokens + len(segment.token_ids)
-        return text
+def _cue(turn: Sequence[Segment]) -> str:
+    """The text of a turn's first `NUM_CUE_TOKENS`."""
+    text, num_tokens = "", 0
+    for segment in turn:
+        if num_tokens >= NUM_CUE_TOKENS:
+            break
+        text, num_tokens = text + segment.text, num_tokens + len(segment.token_ids)
+    return text
 
 
 def strategy(generation: Generation) -> Strategy:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.decoding.spec_thinking import Rules
+from semspec.decoding.spec_thinking import RECAP
 from semspec.errors import Unavailable
 from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentRecord, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
@@ -76,7 +76,7 @@ async def test_injected_sentence_has_none_and_the_thrown_away_look_is_not_asked_
         player.remarks, player.num_segments = (remark,), 50
     fakes.target.remarks = ("wait, ",)
     kept = records(await run(await generation(strategy="spec-thinking", num_logprobs=0, max_tokens=2000), fakes))
-    injected = [record for record in kept if record.segment.text == Rules().recap_text]
+    injected = [record for record in kept if record.segment.text == RECAP.text]
     assert injected and {record.logprobs for record in injected} == {None}
     for record in kept:
         if record.segment.token_ids:

@@ -1,18 +1,15 @@
 """Whose turn it is, move by move, against the authors' loop; on scripted models and fakes."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from semspec.decoding.generation import Progress
-from semspec.decoding.spec_thinking import Rules, rounds
+from semspec.decoding import spec_thinking
+from semspec.decoding.spec_thinking import RECAP, leaning
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
-    Finished,
-    FinishReason,
     GeneratedSegment,
     GenerationParams,
     Piece,
@@ -25,7 +22,6 @@ from tests.decoding.support import CUES, Players, generation, players, records, 
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
 
 EOS = "<eos>"
-RULES = Rules()
 DOUBT = "Wait, that is wrong."
 """Twenty characters, which are the tokens here."""
 
@@ -119,7 +115,7 @@ async def test_paragraph_without_a_boundary_triggers_nothing() -> None:
     [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200), (5, 30, 200)],
 )
 async def test_target_recapitulates_after_so_many_doubts(num_recaps: int, num_doubts: int, num_tokens: int) -> None:
-    earlier = [piece for _ in range(num_recaps) for piece in (paragraph(), RULES.recap(), turn("r" * 200))]
+    earlier = [piece for _ in range(num_recaps) for piece in (paragraph(), RECAP, turn("r" * 200))]
     doubts = [piece for _ in range(num_doubts) for piece in (paragraph(), turn())]
     kept = [*earlier, *doubts, paragraph()]
     played, _, target = await play([" End." + EOS], ["y" * num_tokens], kept)
@@ -135,7 +131,7 @@ async def test_target_recapitulates_after_so_many_doubts(num_recaps: int, num_do
 
 async def test_doubts_count_afresh_after_a_recap() -> None:
     doubts = [piece for _ in range(14) for piece in (paragraph(), turn())]
-    kept = [*doubts, paragraph(), RULES.recap(), turn("r" * 125), *doubts, paragraph()]
+    kept = [*doubts, paragraph(), RECAP, turn("r" * 125), *doubts, paragraph()]
     played, _, _ = await play(["Nothing more to say.", " End." + EOS], [], kept)
     assert [r.segment.text for r in played] == [" End."]
 
@@ -153,8 +149,8 @@ async def test_turn_is_judged_by_its_own_words_not_by_the_probes() -> None:
         ([turn("Let me verify that: ")], 125),
         ([turn("Let me verify"), turn(" that: ")], 125),
         ([turn("Let me verify that: "), turn("x" * 100)], 25),
-        ([RULES.recap()], 125),
-        ([RULES.recap(), turn("x" * 60), turn("x" * 5)], 60),
+        ([RECAP], 125),
+        ([RECAP, turn("x" * 60), turn("x" * 5)], 60),
     ],
 )
 async def test_turn_broken_off_is_finished(kept: list[Segment], num_tokens: int) -> None:
@@ -182,23 +178,22 @@ async def test_probes_are_timed_as_drafting() -> None:
         assert times.wire_ms == pytest.approx(times.draft_ms + times.write_ms - 2)
 
 
-async def test_resumed_at_any_segment_with_recaps_equals_undisturbed() -> None:
-    rules = Rules(num_doubts=2, num_doubts_step=1, max_doubts=3, num_recap_tokens=60, num_cue_tokens=30)
+async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NUM_CUE_TOKENS": 30, "RECAP_TOKENS": (60, 85), "DOUBTS": (2, 3)}.items():
+        monkeypatch.setattr(spec_thinking, name, value)
     first = await generation(strategy="spec-thinking")
 
     async def after(kept: Sequence[Segment]) -> list[Segment]:
-        progress = Progress(first, first.context.extended(*kept))
-        async with aclosing(rounds(progress, players(num_segments=40, remarks=CUES).backends, rules)) as stream:
-            return [record.segment async for record in stream]
+        return segments(await run(resumed(first, kept), players(num_segments=40, remarks=CUES)))
 
     whole = await after([])
-    assert whole.count(rules.recap()) >= 2
+    assert whole.count(RECAP) >= 2
     for cut in range(1, len(whole)):
         assert await after(whole[:cut]) == whole[cut:]
 
 
 @pytest.mark.parametrize(
-    ("text", "leaning"),
+    ("text", "expected"),
     [
         ("Then we add them.", 0),
         ("WAIT, no", -1),
@@ -212,25 +207,20 @@ async def test_resumed_at_any_segment_with_recaps_equals_undisturbed() -> None:
         ("think again and recap", -1),
     ],
 )
-def test_leaning_as_the_authors_count_it(text: str, leaning: int) -> None:
-    assert RULES.leaning(text) == leaning
+def test_leaning_as_the_authors_count_it(text: str, expected: int) -> None:
+    assert leaning(text) == expected
 
 
 async def test_injected_sentence_is_tokenized_by_its_reader(checkpoints: dict[str, Path]) -> None:
     engine = TransformersEngine.load(str(checkpoints["qwen2"]), writer=Writer.TARGET, device="cpu")
     try:
         prompt = await engine.encode("Tom has pens: 25.\n\n")
-        sentence = await engine.encode(RULES.recap_text)
+        sentence = await engine.encode(RECAP.text)
         params = GenerationParams((await generation()).sampling, max_tokens=12)
         written = [
             [piece.segment async for piece in engine.generate(Context((prompt, piece)), params)]
-            for piece in (RULES.recap(), Piece(sentence.text, sentence.token_ids, sentence.tokenizer))
+            for piece in (RECAP, Piece(sentence.text, sentence.token_ids, sentence.tokenizer))
         ]
         assert written[0] == written[1] and written[0]
     finally:
         await engine.aclose()
-
-
-async def test_finished_by_the_draft_is_a_stop() -> None:
-    events = await run(await generation(strategy="spec-thinking"), players(remarks=CUES))
-    assert events[-1] == Finished(FinishReason.STOP) and len(segments(events)) == 6
