@@ -110,7 +110,8 @@ def write_datastore(
         card = _with_file(card, folder, "projection", ".safetensors", _saver(numbers))
         faiss = import_faiss()
         card = _with_file(card, folder, "neighbours", ".faiss", lambda path: faiss.write_index(index, str(path)))
-    _replace(folder / "card.json", lambda path: path.write_text(json.dumps(asdict(card), indent=2) + "\n"))
+    text = json.dumps(asdict(card), indent=2) + "\n"
+    _partial(folder, "card", lambda path: path.write_text(text)).replace(folder / "card.json")
     for path in folder.iterdir():  # of the datastore before, and of interrupted calls
         if path.name not in {"card.json", *card.files.values()} and path.name.startswith(_PREFIXES):
             path.unlink()
@@ -130,11 +131,10 @@ def _saver(arrays: dict[str, Any]) -> Any:
 
 def _with_file(card: Card, folder: Path, part: str, suffix: str, save: Any) -> Card:
     """The card with one more file, which `save` writes."""
-    partial = folder / f"partial-{part}-{os.getpid()}"
-    save(partial)
+    partial = _partial(folder, part, save)
     digest = _sha256(partial)
     name = f"{part}-{digest[:16]}{suffix}"
-    _synced(partial).replace(folder / name)
+    partial.replace(folder / name)
     return replace(
         card,
         files={**card.files, part: name},
@@ -143,16 +143,13 @@ def _with_file(card: Card, folder: Path, part: str, suffix: str, save: Any) -> C
     )
 
 
-def _replace(path: Path, save: Any) -> None:
-    partial = path.with_name(f"partial-{path.name}-{os.getpid()}")
+def _partial(folder: Path, name: str, save: Any) -> Path:
+    """A file that `save` has written, complete on disk but not in its place yet."""
+    partial = folder / f"partial-{name}-{os.getpid()}"
     save(partial)
-    _synced(partial).replace(path)
-
-
-def _synced(path: Path) -> Path:
-    with path.open("rb") as file:
+    with partial.open("rb") as file:
         os.fsync(file.fileno())
-    return path
+    return partial
 
 
 def _card(folder: Path) -> Card:
