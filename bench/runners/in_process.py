@@ -13,7 +13,8 @@ from semspec.bench.strategies import STRATEGIES
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
-from semspec.decoding.retrieval.drafter import RetrievingDraft, load_retriever
+from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.gateway.options import Defaults, StrategyOptions
@@ -90,9 +91,9 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     config = StackConfig.of_pair(pair)
     verifier = _verifier(config)
     likelihood = load_calibration(config.calibration) if config.calibration else None
-    retriever = load_retriever(config.datastore) if config.datastore else None
+    datastore = Datastore.load(config.datastore) if config.datastore else None
     engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
-    draft = RetrievingDraft(engine, retriever) if retriever else engine
+    draft = RetrievingDraft(engine, datastore) if datastore else engine
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
         if likelihood and (reason := likelihood.foreign_reason(await draft.info(), await target.info())):

@@ -20,10 +20,11 @@ def load(settings: DraftSettings, load_model: LoadModel = load_engine) -> Engine
     """Load the model, the datastore, or both. Raises: Mismatch when one of them cannot be served."""
     if settings.datastore is None:
         return load_model(settings, Writer.DRAFT)
-    from semspec.decoding.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
+    from semspec.decoding.retrieval.datastore import Datastore  # needs numpy and safetensors
+    from semspec.decoding.retrieval.drafter import RetrievingDraft
 
-    retriever = load_retriever(settings.datastore)
-    return RetrievingDraft(load_model(settings, Writer.DRAFT) if settings.model else None, retriever)
+    datastore = Datastore.load(settings.datastore)
+    return RetrievingDraft(load_model(settings, Writer.DRAFT) if settings.model else None, datastore)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m studies.retrieval.datastore FOLDER
 
-A query is `Retriever.propose` after the beginning of one of the datastore's own documents and one random token more, so
+A query is `drafter.propose` after the beginning of one of the datastore's own documents and one random token more, so
 that long n-grams are rare: with the source `all` nearly each query searches the neighbours too, the slowest case.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semspec.decoding.retrieval.datastore import Datastore
-from semspec.decoding.retrieval.drafter import Retriever
+from semspec.decoding.retrieval.drafter import propose
 from semspec.decoding.retrieval.neighbours import import_faiss
 from semspec.errors import SemspecError
 from semspec.training.report.document import Table
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def times_ms(datastore: Datastore, source: RetrievalSource) -> NDArray[np.float64]:
     """CPU time of each query, `[NUM_QUERIES]`."""
-    retriever, times = Retriever(datastore), []
+    times = []
     for context, state in _queries(datastore):
         start = process_time()
-        retriever.propose(context, (), Retrieval(state, source), NUM_TOKENS)
+        propose(datastore, context, (), Retrieval(state, source), NUM_TOKENS)
         times.append((process_time() - start) * 1e3)
     return np.array(times)
 

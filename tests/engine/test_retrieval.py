@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from semspec.decoding import Backends, Generation, RetrievalOptions, decode
-from semspec.decoding.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
+from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
@@ -38,22 +39,22 @@ async def states_of(engine: TransformersEngine, ids: list[int], layer: int) -> n
 
 
 @pytest.fixture
-async def retriever(engine: TransformersEngine, tmp_path: Path) -> Retriever:
+async def datastore(engine: TransformersEngine, tmp_path: Path) -> Datastore:
     """Of an answer that is the target's own but for every seventh token."""
     answer = await greedy(engine, 80)
     document = [*(await prompt(engine)).pieces[0].token_ids, *answer]
     for index in range(len(document) - len(answer) + 3, len(document), 7):
         document[index] = (document[index] + 1) % 50
     write(tmp_path, await engine.info(), [document])
-    return load_retriever(tmp_path)
+    return Datastore.load(tmp_path)
 
 
 @pytest.fixture
 async def backends(
-    engine: TransformersEngine, retriever: Retriever, checkpoints: dict[str, Path]
+    engine: TransformersEngine, datastore: Datastore, checkpoints: dict[str, Path]
 ) -> AsyncIterator[Backends]:
     draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    yield Backends(RetrievingDraft(draft, retriever), engine, ConstantVerifier(1.0, 0.0))  # rejects all
+    yield Backends(RetrievingDraft(draft, datastore), engine, ConstantVerifier(1.0, 0.0))  # rejects all
     await draft.aclose()
 
 
@@ -120,8 +121,8 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
         expected_pairs = sorted(pairs(engine, context.pieces[0].token_ids, sampling).items(), key=itemgetter(1))
         likely = [[*context.pieces[0].token_ids[-9:], *pair] for pair, _ in expected_pairs[-4:]]
         write(tmp_path / "tree", await engine.info(), likely)
-        retriever = load_retriever(tmp_path / "tree")
-        backends = replace(backends, drafter=RetrievingDraft(None, retriever))
+        datastore = Datastore.load(tmp_path / "tree")
+        backends = replace(backends, drafter=RetrievingDraft(None, datastore))
     counts: Counter[tuple[int, ...]] = Counter()
     num_proposed = num_accepted = 0
     for seed in range(250):
@@ -183,9 +184,9 @@ async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
 
 
 async def test_datastore_without_a_model_helps_and_refuses_all_else(
-    engine: TransformersEngine, retriever: Retriever
+    engine: TransformersEngine, datastore: Datastore
 ) -> None:
-    alone = RetrievingDraft(None, retriever)
+    alone = RetrievingDraft(None, datastore)
     info, context = await alone.info(), await prompt(engine)
     assert not info.has_model and info.datastore and info.tokenizer == (await engine.info()).tokenizer
     async with behind_sockets(alone, engine, FakeVerifier()) as remote:
@@ -226,7 +227,7 @@ async def test_retrieval_over_grpc_equals_that_in_process(
         states = np.concatenate([np.concatenate([one[:1], one]) for one in each])
     write(tmp_path, await engine.info(), documents, states)
     draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    retrieving = RetrievingDraft(draft, load_retriever(tmp_path))
+    retrieving = RetrievingDraft(draft, Datastore.load(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
     soft: dict[str, Any] = {"context": context, "retrieval": SOFT, "num_speculative_tokens": 3}
     trees = [

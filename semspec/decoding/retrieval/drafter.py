@@ -1,9 +1,8 @@
 """Proposals from a datastore, beside the draft model of a service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -35,82 +34,67 @@ LEAST_SHARE = 0.3
 """A proposal ends where fewer of the places agree on its tokens."""
 
 
-class Retriever:
-    """Proposes tokens after a context: what followed its last tokens before, or what followed similar states.
+def propose(
+    datastore: Datastore, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int
+) -> Proposal:
+    """Up to `num_tokens` tokens after a context: what followed its last tokens before, or what followed similar states.
+    Each has probability 1; none if nothing is found. Takes about a millisecond.
 
     The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
     n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
     context of the call. Nothing is kept between calls, so no owner's text reaches another.
+
+    Raises: InvalidRequest when the state is of another size, or an id is beyond any vocabulary.
     """
-
-    def __init__(self, datastore: Datastore) -> None:
-        self._datastore = datastore
-
-    @property
-    def datastore(self) -> Datastore:
-        return self._datastore
-
-    def propose(self, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int) -> Proposal:
-        """Up to `num_tokens` tokens, each with probability 1; none if nothing is found. Takes about a millisecond.
-
-        Raises: InvalidRequest when the state is of another size, or an id is beyond any vocabulary.
-        """
-        start = perf_counter()
-        text = self._text(context.pieces, open_ids)
-        found = self._found(text, retrieval, num_tokens) if text else ()
-        if retrieval.tree:
-            token_ids, parents = merged(found, num_tokens)
-        else:
-            token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
-        certain = tuple(map(Distribution.certain, token_ids))
-        layer = self._datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
-        duration_ms = (perf_counter() - start) * 1e3
-        tokenizer = self._datastore.card.tokenizer
-        return Proposal(tuple(token_ids), certain, tokenizer, duration_ms, layer, tuple(parents))
-
-    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
-        """What followed similar contexts."""
-        best = max(self._matches(text, retrieval.source, num_tokens), key=attrgetter("length"))
-        if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
-            near = self._near(text, retrieval.state, num_tokens)
-            best = near if near.continuations else best
-        return best.continuations
-
-    def _matches(self, text: str, source: RetrievalSource, num_tokens: int) -> Iterator[Match]:
-        """The longest n-gram of each part, in order of preference."""
-        if source != "datastore":
-            yield earlier_match(text, num_tokens)
-        if source != "context":
-            yield self._datastore.static.match(text, num_tokens)
-
-    def _near(self, text: str, state: bytes, num_tokens: int) -> Match:
-        """Neighbours of the state before the last token that were followed by the same token."""
-        neighbours, static = self._datastore.neighbours, self._datastore.static
-        if neighbours is None or not state:
-            return Match(0, ())
-        if len(state) != 4 * neighbours.hidden_size:
-            wanted = 4 * neighbours.hidden_size
-            raise InvalidRequest(f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state")
-        places = neighbours.near(np.frombuffer(state, "<f4"))
-        followed = (static.following(place, num_tokens + 1) for place in places)
-        return Match(0, tuple(one[1:] for one in followed if one[:1] == text[-1]))
-
-    def _text(self, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
-        """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
-        ids: list[int] = [*open_ids]
-        for piece in reversed(pieces):
-            if not shares_ordinary_tokens(piece.tokenizer, self._datastore.card.tokenizer) or len(ids) >= WINDOW:
-                break
-            ids = [*piece.token_ids, *ids]
-        try:
-            return as_text(ids[-WINDOW:])
-        except UnicodeDecodeError:
-            raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
+    start = perf_counter()
+    text = _text(datastore.card.tokenizer, context.pieces, open_ids)
+    found = _found(datastore, text, retrieval, num_tokens) if text else ()
+    if retrieval.tree:
+        token_ids, parents = merged(found, num_tokens)
+    else:
+        token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
+    certain = tuple(map(Distribution.certain, token_ids))
+    layer = datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
+    duration_ms = (perf_counter() - start) * 1e3
+    return Proposal(tuple(token_ids), certain, datastore.card.tokenizer, duration_ms, layer, tuple(parents))
 
 
-def load_retriever(folder: Path) -> Retriever:
-    """Raises: Mismatch in one line when the datastore in `folder` cannot be used."""
-    return Retriever(Datastore.load(folder))
+def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
+    """What followed similar contexts."""
+    matches: list[Match] = []  # the longest n-gram of each part, in order of preference
+    if retrieval.source != "datastore":
+        matches.append(earlier_match(text, num_tokens))
+    if retrieval.source != "context":
+        matches.append(datastore.static.match(text, num_tokens))
+    best = max(matches, key=attrgetter("length"))
+    near: tuple[str, ...] = ()
+    if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
+        near = _near(datastore, text, retrieval.state, num_tokens)
+    return near or best.continuations
+
+
+def _near(datastore: Datastore, text: str, state: bytes, num_tokens: int) -> tuple[str, ...]:
+    """What followed neighbours of the state before the last token that were followed by the same token."""
+    if datastore.neighbours is None or not state:
+        return ()
+    if len(state) != (wanted := 4 * datastore.neighbours.hidden_size):
+        raise InvalidRequest(f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state")
+    places = datastore.neighbours.near(np.frombuffer(state, "<f4"))
+    followed = (datastore.static.following(place, num_tokens + 1) for place in places)
+    return tuple(one[1:] for one in followed if one[:1] == text[-1])
+
+
+def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
+    """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
+    ids: list[int] = [*open_ids]
+    for piece in reversed(pieces):
+        if not shares_ordinary_tokens(piece.tokenizer, tokenizer) or len(ids) >= WINDOW:
+            break
+        ids = [*piece.token_ids, *ids]
+    try:
+        return as_text(ids[-WINDOW:])
+    except UnicodeDecodeError:
+        raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
 
 
 class RetrievingDraft:
@@ -119,9 +103,9 @@ class RetrievingDraft:
     See `semspec.engine.protocol.Engine`: all that is not defined here is the engine's.
     """
 
-    def __init__(self, engine: Engine | None, retriever: Retriever) -> None:
+    def __init__(self, engine: Engine | None, datastore: Datastore) -> None:
         """`engine`: None: there is no model, and all other calls are refused by a `Mismatch`."""
-        self._engine, self._retriever = engine, retriever
+        self._engine, self._datastore = engine, datastore
 
     @property
     def _model(self) -> Engine:
@@ -139,7 +123,7 @@ class RetrievingDraft:
         return getattr(self._engine, "steps", None)
 
     async def info(self) -> ModelInfo:
-        card = self._retriever.datastore.card
+        card = self._datastore.card
         none = ModelInfo("", "", card.tokenizer, 0, 0, 0, supports_logprobs=False)
         own = none if self._engine is None else await self._engine.info()
         return replace(own, datastore=card.digest, datastore_model=card.model)
@@ -149,7 +133,7 @@ class RetrievingDraft:
     ) -> Proposal:
         if params.retrieval is None:
             return await self._model.propose(context, open_ids, params, num_tokens)
-        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
+        return propose(self._datastore, context, open_ids, params.retrieval, num_tokens)
 
     async def read_probes(self) -> None:
         if self._engine is not None:
