@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.attacks import files, malformed_services, odd_http
 from tests.attacks.case import Family, Result, Verdict, tried
-from tests.attacks.fixtures import Fixtures
+from tests.attacks.fixtures import Victim, started
 from tests.attacks.report import line, write
 
 FAMILIES: tuple[Family, ...] = (odd_http.FAMILY, malformed_services.FAMILY, files.FAMILY)
@@ -39,10 +39,10 @@ async def _run(families: list[Family], seed: int, share: float, case: int | None
     """All results, which are also written into the folder if there is one."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
-        async with Fixtures(Path(folder)) as fixtures:
+        async with started() as stack, Victim.of(stack) as victim:
             for family in families:
                 numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
-                async with family.opened(fixtures) as draw:
+                async with family.opened(victim, Path(folder)) as draw:
                     for number in numbers:
                         results.append(result := await tried(family.name, seed, number, draw))
                         if output is not None:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.attacks.fixtures import Fixtures
+    from tests.attacks.fixtures import Victim
 
 BOUND_S = 3600.0
 """Timeout of a case, after which its answer counts as lost."""
@@ -56,7 +57,8 @@ class Family:
 
     name: str
     num_cases: int
-    opened: Callable[["Fixtures"], AbstractAsyncContextManager[Draw]]
+    opened: Callable[["Victim", Path], AbstractAsyncContextManager[Draw]]
+    """`opened(victim, folder)`: with an empty folder for its files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from random import Random
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import ModelInfo
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, flipped, odd_json, shown
-from tests.attacks.fixtures import Fixtures
+from tests.attacks.fixtures import Victim
 from tests.attacks.jobs import Json, done
 from tests.checkpoints import save_checkpoints
 from tests.retrieval.support import write
@@ -84,9 +84,8 @@ def check(kind: Kind, result: Json) -> None:
                 raise Broken(Verdict.DIFFERING, f"served under the same name: {result['said']}"[:400])
 
 
-def kinds(fixtures: Fixtures) -> list[Kind]:
+def kinds(folder: Path) -> list[Kind]:
     """The sound folders."""
-    folder = fixtures.folder / "files"
     save_checkpoints(folder)
     shutil.copytree(BUNDLED_PAIR / "probes", folder / "probes")
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
@@ -110,13 +109,13 @@ def kinds(fixtures: Fixtures) -> list[Kind]:
 
 
 @asynccontextmanager
-async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+async def opened(_: Victim, folder: Path) -> AsyncIterator[Draw]:
     numbers = count()
-    choices = await asyncio.to_thread(kinds, fixtures)
+    choices = await asyncio.to_thread(kinds, folder)
 
     def draw(chance: Random) -> Case:
         kind = chance.choices(choices, (5, 4, 2, 1, 2))[0]
-        copy = Path(shutil.copytree(kind.folder, fixtures.folder / f"spoilt-{next(numbers)}"))
+        copy = Path(shutil.copytree(kind.folder, folder / f"spoilt-{next(numbers)}"))
         name = chance.choice(kind.names)
         how = spoilt(copy / name, chance)
 

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
@@ -60,10 +60,14 @@ class Victim:
     answer: str = ""
 
     @classmethod
-    async def of(cls, stack: Stack, http: httpx.AsyncClient) -> Self:
-        victim = cls(stack, http, Logs.of(stack))
-        victim.answer = await victim.asked()
-        return victim
+    @asynccontextmanager
+    async def of(cls, stack: Stack) -> AsyncIterator["Victim"]:
+        """The stack as a victim, until the block is left."""
+        options: dict[str, Any] = {"timeout": GENEROUS_S, "trust_env": False}
+        async with httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, **options) as http:
+            victim = cls(stack, http, Logs.of(stack))
+            victim.answer = await victim.asked()
+            yield victim
 
     @property
     def address(self) -> tuple[str, int]:
@@ -93,34 +97,10 @@ class Victim:
             raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
 
 
-class Fixtures:
-    """`async with Fixtures(folder) as fixtures:` - what several families share is made once, when it is first used."""
-
-    def __init__(self, folder: Path, running: Stack | None = None) -> None:
-        """`folder`: for files of the attacks; `running`: a stack to attack instead of one of its own."""
-        self.folder, self._running = folder, running
-        self._held = AsyncExitStack()
-        self._victim: Victim | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._held.aclose()
-
-    async def victim(self) -> Victim:
-        """The stack."""
-        if self._victim is None:
-            stack = self._running or await self._started()
-            http = httpx.AsyncClient(
-                base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
-            )
-            await self._held.enter_async_context(http)
-            self._victim = await Victim.of(stack, http)
-        return self._victim
-
-    async def _started(self) -> Stack:
-        patch = self._held.enter_context(pytest.MonkeyPatch.context())
+@asynccontextmanager
+async def started() -> AsyncIterator[Stack]:
+    """A stack to attack."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
-        config = StackConfig(environment=PATIENT, start_timeout_s=START_S)
-        return await self._held.enter_async_context(Stack(config))
+        async with Stack(StackConfig(environment=PATIENT, start_timeout_s=START_S)) as stack:
+            yield stack

@@ -5,9 +5,11 @@ then, but it is whole, its segments are its text, and the client is not blamed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
-from tests.attacks.fixtures import Fixtures, Logs, Victim
+from tests.attacks.fixtures import Logs, Victim
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process
 from tests.security.support import METHODS, path_of, spoil
@@ -75,52 +77,25 @@ class AlteringProxy(grpc.GenericRpcHandler):
 
     def __init__(self, upstream: aio.Channel) -> None:
         self._upstream: Any = upstream
-        self._methods = {path_of(method): method for method in METHODS}
         self.alteration: Alteration | None = None
 
     def service(self, handler_call_details: Any) -> Any:
-        path = handler_call_details.method
-        method = self._methods.get(path)  # None: a health check
-        if path.endswith("/Watch") or (method and method.server_streaming):
-            return grpc.unary_stream_rpc_method_handler(self._stream(path, method))
-        return grpc.unary_unary_rpc_method_handler(self._unary(path, method))
+        return grpc.unary_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
 
-    def _unary(self, path: str, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def answer(request: bytes, context: Any) -> bytes:
-            call = self._upstream.unary_unary(path)(request, metadata=_metadata(context))
-            return await self._changed(method, await _passed_on(call, context), context)
-
-        return answer
-
-    def _stream(self, path: str, method: Any) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
-        async def answer(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            call = self._upstream.unary_stream(path)(request, metadata=_metadata(context))
-            try:
-                async for response in call:
-                    yield await self._changed(method, response, context)
-            except aio.AioRpcError as error:
-                await context.abort(error.code(), error.details() or "")
-            finally:
-                call.cancel()
-
-        return answer
-
-    async def _changed(self, method: Any, truth: bytes, context: Any) -> bytes:
-        alteration = self.alteration
-        return await alteration.altered(truth, context) if alteration and alteration.method is method else truth
-
-
-def _metadata(context: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
-
-
-async def _passed_on(call: Any, context: Any) -> bytes:
-    try:
-        response: bytes = await call
-    except aio.AioRpcError as error:
-        context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
-        await context.abort(error.code(), error.details() or "")
-    return response
+    async def _answer(self, path: str, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        """A stream, which is the same on the wire where there is one response."""
+        own = tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
+        call = self._upstream.unary_stream(path)(request, metadata=own)
+        try:
+            async for truth in call:
+                alteration = self.alteration
+                is_altered = alteration and path_of(alteration.method) == path
+                yield await alteration.altered(truth, context) if alteration and is_altered else truth
+        except aio.AioRpcError as error:
+            context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+            await context.abort(error.code(), error.details() or "")
+        finally:
+            call.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +171,18 @@ def _body(strategy: str) -> Json:
 
 
 @asynccontextmanager
-async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
-    victim = await fixtures.victim()
+async def opened(victim: Victim, _: Path) -> AsyncIterator[Draw]:
     async with AsyncExitStack() as held:
         proxies, places = dict[str, AlteringProxy](), dict[str, str]()
         for role in ("Draft", "Target", "Verifier"):
             channel = aio.insecure_channel(victim.stack.addresses[role.lower()], options=_OPTIONS)
             await held.enter_async_context(channel)
             proxies[role] = AlteringProxy(channel)
-            places[role.lower()] = await held.enter_async_context(_served(proxies[role]))
+            server = aio.server(options=_OPTIONS)
+            server.add_generic_rpc_handlers((proxies[role],))
+            places[role.lower()] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            await server.start()
+            held.push_async_callback(server.stop, 0)
         gateway = _gateway(victim, places)
         await gateway.start()
         http = await held.enter_async_context(
@@ -219,18 +197,6 @@ async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
         finally:
             await gateway.kill()
             del victim.stack.processes[gateway.name]
-
-
-@asynccontextmanager
-async def _served(proxy: AlteringProxy) -> AsyncIterator[str]:
-    server = aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((proxy,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
 
 
 _OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))

@@ -5,11 +5,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, odd_json, shown
-from tests.attacks.fixtures import Fixtures, Victim
+from tests.attacks.fixtures import Victim
 from tests.stack.support import QUESTION
 
 SILENT_S = 1.5
@@ -199,8 +200,7 @@ def _check_stream(body: bytes) -> None:
 
 
 @asynccontextmanager
-async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
-    victim = await fixtures.victim()
+async def opened(victim: Victim, _: Path) -> AsyncIterator[Draw]:
 
     def draw(chance: Random) -> Case:
         kind = chance.choice((*KINDS, "JSON"))

@@ -4,10 +4,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no defect
-settings.load_profile("unhurried")
 
 
 @pytest.fixture

@@ -1,31 +1,26 @@
-"""A fake model and a fake verifier behind real servers on real sockets."""
+"""A fake model behind real servers on real sockets."""
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message as Wire
 
-from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
-from semspec.errors import InvalidRequest
-from semspec.rpc.codec.messages import message_of
+from semspec.clustering.equivalence import Alternatives
+from semspec.rpc.codec.messages import encode_request, message_of
 from semspec.rpc.contexts import put_context
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Servicer
 from semspec.settings import ServiceSettings
 from semspec.types import (
-    STATE_CONVENTION,
     SURPRISAL_FEATURES,
-    ChoiceScores,
     Context,
-    Conversation,
     Distribution,
     GeneratedSegment,
     GenerationParams,
-    Judgement,
     Message,
     ModelInfo,
     Piece,
@@ -33,27 +28,26 @@ from semspec.types import (
     Proposal,
     SamplingParams,
     Segment,
-    Segmentation,
     SegmentEnd,
     SegmentScore,
     States,
     Token,
-    TokenIds,
     TokenLogprob,
-    VerifiedTokens,
-    VerifierInfo,
     Writer,
 )
+from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from tests.fakes import TOKENIZER, FakeModel
 
 STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
 SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))
 CONTEXT = Context((Piece("How many?", (1, 2, 3), "tokens-1"),))
 SEGMENT = Segment("Two.\n\n", (4, 5), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
-LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), TokenLogprob(5, b".\n\n", -1e-300))
 ORDER = GenerationParams(SamplingParams(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
-PROPOSAL = Proposal((5, 2**32 - 1), (HALVES, HALVES), "tokens-1", 0.5)
+PROPOSAL = Proposal((5, 104), (HALVES, HALVES), TOKENIZER, 0.5)
 
+
+GROUP = Alternatives("", "How many?", "Tom has 20.\n\n", ("Tom has 25.", "Tom now has 25."))
 
 M = TypeVar("M", bound=Wire)
 
@@ -65,92 +59,57 @@ def request_about(kind: type[M], context: Context, *values: object, **others: ob
     return message
 
 
-def _shown(turn: Message) -> str:
-    calls = f"+{turn.tool_calls}" if turn.tool_calls else ""
-    return f"{turn.role}={turn.content}{calls}" + (f"@{turn.tool_call_id}" if turn.tool_call_id else "")
+def sound_requests(context: Context, params: GenerationParams = ORDER) -> dict[str, Any]:
+    """A request to each method, by its name, that a service of fakes answers."""
+    score = SegmentScore(STATES, SURPRISAL, 5, 0.0)
+    write = request_about(types_pb2.WriteRequest, context, params)
+    return {
+        "Info": types_pb2.ModelInfoRequest(),
+        "Encode": encode_request([Message("user", "How many?")]),
+        "Write": write,
+        "WriteAll": write,
+        "Propose": request_about(types_pb2.ProposeRequest, context, params, open_token_ids=(8, 9), num_tokens=4),
+        "Tokenize": target_pb2.TokenizeRequest(text="Hello?"),
+        "Read": request_about(target_pb2.ReadRequest, context, segments=[SEGMENT], session="s"),
+        "Verify": request_about(target_pb2.VerifyRequest, context, params, proposal=PROPOSAL, open_token_ids=(1,)),
+        "Ask": request_about(target_pb2.AskRequest, context, question="Is it so?", options=("so", "not"), session="s"),
+        "Judge": message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], readings=[score]),
+        "Cluster": message_of(verifier_pb2.ClusterRequest, GROUP, ends=[SegmentEnd.BOUNDARY, SegmentEnd.EOS]),
+    }
 
 
-@dataclass
-class FakeEngine:
-    """Writes `max_segments` numbered segments of one token a step, or raises `error`."""
+class FakeEngine(FakeModel):
+    """Writes segments without end, each in some steps, or raises `error`, whatever it is asked."""
 
-    error: Exception | None = None
-    step_s: float = 0.0
-    num_steps_per_segment: int = 1
-    num_steps: int = 0
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a `write` generator has been closed, by whatever means."""
-    freed: bool = False
-    num_readings: int = 0
-    """Of the probes' folder."""
+    def __init__(self, error: Exception | None = None, step_s: float = 0.0, num_steps_per_segment: int = 1) -> None:
+        super().__init__(Writer.TARGET, num_segments=10**9, delay_s=step_s)
+        self.model_info = replace(self.model_info, model="fake", fingerprint="weights-1", build="test")
+        self.error, self.num_steps_per_segment, self.num_steps = error, num_steps_per_segment, 0
+        self.closed = asyncio.Event()
+        """Set when a generator of `generate` has been closed, by whatever means."""
+        self.freed = False
+        self.num_readings = 0
+        """Of the probes' folder."""
 
     async def info(self) -> ModelInfo:
         self._fail()
-        return ModelInfo("fake", "weights-1", "tokens-1", 2, 2, 4096, build="test")
-
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        self._fail()
-        try:
-            for index in range(params.max_segments):
-                for _ in range(self.num_steps_per_segment):
-                    self.num_steps += 1
-                    await asyncio.sleep(self.step_s)
-                    self._fail()
-                text = f"{len(context.pieces)}:{index}:{params.sampling.temperature}\n\n"
-                segment = Segment(text, (7, index), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
-                logprobs = None if params.num_logprobs is None else LOGPROBS
-                yield GeneratedSegment(segment, STATES if params.want_states else None, 1.5, logprobs)
-        finally:
-            self.closed.set()
+        return await super().info()
 
     async def encode(self, prompt: Prompt) -> Piece:
         self._fail()
-        if isinstance(prompt, TokenIds):
-            return Piece("".join(map(chr, prompt.ids)), prompt.ids, "tokens-1")
-        turns = prompt.messages if isinstance(prompt, Conversation) else prompt
-        text = turns if isinstance(turns, str) else "|".join(_shown(turn) for turn in turns)
-        return Piece(text, tuple(range(len(text))), "tokens-1")
+        return await super().encode(prompt)
 
     async def tokenize(self, text: str) -> list[Token]:
-        """A token a character."""
         self._fail()
-        return [Token(ord(character), character, place, place + 1) for place, character in enumerate(text)]
+        return await super().tokenize(text)
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
-        self._fail()
-        await asyncio.sleep(self.step_s)
-        return [SegmentScore(STATES, SURPRISAL, len(segment.token_ids), 2.5) for segment in segments]
-
-    async def propose(
-        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
-    ) -> Proposal:
-        """`num_tokens` times the last open token."""
-        self._fail()
-        await asyncio.sleep(self.step_s)
-        token = open_ids[-1] if open_ids else len(params.session)
-        one = Distribution(struct.pack("<I", token), struct.pack("<f", 1.0))
-        return Proposal((token,) * num_tokens, (one,) * num_tokens, "tokens-1", 0.5)
-
-    async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
-    ) -> VerifiedTokens:
-        """Keeps every proposed token but the last, and ends a segment after the first."""
-        self._fail()
-        await asyncio.sleep(self.step_s)
-        kept = (*open_ids, *proposal.token_ids[:-1])
-        text = f"{params.segmentation} {params.max_tokens} {params.max_segment_tokens} {params.max_segments}"
-        segment = Segment(text, kept[:1], "tokens-1", Writer.TARGET, SegmentEnd.BOUNDARY)
-        return VerifiedTokens((segment,), kept[1:], max(len(proposal.token_ids) - 1, 0), 0.25)
-
-    async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> ChoiceScores:
-        """Equal shares, and all it was asked."""
-        self._fail()
-        await asyncio.sleep(self.step_s)
-        return ChoiceScores((1 / len(options),) * len(options), f"{question}|{prefill}|{session}", 0.75)
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        try:
+            async with aclosing(super().generate(context, params)) as segments:
+                async for generated in segments:
+                    yield generated
+        finally:
+            self.closed.set()
 
     async def read_probes(self) -> None:
         self.num_readings += 1
@@ -158,32 +117,25 @@ class FakeEngine:
     async def aclose(self) -> None:
         self.freed = True
 
+    async def _before_segment(self, context: Context) -> None:
+        for _ in range(self.num_steps_per_segment):
+            self.num_steps += 1
+            await self._work()
+
+    async def _work(self) -> None:
+        self._fail()
+        await super()._work()
+
+    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+        if params.num_logprobs is None:
+            return None
+        return tuple(TokenLogprob(token, bytes([token]), -0.1) for token in segment.token_ids)
+
     def _fail(self) -> None:
         if self.error:
             raise self.error
         if self.freed:
             raise RuntimeError("used after it was freed")
-
-
-class FakeVerifier:
-    """Judges by the number of tokens the target counted."""
-
-    async def info(self) -> VerifierInfo:
-        segmentations = (Segmentation.PARAGRAPH,)
-        digests = "probe-1", "probe-2"
-        return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, segmentations, *digests, "test", ("other",))
-
-    async def judge(
-        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
-    ) -> list[Judgement]:
-        if probes not in ("", "other"):
-            raise InvalidRequest(f"no probes {probes!r}", "probes")
-        return [Judgement(0.2 if probes else 0.1, 1 / (1 + score.num_tokens)) for score in scores]
-
-    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
-        """Equal texts mean the same; a cut segment has no meaning."""
-        places = [None if end is SegmentEnd.LENGTH else text for text, end in zip(group.segments, ends, strict=True)]
-        return in_order_of_appearance(places)
 
 
 def settings(**changes: object) -> ServiceSettings:

@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.clients import RemoteBackend, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.replica import weight
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
+from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Context,
@@ -23,8 +23,8 @@ from semspec.types import (
     SegmentScore,
     Writer,
 )
-from tests.fakes import FakeModel
-from tests.rpc.fakes import FakeEngine, FakeVerifier, serving
+from tests.fakes import FakeModel, FakeVerifier
+from tests.rpc.fakes import FakeEngine, serving
 
 GENEROUS_S = 60.0
 """Bound on anything that takes seconds on a quiet machine."""
@@ -77,9 +77,9 @@ def session_at(first: Addressed, *others: Addressed) -> str:
 
 
 class Counting(FakeEngine):
-    """Counts what it reads, and raises its `error` then only."""
+    """Counts calls of `score`, and raises its `error` then only."""
 
-    num_read = 0
+    num_asked = 0
 
     def _fail(self) -> None:
         pass
@@ -87,7 +87,7 @@ class Counting(FakeEngine):
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        self.num_read += 1
+        self.num_asked += 1
         if self.error:
             raise self.error
         return await super().score(context, segments, session, projection)
@@ -106,32 +106,29 @@ class Newcomer(FakeModel):
         return await super().info()
 
 
+C = TypeVar("C", bound=RemoteBackend)
+Client = AbstractAsyncContextManager[C]
+
+
 @asynccontextmanager
-async def drafting(
+async def _client_of(
+    servicer: Servicer[Any], service: ServiceSettings | None, kind: type[C], options: ClientOptions
+) -> AsyncIterator[C]:
+    async with serving(servicer, service) as server, aclosing(kind(server.address, options)) as client:
+        yield client
+
+
+def drafting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
-) -> AsyncIterator[RemoteDrafter]:
-    async with (
-        serving(DraftServicer(lambda: engine), service) as server,
-        aclosing(RemoteDrafter(server.address, options)) as client,
-    ):
-        yield client
+) -> Client[RemoteDrafter]:
+    return _client_of(DraftServicer(lambda: engine), service, RemoteDrafter, options)
 
 
-@asynccontextmanager
-async def targeting(
+def targeting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
-) -> AsyncIterator[RemoteTarget]:
-    async with (
-        serving(TargetServicer(lambda: engine), service) as server,
-        aclosing(RemoteTarget(server.address, options)) as client,
-    ):
-        yield client
+) -> Client[RemoteTarget]:
+    return _client_of(TargetServicer(lambda: engine), service, RemoteTarget, options)
 
 
-@asynccontextmanager
-async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
-    async with (
-        serving(VerifierServicer(lambda: verifier)) as server,
-        aclosing(RemoteVerifier(server.address)) as client,
-    ):
-        yield client
+def verifying(verifier: FakeVerifier) -> Client[RemoteVerifier]:
+    return _client_of(VerifierServicer(lambda: verifier), None, RemoteVerifier, DEFAULT_OPTIONS)

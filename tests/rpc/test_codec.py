@@ -1,6 +1,7 @@
 """Core to wire to core is the identity; what is malformed is refused by name."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from types import NoneType
@@ -11,7 +12,6 @@ from google.protobuf.message import Message as Wire
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_prompt
 from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
@@ -32,7 +32,6 @@ from semspec.types import (
     Prompt,
     Proposal,
     Segment,
-    SegmentEnd,
     SegmentScore,
     States,
     Token,
@@ -43,17 +42,14 @@ from semspec.types import (
     Writer,
 )
 from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from tests.fakes import FakeVerifier
 from tests.rpc.fakes import (
     CONTEXT,
-    LOGPROBS,
     ORDER,
     PROPOSAL,
     SEGMENT,
-    STATES,
-    SURPRISAL,
     FakeEngine,
-    FakeVerifier,
-    request_about,
+    sound_requests,
 )
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -200,20 +196,7 @@ def test_penalties_that_change_nothing_are_not_sent() -> None:
     assert not message_of(types_pb2.WriteRequest, ORDER).HasField("penalties")
 
 
-READING = SegmentScore(STATES, SURPRISAL, 5, 0.0)
-GROUP = Alternatives("", "How many?", "", ("One.", "Two."))
-ENDS = [SegmentEnd.BOUNDARY, SegmentEnd.EOS]
 WHOLE = Context((*CONTEXT.pieces, SEGMENT))
-REQUESTS: dict[str, Callable[[], Any]] = {
-    "Write": lambda: request_about(types_pb2.WriteRequest, WHOLE, ORDER),
-    "Propose": lambda: request_about(types_pb2.ProposeRequest, CONTEXT, ORDER, open_token_ids=(8, 9), num_tokens=4),
-    "Read": lambda: request_about(target_pb2.ReadRequest, CONTEXT, segments=[SEGMENT]),
-    "Verify": lambda: request_about(target_pb2.VerifyRequest, CONTEXT, ORDER, proposal=PROPOSAL),
-    "Ask": lambda: request_about(target_pb2.AskRequest, CONTEXT, question="Is it so?", options=["so"]),
-    "Encode": lambda: encode_request([Message("user", "How many?")]),
-    "Judge": lambda: message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], readings=[READING]),
-    "Cluster": lambda: message_of(verifier_pb2.ClusterRequest, GROUP, ends=ENDS),
-}
 
 
 async def answer_to(method: str, request: Any) -> object:
@@ -225,96 +208,54 @@ async def answer_to(method: str, request: Any) -> object:
     return await anext(result) if method == "Write" else await result
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_sound_request_is_answered(method: str) -> None:
-    await answer_to(method, REQUESTS[method]())
+ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
+    "Write": {
+        **dict.fromkeys(("context", "context[1].end", "segmentation", "max_tokens", "max_segment_tokens"), (None,)),
+        "context[1].writer": (None, 9),
+        "context[0].end": (types_pb2.SEGMENT_END_EOS,),
+        "num_logprobs": (21,),
+        "sampling.temperature": (math.nan, -0.1, math.inf, 1e-300),
+        "sampling.min_p": (1.1,),
+        "sampling.top_p": (1e-300, 1.01, math.nan),
+        "penalties.presence": (math.nan,),
+        "penalties.frequency": (1e300,),
+        "penalties.repetition": (1e-300, 1e300),
+    },
+    "Propose": {"context": (None,), "num_tokens": (None,), "retrieval.source": ("elsewhere",)},
+    "Read": {"segments": (None,)},
+    "Verify": {
+        **dict.fromkeys(("context", "max_tokens", "proposal.distributions[0].probabilities"), (None,)),
+        "proposal.distributions[0].token_ids": (b"1234567",),
+    },
+    "Ask": {"context": (None,), "question": (None,), "options": (None,)},
+    "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
+    "Judge": {
+        **dict.fromkeys(("draft_states", "readings", "readings[0].surprisal.shape"), (None,)),
+        "draft_states[0].pooled.data_type": (None,),
+        "draft_states[0].pooled.data": (b"\0" * 23,),
+        "draft_states[0].pooled.shape": (None,),
+        "draft_states[0].convention": ("states-v0",),
+        "readings[0].surprisal.data": (b"",),
+    },
+    "Cluster": {"segments": (None,), "ends[1]": (0,), "ends[0]": (9,)},
+}
+"""What is refused, by method and field; None: the field is not set."""
 
 
-@pytest.mark.parametrize(
-    ("method", "spoil", "field"),
-    [
-        ("Write", lambda m: m.ClearField("context"), "context"),
-        ("Write", lambda m: m.context[1].ClearField("writer"), "context[1].writer"),
-        ("Write", lambda m: setattr(m.context[1], "writer", 9), "context[1].writer"),
-        ("Write", lambda m: m.context[1].ClearField("end"), "context[1].end"),
-        ("Write", lambda m: setattr(m.context[0], "end", types_pb2.SEGMENT_END_EOS), "context[0].end"),
-        ("Write", lambda m: setattr(m.tail, "before", b"x"), "context"),
-        ("Write", lambda m: m.ClearField("segmentation"), "segmentation"),
-        ("Write", lambda m: m.ClearField("max_tokens"), "max_tokens"),
-        ("Write", lambda m: m.ClearField("max_segment_tokens"), "max_segment_tokens"),
-        ("Write", lambda m: setattr(m, "num_logprobs", 21), "num_logprobs"),
-        ("Write", lambda m: setattr(m.sampling, "temperature", math.nan), "sampling.temperature"),
-        ("Write", lambda m: setattr(m.sampling, "temperature", -0.1), "sampling.temperature"),
-        ("Write", lambda m: setattr(m.sampling, "temperature", math.inf), "sampling.temperature"),
-        ("Write", lambda m: setattr(m.sampling, "temperature", 1e-300), "sampling.temperature"),
-        ("Write", lambda m: setattr(m.sampling, "min_p", 1.1), "sampling.min_p"),
-        ("Write", lambda m: setattr(m.sampling, "top_p", 1e-300), "sampling.top_p"),
-        ("Write", lambda m: setattr(m.sampling, "top_p", 1.01), "sampling.top_p"),
-        ("Write", lambda m: setattr(m.sampling, "top_p", math.nan), "sampling.top_p"),
-        ("Write", lambda m: m.ClearField("sampling"), "sampling.top_p"),
-        ("Write", lambda m: setattr(m.penalties, "presence", math.nan), "penalties.presence"),
-        ("Write", lambda m: setattr(m.penalties, "frequency", 1e300), "penalties.frequency"),
-        ("Write", lambda m: setattr(m.penalties, "repetition", 1e-300), "penalties.repetition"),
-        ("Write", lambda m: setattr(m.penalties, "repetition", 1e300), "penalties.repetition"),
-        ("Write", lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
-        (
-            "Write",
-            lambda m: m.penalties.MergeFrom(types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})),
-            "penalties.7",
-        ),
-        ("Propose", lambda m: m.ClearField("context"), "context"),
-        ("Propose", lambda m: m.ClearField("sampling"), "sampling.top_p"),
-        ("Propose", lambda m: m.ClearField("num_tokens"), "num_tokens"),
-        ("Propose", lambda m: setattr(m.retrieval, "source", "elsewhere"), "retrieval.source"),
-        ("Read", lambda m: m.segments[0].CopyFrom(m.context[0]), "segments[0].writer"),
-        ("Read", lambda m: m.ClearField("segments"), "segments"),
-        ("Verify", lambda m: m.ClearField("context"), "context"),
-        ("Verify", lambda m: m.ClearField("max_tokens"), "max_tokens"),
-        ("Verify", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
-        ("Verify", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
-        ("Verify", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        ("Verify", lambda m: m.proposal.parents.append(-1), "proposal.parents"),
-        ("Verify", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
-        ("Verify", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
-        ("Verify", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
-        (
-            "Verify",
-            lambda m: setattr(m.proposal.distributions[0], "token_ids", b"1234567"),
-            "proposal.distributions[0].token_ids",
-        ),
-        (
-            "Verify",
-            lambda m: m.proposal.distributions[0].ClearField("probabilities"),
-            "proposal.distributions[0].probabilities",
-        ),
-        ("Ask", lambda m: m.ClearField("context"), "context"),
-        ("Ask", lambda m: m.ClearField("question"), "question"),
-        ("Ask", lambda m: m.ClearField("options"), "options"),
-        ("Encode", lambda m: m.Clear(), "prompt"),
-        ("Encode", lambda m: m.conversation.ClearField("messages"), "conversation.messages"),
-        ("Encode", lambda m: m.tokens.Clear() or m.tokens.SetInParent(), "tokens.ids"),
-        ("Encode", lambda m: setattr(m.conversation.messages[0], "role", "function"), "conversation.messages[0].role"),
-        ("Judge", lambda m: m.ClearField("draft_states"), "draft_states"),
-        ("Judge", lambda m: m.ClearField("readings"), "readings"),
-        ("Judge", lambda m: m.draft_states[0].pooled.ClearField("data_type"), "draft_states[0].pooled.data_type"),
-        ("Judge", lambda m: setattr(m.draft_states[0].pooled, "data", b"\0" * 23), "draft_states[0].pooled.data"),
-        ("Judge", lambda m: m.draft_states[0].pooled.shape.append(1), "draft_states[0].pooled.shape"),
-        ("Judge", lambda m: m.draft_states[0].pooled.ClearField("shape"), "draft_states[0].pooled.shape"),
-        ("Judge", lambda m: m.draft_states[0].pooled.shape.__setitem__(0, 0), "draft_states[0].pooled.shape"),
-        ("Judge", lambda m: m.readings[0].states.pooled.shape.__setitem__(0, 7), "readings[0].states.pooled.data"),
-        ("Judge", lambda m: m.readings[0].surprisal.shape.__setitem__(0, 3), "readings[0].surprisal.shape"),
-        ("Judge", lambda m: m.readings[0].ClearField("surprisal"), "readings[0].surprisal.shape"),
-        ("Judge", lambda m: setattr(m.readings[0].surprisal, "data", b""), "readings[0].surprisal.data"),
-        ("Judge", lambda m: setattr(m.draft_states[0], "convention", "states-v0"), "draft_states[0].convention"),
-        ("Cluster", lambda m: m.ClearField("segments"), "segments"),
-        ("Cluster", lambda m: m.ends.append(types_pb2.SEGMENT_END_EOS), "ends"),
-        ("Cluster", lambda m: m.ends.__setitem__(1, 0), "ends[1]"),
-        ("Cluster", lambda m: m.ends.__setitem__(0, 9), "ends[0]"),
-    ],
-)
-async def test_malformed_request_is_refused_by_field(method: str, spoil: Callable[[Any], object], field: str) -> None:
-    request = REQUESTS[method]()
-    spoil(request)
+def set_field(message: Any, path: str, value: object) -> None:
+    """Set the field at a path such as `logprobs[1].logprob`, or clear it for None."""
+    *parents, last = re.findall(r"\w+", path)
+    for name in parents:
+        message = message[int(name)] if name.isdigit() else getattr(message, name)
+    if last.isdigit():
+        message[int(last)] = value
+    elif value is None:
+        message.ClearField(last)
+    else:
+        setattr(message, last, value)
+
+
+async def assert_refused(method: str, request: Any, field: str) -> None:
     with pytest.raises(SemspecError) as refusal:
         await answer_to(method, request)
     assert type(refusal.value) is (Mismatch if field.endswith("convention") else InvalidRequest)
@@ -322,6 +263,51 @@ async def test_malformed_request_is_refused_by_field(method: str, spoil: Callabl
     assert field in refusal.value.message
 
 
+@pytest.mark.parametrize("method", ODD_FIELDS_OF_REQUESTS)
+async def test_odd_field_of_a_request_is_refused_by_name(method: str) -> None:
+    await answer_to(method, sound_requests(WHOLE)[method])
+    for field, values in ODD_FIELDS_OF_REQUESTS[method].items():
+        for value in values:
+            request = sound_requests(WHOLE)[method]
+            set_field(request, field, value)
+            await assert_refused(method, request, field)
+
+
+BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
+
+
+@pytest.mark.parametrize(
+    ("method", "spoil", "field"),
+    [
+        ("Write", lambda m: setattr(m.tail, "before", b"x"), "context"),
+        ("Write", lambda m: m.ClearField("sampling"), "sampling.top_p"),
+        ("Write", lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
+        ("Write", lambda m: m.penalties.CopyFrom(BIASED), "penalties.7"),
+        ("Propose", lambda m: m.ClearField("sampling"), "sampling.top_p"),
+        ("Read", lambda m: m.segments[0].CopyFrom(m.context[0]), "segments[0].writer"),
+        ("Verify", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
+        ("Verify", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
+        ("Verify", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
+        ("Verify", lambda m: m.proposal.parents.append(-1), "proposal.parents"),
+        ("Verify", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
+        ("Verify", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
+        ("Verify", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
+        ("Encode", lambda m: m.Clear(), "prompt"),
+        ("Encode", lambda m: m.tokens.SetInParent(), "tokens.ids"),
+        ("Judge", lambda m: m.draft_states[0].pooled.shape.append(1), "draft_states[0].pooled.shape"),
+        ("Judge", lambda m: m.draft_states[0].pooled.shape.__setitem__(0, 0), "draft_states[0].pooled.shape"),
+        ("Judge", lambda m: m.readings[0].states.pooled.shape.__setitem__(0, 7), "readings[0].states.pooled.data"),
+        ("Judge", lambda m: m.readings[0].surprisal.shape.__setitem__(0, 3), "readings[0].surprisal.shape"),
+        ("Cluster", lambda m: m.ends.append(types_pb2.SEGMENT_END_EOS), "ends"),
+    ],
+)
+async def test_malformed_request_is_refused_by_field(method: str, spoil: Callable[[Any], object], field: str) -> None:
+    request = sound_requests(WHOLE)[method]
+    spoil(request)
+    await assert_refused(method, request, field)
+
+
+LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), TokenLogprob(5, b".\n\n", -1e-300))
 WRITTEN = GeneratedSegment(SEGMENT, None, 1.0, LOGPROBS)
 POINTS = (
     OperatingPoint(0.0, 1.0, 1.0, 1.0, 3.1),
@@ -358,18 +344,6 @@ ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
         "operating_points[2].speed_up": (math.nan,),
     },
 }
-
-
-def set_field(message: Any, path: str, number: float) -> None:
-    """Set the field at a path such as `logprobs[1].logprob`."""
-    *parents, last = path.split(".")
-    for name, _, index in (parent.partition("[") for parent in parents):
-        message = getattr(message, name)[int(index.rstrip("]"))]
-    name, _, index = last.partition("[")
-    if index:
-        getattr(message, name)[int(index.rstrip("]"))] = number
-    else:
-        setattr(message, name, number)
 
 
 @pytest.mark.parametrize(("value", "kind"), VALUES.items(), ids=lambda one: getattr(one, "__name__", ""))

@@ -38,9 +38,9 @@ async def test_session_stays_at_its_replica_and_all_are_used() -> None:
         session = session_at(*servers)
         for _ in range(10):
             await target.score(CONTEXT, [SEGMENT], session)
-        assert [engine.num_read for engine in engines] == [10, 0]
+        assert [engine.num_asked for engine in engines] == [10, 0]
         await target.score(CONTEXT, [SEGMENT], session_at(*servers[::-1]))
-        assert [engine.num_read for engine in engines] == [10, 1]
+        assert [engine.num_asked for engine in engines] == [10, 1]
 
 
 async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
@@ -48,7 +48,7 @@ async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
     async with targets(*engines) as (target, servers):
         session = session_at(*servers)
         await asyncio.gather(*(target.score(CONTEXT, [SEGMENT], session) for _ in range(8)))
-    assert engines[0].num_read >= engines[1].num_read >= 2
+    assert engines[0].num_asked >= engines[1].num_asked >= 2
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("too much"), InternalError("broken")])
@@ -57,7 +57,7 @@ async def test_call_goes_elsewhere_after(error: SemspecError) -> None:
     async with targets(failing, sound) as (target, servers):
         session = session_at(*servers)
         assert await target.score(CONTEXT, [SEGMENT], session) == await sound.score(CONTEXT, [SEGMENT])
-        assert failing.num_read >= 1
+        assert failing.num_asked >= 1
 
 
 async def test_overloaded_replica_is_spared_for_a_while() -> None:
@@ -66,10 +66,10 @@ async def test_overloaded_replica_is_spared_for_a_while() -> None:
         session = session_at(*servers)
         for _ in range(3):
             await target.score(CONTEXT, [SEGMENT], session)
-        assert (busy.num_read, sound.num_read) == (1, 3)
+        assert (busy.num_asked, sound.num_asked) == (1, 3)
         busy.error = None
         async with asyncio.timeout(GENEROUS_S):
-            while busy.num_read < 2:
+            while busy.num_asked < 2:
                 await target.score(CONTEXT, [SEGMENT], session)
                 await asyncio.sleep(0.05)
 
@@ -80,7 +80,7 @@ async def test_nobody_else_is_asked_after(error: SemspecError) -> None:
     async with targets(failing, other) as (target, servers):
         with pytest.raises(type(error)):
             await target.score(CONTEXT, [SEGMENT], session_at(*servers))
-    assert (failing.num_read, other.num_read) == (1, 0)
+    assert (failing.num_asked, other.num_asked) == (1, 0)
 
 
 async def test_each_replica_is_asked_once_and_the_last_error_is_told() -> None:
@@ -90,7 +90,7 @@ async def test_each_replica_is_asked_once_and_the_last_error_is_told() -> None:
         last = min(range(3), key=lambda index: weight(session, servers[index].address))
         with pytest.raises(Overloaded, match=f"replica {last}"):
             await target.score(CONTEXT, [SEGMENT], session)
-    assert [engine.num_read for engine in engines] == [1, 1, 1]
+    assert [engine.num_asked for engine in engines] == [1, 1, 1]
 
 
 async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
@@ -103,7 +103,7 @@ async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
         async with serving(service_of(engine), service_settings(port=first.port)):
             await until(lambda: target.num_replicas == 2)
             await target.score(CONTEXT, [SEGMENT], session)
-    assert (engine.num_read, other.num_read) == (1, 1)
+    assert (engine.num_asked, other.num_asked) == (1, 1)
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -126,7 +126,7 @@ async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_ch
             else:
                 with pytest.raises(Unavailable, match="no replica"):
                     await pinned.score(CONTEXT, [SEGMENT])
-    assert engine.num_read == is_same
+    assert engine.num_asked == is_same
 
 
 async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,11 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
         await until(lambda: target.num_replicas == 2)
         session = session_at(link, second)
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], session))
-        await until(lambda: slow.num_read == 1)
+        await until(lambda: slow.num_asked == 1)
         link.set(Link(is_silent=True))
         async with asyncio.timeout(25):
             await call
-        assert other.num_read == 1
+        assert other.num_asked == 1
         await until(lambda: target.num_in_flight == 0)
         link.set(PASSING)
         await until(lambda: target.num_replicas == 2)
@@ -172,7 +172,7 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
     ):
         await until(lambda: target.num_replicas == 1)
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
-        await until(lambda: engine.num_read == 1)
+        await until(lambda: engine.num_asked == 1)
         link.set(Link(is_silent=True))
         with pytest.raises(Unavailable, match="does not answer health checks"):
             await call

@@ -2,15 +2,39 @@
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from pydantic import SecretStr
+from pydantic_settings import BaseSettings
 
 from semspec.gateway.settings import GatewaySettings
 from semspec.services.draft.settings import DraftSettings
 from semspec.services.target.settings import TargetSettings
 from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import described, load_settings, read_settings
+from tests.certificates import Authority
+
+
+class Complaint(Protocol):
+    """Sets variables; what the process then ends with, which must be one printable line."""
+
+    def __call__(self, settings_class: type[BaseSettings], **variables: str | bytes | Path) -> str: ...
+
+
+@pytest.fixture
+def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complaint:
+    def complain(settings_class: type[BaseSettings], **variables: str | bytes | Path) -> str:
+        for name, value in ({"SEMSPEC_DRAFT_MODEL": "m"} | variables).items():
+            monkeypatch.setenv(name, os.fsdecode(value))
+        with pytest.raises(SystemExit) as end:
+            load_settings(settings_class)
+        assert end.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.isprintable()
+        return line
+
+    return complain
 
 
 @pytest.fixture(autouse=True)
@@ -18,16 +42,6 @@ def _only_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith("SEMSPEC_"):
             monkeypatch.delenv(name)
-
-
-def complaint(
-    settings_class: type[DraftSettings | GatewaySettings | VerifierSettings], capsys: pytest.CaptureFixture[str]
-) -> str:
-    with pytest.raises(SystemExit) as exit_:
-        load_settings(settings_class)
-    assert exit_.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +52,7 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "remedy"),
+    ("name", "value", "words"),
     [
         ("SEMSPEC_DRAFT_PORT", "65536", "0 picks a free one"),
         ("SEMSPEC_DRAFT_PORT", "tcp://10.0.0.1:50051", "0 picks a free one"),
@@ -46,16 +60,17 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
         ("SEMSPEC_DRAFT_DTYPE", "int8", "float32, bfloat16"),
         ("SEMSPEC_DRAFT_THREADS", "0", "CPU threads"),
         ("SEMSPEC_DRAFT_PROT", "1", "SEMSPEC_DRAFT_PORT"),
+        ("SEMSPEC_DRAFT_DATASTORE", b"/" + b"a" * 5000, "File name too long"),
+        ("SEMSPEC_DRAFT_DATASTORE", b"/\xff", "its value is not UTF-8"),
+        ("SEMSPEC_SERVICE_TOKEN", b"\xff", "its value is not UTF-8"),
+        (r"SEMSPEC_DRAFT_MO\nDEL", "x", "no such setting, did you mean SEMSPEC_DRAFT_MODEL?"),
     ],
 )
-def test_bad_value_ends_the_process_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, remedy: str
+def test_bad_value_ends_the_process_with_one_printable_line(
+    name: str, value: str | bytes, words: str, complaint: Complaint
 ) -> None:
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    monkeypatch.setenv(name, value)
-    line = complaint(DraftSettings, capsys)
-    assert f"{name}: " in line
-    assert remedy in line
+    line = complaint(DraftSettings, **{name.replace(r"\n", "\n"): value})
+    assert f"{name}: " in line and words in line
 
 
 @pytest.mark.parametrize(
@@ -70,11 +85,53 @@ def test_bad_value_ends_the_process_with_one_line(
         ("SEMSPEC_LOGLEVEL", "SEMSPEC_LOG_LEVEL"),
     ],
 )
-def test_former_or_misspelt_name_is_refused_with_the_present_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, now: str
+def test_former_or_misspelt_name_is_refused_with_the_present_one(name: str, now: str, complaint: Complaint) -> None:
+    assert complaint(GatewaySettings, **{name: "1"}).endswith(f"{name}: no such setting, did you mean {now}?")
+
+
+@pytest.mark.parametrize(
+    ("variables", "named", "remedy"),
+    [
+        ({"CERTIFICATE": "good.crt"}, "KEY", "the key is missing"),
+        ({"KEY": "good.key"}, "KEY", "the certificate is missing"),
+        ({"CERTIFICATE": "good.crt", "KEY": "other.key"}, "KEY", "no PEM certificate and its key"),
+        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
+        ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
+        ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
+        (
+            {"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"},
+            "KEY",
+            r"cannot read /no\nsuch\u001b[31m:",
+        ),
+        ({"CERTIFICATE": "/" + "a" * 5000, "KEY": "good.key"}, "KEY", "File name too long"),
+        ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
+        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),
+        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"}, "CLIENT_CA", "cannot read"),
+    ],
+)
+def test_certificate_of_no_use_ends_the_process_with_one_line(
+    variables: dict[str, str], named: str, remedy: str, tmp_path: Path, complaint: Complaint
 ) -> None:
-    monkeypatch.setenv(name, "1")
-    assert complaint(GatewaySettings, capsys).endswith(f"{name}: no such setting, did you mean {now}?")
+    authority = Authority(tmp_path)
+    folder = authority.file.parent
+    for name in ("good", "other"):
+        pair = authority.issue(name)
+        pair.certificate.rename(folder / f"{name}.crt")
+        pair.key.rename(folder / f"{name}.key")
+    (folder / "junk").write_text("nothing of use\n")
+    (folder / "locked.key").write_bytes(locked((folder / "good.key").read_bytes()))
+    line = complaint(DraftSettings, **{f"SEMSPEC_TLS_{name}": folder / file for name, file in variables.items()})
+    assert f"SEMSPEC_TLS_{named}: " in line and remedy in line
+
+
+def locked(key: bytes) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.BestAvailableEncryption(b"hush"),
+    )
 
 
 def test_shared_variable_is_for_every_process_and_those_of_others_are_not_refused(
@@ -100,62 +157,33 @@ def test_shared_variable_is_for_every_process_and_those_of_others_are_not_refuse
 
 
 def test_draft_service_serves_a_model_or_a_datastore_or_both(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, complaint: Complaint, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "")
-    line = complaint(DraftSettings, capsys)
+    line = complaint(DraftSettings, SEMSPEC_DRAFT_MODEL="")
     assert "SEMSPEC_DRAFT_DATASTORE: " in line and "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
     monkeypatch.setenv("SEMSPEC_DRAFT_DATASTORE", str(tmp_path))
     settings = load_settings(DraftSettings)
     assert (settings.model, settings.datastore) == ("", tmp_path)
 
 
-def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SEMSPEC_VERIFIER_DRAFT_PROBE", "/no/such.safetensors")
-    line = complaint(VerifierSettings, capsys)
-    assert "SEMSPEC_VERIFIER_DRAFT_PROBE" in line
-    assert "SEMSPEC_VERIFIER_TARGET_PROBE" in line
+def test_every_problem_is_named_at_once(complaint: Complaint) -> None:
+    line = complaint(VerifierSettings, SEMSPEC_VERIFIER_DRAFT_PROBE="/no/such.safetensors")
+    assert "SEMSPEC_VERIFIER_DRAFT_PROBE" in line and "SEMSPEC_VERIFIER_TARGET_PROBE" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("SEMSPEC_TLS_KEY", b"/no\nsuch\x1b[31m", r"cannot read /no\nsuch\u001b[31m: No such file"),
-        ("SEMSPEC_TLS_KEY", b"/" + b"a" * 5000, "File name too long"),
-        ("SEMSPEC_DRAFT_DATASTORE", b"/" + b"a" * 5000, "File name too long"),
-        ("SEMSPEC_DRAFT_DATASTORE", b"/\xff", "its value is not UTF-8"),
-        ("SEMSPEC_SERVICE_TOKEN", b"\xff", "its value is not UTF-8"),
-        (r"SEMSPEC_DRAFT_MO\nDEL", b"x", "no such setting, did you mean SEMSPEC_DRAFT_MODEL?"),
-    ],
-)
-def test_line_has_no_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: bytes, words: str
-) -> None:
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    if name.endswith("TLS_KEY"):
-        monkeypatch.setenv("SEMSPEC_TLS_CERTIFICATE", os.fsdecode(value))
-    monkeypatch.setenv(name.replace(r"\n", "\n"), os.fsdecode(value))
-    line = complaint(DraftSettings, capsys)
-    assert f"{name}: " in line and words in line and line.isprintable()
-
-
-def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    monkeypatch.setenv("SEMSPEC_SERVICE_TOKEN", "hush")
-    monkeypatch.setenv("SEMSPEC_DRAFT_PORT", "none")
-    assert "hush" not in complaint(DraftSettings, capsys)
+def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, complaint: Complaint) -> None:
+    assert "hush" not in complaint(DraftSettings, SEMSPEC_SERVICE_TOKEN="hush", SEMSPEC_DRAFT_PORT="none")
     monkeypatch.delenv("SEMSPEC_DRAFT_PORT")
     assert "hush" not in repr(load_settings(DraftSettings))
 
 
 def test_probes_are_files_and_alternatives_a_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, complaint: Complaint
 ) -> None:
     probe = tmp_path / "probe.safetensors"
     probe.touch()
-    for name in ("DRAFT_PROBE", "TARGET_PROBE", "ALTERNATIVES"):
-        monkeypatch.setenv(f"SEMSPEC_VERIFIER_{name}", str(probe))
-    assert "NAME/{draft,target}.safetensors" in complaint(VerifierSettings, capsys)
+    variables = {f"SEMSPEC_VERIFIER_{name}": probe for name in ("DRAFT_PROBE", "TARGET_PROBE", "ALTERNATIVES")}
+    assert "NAME/{draft,target}.safetensors" in complaint(VerifierSettings, **variables)
     monkeypatch.setenv("SEMSPEC_VERIFIER_ALTERNATIVES", str(tmp_path))
     settings = load_settings(VerifierSettings)
     assert (settings.draft_probe, settings.alternatives) == (probe, tmp_path)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,11 +23,12 @@ class Steps:
     is_busy: bool = False
 
 
-@dataclass
 class Hanging(FakeEngine):
     """Never scores while `steps.is_busy`."""
 
-    steps: Steps = field(default_factory=Steps)
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Steps(is_busy=True)
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -38,23 +39,23 @@ class Hanging(FakeEngine):
 
 
 async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_next_step() -> None:
-    hanging, other = Hanging(steps=Steps(is_busy=True)), Counting()
+    hanging, other = Hanging(), Counting()
     async with targets(hanging, other, service=service_settings(stall_s=STALL_S)) as (target, (first, second)):
         session = session_at(first, second)
         async with asyncio.timeout(GENEROUS_S):
             await target.score(CONTEXT, [SEGMENT], session)
-        assert (other.num_read, target.num_replicas, target.num_hung) == (1, 1, 1)
+        assert (other.num_asked, target.num_replicas, target.num_hung) == (1, 1, 1)
         hanging.steps.is_busy = False  # which may be for want of calls
         await asyncio.sleep(2 * STALL_S)
         assert target.num_hung == 1
         hanging.steps.num_steps += 1
         await until(lambda: target.num_replicas == 2)
         await target.score(CONTEXT, [SEGMENT], session)
-        assert other.num_read == 1
+        assert other.num_asked == 1
 
 
 async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
-    async with targets(Hanging(steps=Steps(is_busy=True)), service=service_settings(stall_s=STALL_S)) as (target, _):
+    async with targets(Hanging(), service=service_settings(stall_s=STALL_S)) as (target, _):
         with pytest.raises(Unavailable, match="a replica hangs"):
             await target.score(CONTEXT, [SEGMENT], "s")
         with pytest.raises(Unavailable, match="1 replicas of the target hang"):

@@ -19,8 +19,7 @@ from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer
 from semspec.rpc.tls import Certificates
-from semspec.services.draft.settings import DraftSettings
-from semspec.settings import ServiceSettings, load_settings
+from semspec.settings import ServiceSettings
 from tests.certificates import Authority, Pair, another
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
 from tests.rpc.pools import LENIENT, service_of, until
@@ -177,58 +176,6 @@ async def test_authority_that_cannot_be_read_makes_the_service_unavailable(
         await client.info()
     assert "nowhere.pem" in caplog.text
     await client.aclose()
-
-
-@pytest.mark.parametrize(
-    ("variables", "named", "remedy"),
-    [
-        ({"CERTIFICATE": "good.crt"}, "KEY", "the key is missing"),
-        ({"KEY": "good.key"}, "KEY", "the certificate is missing"),
-        ({"CERTIFICATE": "good.crt", "KEY": "other.key"}, "KEY", "no PEM certificate and its key"),
-        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
-        ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
-        ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
-        ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
-        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),
-        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"}, "CLIENT_CA", "cannot read"),
-    ],
-)
-def test_certificate_of_no_use_ends_the_process_with_one_line(
-    variables: dict[str, str],
-    named: str,
-    remedy: str,
-    authority: Authority,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = files_to_choose_from(authority)
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    for name, file in variables.items():
-        monkeypatch.setenv(f"SEMSPEC_TLS_{name}", str(folder / file))
-    with pytest.raises(SystemExit) as end:
-        load_settings(DraftSettings)
-    [line] = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and f"SEMSPEC_TLS_{named}: " in line and remedy in line
-
-
-def files_to_choose_from(authority: Authority) -> Path:
-    for name in ("good", "other"):
-        pair = authority.issue(name)
-        pair.certificate.rename(authority.folder / f"{name}.crt")
-        pair.key.rename(authority.folder / f"{name}.key")
-    (authority.folder / "junk").write_text("nothing of use\n")
-    (authority.folder / "locked.key").write_bytes(locked((authority.folder / "good.key").read_bytes()))
-    return authority.file.parent
-
-
-def locked(key: bytes) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return serialization.load_pem_private_key(key, None).private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.TraditionalOpenSSL,
-        serialization.BestAvailableEncryption(b"hush"),
-    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")

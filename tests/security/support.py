@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,16 +13,13 @@ import grpc
 from google.protobuf.message import Message as Wire
 from grpc import aio
 
-from semspec.clustering.equivalence import Alternatives
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.codec.messages import encode_request, message_of
-from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
-from semspec.types import Context, Message, SegmentEnd, SegmentScore, States, Writer
-from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
+from semspec.types import Context, Message, Writer
+from semspec.v1 import draft_pb2, target_pb2, verifier_pb2
 from tests.checkpoints import random_probes
-from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, request_about, serving
+from tests.rpc.fakes import ORDER, serving, sound_requests
 
 TOKEN = secrets.token_urlsafe(32)
 METHODS = [
@@ -31,8 +28,6 @@ METHODS = [
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
-SAME = Alternatives("", "How many?", "Tom has 20.\n\n", ("Tom has 25.", "Tom now has 25."))
-SHORT = replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2)
 ODD_VALUES: dict[type, tuple[object, ...]] = {
     bool: (True, False),
     int: (0, 1, 2, 3, 9, 2**16, 2**31 - 1, 2**32 - 1),
@@ -79,27 +74,11 @@ async def engines_served(checkpoints: dict[str, Path], folder: Path) -> AsyncIte
         yield {name: server.address for name, server in servers.items()}
 
 
-async def sound_messages(address: str) -> dict[str, Wire]:
-    """A request that the real services can answer, of each type."""
-    client = RemoteTarget(address, ClientOptions())
-    prompt = await client.encode([Message("user", "Tom has pens: 25.")])
-    await client.aclose()
-    context = Context((prompt,))
-    reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
-    messages: list[Wire] = [
-        request_about(types_pb2.WriteRequest, context, SHORT),
-        request_about(types_pb2.ProposeRequest, context, SHORT, open_token_ids=(1,), num_tokens=2),
-        encode_request([Message("user", "Hello?")]),
-        target_pb2.TokenizeRequest(text="Hello?"),
-        request_about(target_pb2.ReadRequest, context, segments=[SEGMENT], session="s"),
-        request_about(target_pb2.VerifyRequest, context, SHORT, proposal=PROPOSAL, open_token_ids=(1,)),
-        request_about(target_pb2.AskRequest, context, question="Is it right?", options=("yes", "no"), session="s"),
-        message_of(verifier_pb2.JudgeRequest, draft_states=[reading.states], readings=[reading]),
-        types_pb2.ModelInfoRequest(),
-        verifier_pb2.VerifierInfoRequest(),
-        message_of(verifier_pb2.ClusterRequest, SAME, ends=[SegmentEnd.BOUNDARY] * 2),
-    ]
-    return {message.DESCRIPTOR.full_name: message for message in messages}
+async def sound_messages(address: str) -> dict[str, Any]:
+    """A request that the real services can answer, by its method's name."""
+    async with aclosing(RemoteTarget(address)) as client:
+        prompt = await client.encode([Message("user", "Tom has pens: 25.")])
+    return sound_requests(Context((prompt,)), replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2))
 
 
 def spoil(message: Wire, random: Random) -> None:

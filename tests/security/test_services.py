@@ -15,8 +15,9 @@ import pytest
 
 from semspec.rpc.server import serve
 from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
+from tests.fakes import FakeVerifier
 from tests.gateway.support import eventually
-from tests.rpc.fakes import FakeEngine, FakeVerifier, serving, settings
+from tests.rpc.fakes import FakeEngine, serving, settings
 from tests.security.support import METHODS, TOKEN, path_of, sound_messages, spoil, status
 
 pytestmark = pytest.mark.slow
@@ -75,8 +76,8 @@ async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
     for method in METHODS:
         random = Random(method.full_name)
         for number in range(NUM_SPOILT if method.input_type.fields else 1):
-            message = type(sound[method.input_type.full_name])()
-            message.CopyFrom(sound[method.input_type.full_name])
+            message = type(sound[method.name])()
+            message.CopyFrom(sound[method.name])
             for _ in range(number % 3):
                 spoil(message, random)
             answer = await status(addresses[method.containing_service.name], method, message.SerializeToString())
