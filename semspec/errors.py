@@ -4,8 +4,7 @@ Only the gRPC interceptors, the gRPC clients and the gateway's exception handler
 """
 
 from dataclasses import dataclass
-
-from semspec.text import one_line
+from json import dumps
 
 MAX_MESSAGE, NUM_KEPT_AT_END = 1200, 300
 """Characters of a message. A longer one quotes a long value: what it is about stands before, the remedy after it."""
@@ -107,3 +106,19 @@ def from_grpc_status(status: str, message: str, parameter: str | None = None) ->
         if row.grpc_status == status:
             return error_class(message, parameter)
     return InternalError(f"{status}: {message}")
+
+
+def one_line(text: str) -> str:
+    """`text`, with what terminals interpret escaped as in JSON: line breaks, other control characters, direction."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else dumps(character)[1:-1] for character in text)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether `text` can be encoded: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -22,8 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from semspec import __version__
-from semspec.errors import SemspecError, represent
-from semspec.text import one_line
+from semspec.errors import SemspecError, one_line, represent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -23,8 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
-from semspec.errors import InvalidRequest
-from semspec.text import is_utf8
+from semspec.errors import InvalidRequest, is_utf8
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""

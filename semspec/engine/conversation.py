@@ -11,8 +11,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.text import is_utf8
+from semspec.errors import InvalidRequest, Mismatch, is_utf8
 from semspec.types import Message
 
 if TYPE_CHECKING:

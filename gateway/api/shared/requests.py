@@ -18,9 +18,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from semspec.errors import is_utf8
 from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
-from semspec.text import is_utf8
 from semspec.types import LEAST_REPETITION
 
 MAX_BIASES = 300
