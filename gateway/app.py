@@ -61,7 +61,7 @@ def create_app(
     store.on_failure = lambda operation: metrics.redis_failures.labels(operation).inc()
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(backend, RemoteBackend):
-            metrics.of_services.replicas(service, backend)
+            metrics.of_services.replicas(service, backend.pool)
     readiness = Readiness(backends, settings, store, metrics, strategies)
     admission = Admission(Limits.of(settings), metrics)
     audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None

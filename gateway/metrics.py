@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from semspec import __version__
 from semspec.records import statistics, verdict
-from semspec.rpc.clients import RemoteModel
 from semspec.types import ModelInfo, SegmentRecord
 
 _NAMESPACE = "semspec_gateway"
@@ -31,6 +30,8 @@ class Replicas(Protocol):
 
     @property
     def num_in_flight(self) -> int: ...
+
+    num_whole_states: int
 
 
 class Metrics:
@@ -187,7 +188,7 @@ class _Services:
         self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
         self._hung.labels(service).set_function(lambda: replicas.num_hung)
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
-        if isinstance(replicas, RemoteModel):
+        if service in MODELS:
             self._whole_states.labels(service).set_function(lambda: replicas.num_whole_states)
 
     def cache(self, service: str, info: ModelInfo) -> None:

@@ -6,7 +6,6 @@ import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import grpc
@@ -39,6 +38,7 @@ Context = aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Unary = Callable[[Q, Context], Awaitable[R]]
 Streaming = Callable[[Q, Context], AsyncGenerator[R, None]]
+Serving = Callable[[object], AbstractContextManager[Span]]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 logger = logging.getLogger(__name__)
@@ -125,51 +125,44 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler
         metadata = _metadata(handler_call_details)
-        identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
-        origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
-        decode, encode = cast(Any, handler.request_deserializer), handler.response_serializer
+
+        def serving(request: object) -> AbstractContextManager[Span]:
+            """Sets the request id, and opens a span below the caller's."""
+            request_id.set(metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH])
+            return _rpc_span(handler_call_details.method, SpanKind.SERVER, request, _propagator.extract(metadata))
+
+        codecs = decoding(handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
-            call = _guarded_stream(streaming, decode, origin)
-            return grpc.unary_stream_rpc_method_handler(call, None, encode)
+            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, serving), *codecs)
         unary = cast(Unary[Any, Any], handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(_guarded(unary, decode, origin), None, encode)
+        return grpc.unary_unary_rpc_method_handler(_guarded(unary, serving), *codecs)
 
 
-def decoded(decode: Callable[[bytes], R], data: bytes) -> R:
-    """The message. gRPC's own decoding logs a traceback for bytes that are none, and has a client continue with None.
+def decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserializer that returns an error instead of raising it, to be raised by `received`. gRPC itself logs a
+    traceback for bytes that are no message, and has a client continue with None."""
 
-    Raises: InvalidRequest for such bytes.
-    """
-    try:
-        return decode(data)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InvalidRequest(f"the bytes are no message of this method: {reason}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Method, request id and parent span of a call."""
-
-    method: str
-    request_id: str
-    parent: OtelContext
-    """Contains the caller's span."""
-
-    @contextmanager
-    def serving(self, request: object) -> Iterator[Span]:
-        """Set the request id and open a server span as a child of the caller's span."""
-        request_id.set(self.request_id)
-        with _rpc_span(self.method, SpanKind.SERVER, request, self.parent) as opened:
-            yield opened
-
-
-def _guarded(behaviour: Unary[Q, R], decode: Callable[[bytes], Q], origin: _Origin) -> Unary[bytes, R]:
-    async def call(data: bytes, context: Context) -> R:
+    def decoded(data: bytes) -> Any:
         try:
-            request = decoded(decode, data)
-            with origin.serving(request):
+            return decode(data) if decode else data
+        except Exception as error:
+            return InvalidRequest(f"the bytes are no message of this method: {' '.join(str(error).split())}")
+
+    return decoded
+
+
+def received(message: R) -> R:
+    """The message. Raises: InvalidRequest when its bytes are none of the method."""
+    if isinstance(message, InvalidRequest):
+        raise message
+    return message
+
+
+def _guarded(behaviour: Unary[Q, R], serving: Serving) -> Unary[Q, R]:
+    async def call(request: Q, context: Context) -> R:
+        try:
+            with serving(received(request)):
                 return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
@@ -177,15 +170,12 @@ def _guarded(behaviour: Unary[Q, R], decode: Callable[[bytes], Q], origin: _Orig
     return call
 
 
-def _guarded_stream(
-    behaviour: Streaming[Q, R], decode: Callable[[bytes], Q], origin: _Origin
-) -> Callable[[bytes, Context], Awaitable[None]]:
+def _guarded_stream(behaviour: Streaming[Q, R], serving: Serving) -> Callable[[Q, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC leaves a cancelled generator to the garbage collector. Here the
     # cancellation is raised in `write` or in the generator, and both close the generator immediately.
-    async def call(data: bytes, context: Context) -> None:
+    async def call(request: Q, context: Context) -> None:
         try:
-            request = decoded(decode, data)
-            with origin.serving(request) as opened:
+            with serving(received(request)) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:

@@ -51,41 +51,21 @@ class RemoteBackend:
     """Model that all calls of a view require; see `RemoteModel.of`."""
 
     def __init__(self, addresses: str, options: ClientOptions = DEFAULT_OPTIONS, lookup: Lookup = look_up) -> None:
-        self._pool = Pool(self._service, addresses, options, lookup)
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas that serve the model."""
-        return self._pool.num_replicas
-
-    @property
-    def num_hung(self) -> int:
-        """Number of replicas that have work and make no step."""
-        return self._pool.num_hung
-
-    @property
-    def num_in_flight(self) -> int:
-        """Calls in flight at all replicas."""
-        return self._pool.num_in_flight
+        self.pool = Pool(self._service, addresses, options, lookup)
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
-        await self._pool.aclose()
+        await self.pool.aclose()
 
     async def _call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
         session = "" if context is None else request.session
-        return await self._pool.call(lambda one: one.call(name, request, read, context), session, self._model)
+        return await self.pool.call(lambda one: one.call(name, request, read, context), session, self._model)
 
 
 class RemoteModel(RemoteBackend):
     """The calls that draft and target share."""
 
     max_segments_at_once: int
-
-    @property
-    def num_whole_states(self) -> int:
-        """Segments whose states came whole, since the replica did not hold the projection that the call named."""
-        return self._pool.num_whole_states
 
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
@@ -95,7 +75,7 @@ class RemoteModel(RemoteBackend):
 
     async def info(self) -> ModelInfo:
         """See `Model.info`."""
-        return await self._pool.call(lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
+        return await self.pool.call(lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
 
     async def encode(self, prompt: Prompt) -> Piece:
         """See `Model.encode`."""
@@ -111,7 +91,7 @@ class RemoteModel(RemoteBackend):
         kept: list[Segment] = []
         model = self._model
         while (rest := _rest(params, kept)) is not None:
-            replica = await self._pool.choose(params.session, tried, model)
+            replica = await self.pool.choose(params.session, tried, model)
             model = model or replica.model
             request, written = message_of(types_pb2.WriteRequest, rest), list[GeneratedSegment]()
             stream = replica.connection.stream("Write", request, reader(GeneratedSegment), context.extended(*kept))
@@ -146,7 +126,7 @@ class RemoteModel(RemoteBackend):
     def _note(self, digest: str, states: States | None) -> None:
         """Count states on which a replica was to apply the projection `digest`, and did not."""
         if digest and states is not None and not states.projection:
-            self._pool.num_whole_states += 1
+            self.pool.num_whole_states += 1
 
 
 class RemoteDrafter(RemoteModel):

@@ -30,7 +30,8 @@ from semspec.rpc.calls import (
     PARAMETER,
     call_metadata,
     client_span,
-    decoded,
+    decoding,
+    received,
 )
 from semspec.rpc.contexts import TAIL, LastContexts, put_context
 from semspec.rpc.tls import Certificates, channel_credentials
@@ -117,14 +118,13 @@ class _Method(NamedTuple):
 
     path: str
     call: Any
-    """Sends a message; what it returns has the bytes of each response."""
-    decode: Callable[[bytes], Any]
+    """Sends a message; the responses are for `received`."""
 
     @classmethod
     def of(cls, channel: aio.Channel, method: MethodDescriptor) -> "_Method":
         path = f"/{method.containing_service.full_name}/{method.name}"
         open_method: Any = channel.unary_stream if method.server_streaming else channel.unary_unary
-        return cls(path, open_method(path, _encode), GetMessageClass(method.output_type).FromString)
+        return cls(path, open_method(path, _encode, decoding(GetMessageClass(method.output_type).FromString)))
 
 
 class Connection:
@@ -152,19 +152,18 @@ class Connection:
             return await self._call(name, request, read)
         rest, before = self._contexts.rest(request.session, context)
         try:
-            response = await self._call(name, _about(request, rest, before), read)
+            response = await self._call(name, put_context(request, rest, before), read)
         except SemspecError as error:
             if not before or not _wants_whole(error):
                 raise
-            response = await self._call(name, _about(request, context), read)
+            response = await self._call(name, put_context(request, context), read)
         self._contexts.note(request.session, context)
         return response
 
     async def is_serving(self, service: str) -> bool:
         """What a health check says of `service`; without a deadline."""
         with rpc_errors():
-            response = await self._methods["Check"].call(health_pb2.HealthCheckRequest(service=service))
-        answer = decoded(health_pb2.HealthCheckResponse.FromString, response)
+            answer = received(await self._methods["Check"].call(health_pb2.HealthCheckRequest(service=service)))
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _call(self, name: str, request: Any, read: Callable[[Any], T]) -> T:
@@ -173,31 +172,30 @@ class Connection:
             metadata = self._authorization + call_metadata(opened)
             response = await method.call(request, timeout=self._options.call_timeout_s, metadata=metadata)
         with _checked_response():
-            return read(decoded(method.decode, response))
+            return read(received(response))
 
     async def stream(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context
     ) -> AsyncGenerator[T, None]:
         """What `read` makes of each response of a stream, otherwise as `call`. Raises: DeadlineExceeded when none
         arrives within `idle_timeout_s`."""
-        decode = self._methods[name].decode
         for rest, before in (self._contexts.rest(request.session, context), (context, b"")):
             is_first = True
             try:
-                async with aclosing(self._stream(name, _about(request, rest, before))) as responses:
+                async with aclosing(self._stream(name, put_context(request, rest, before))) as responses:
                     async for response in responses:
                         if is_first:
                             self._contexts.note(request.session, context)
                             is_first = False
                         with _checked_response():
-                            item = read(decoded(decode, response))
+                            item = read(received(response))
                         yield item
                 return
             except SemspecError as error:
                 if not (before and is_first and _wants_whole(error)):
                     raise
 
-    async def _stream(self, name: str, request: Any) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, name: str, request: Any) -> AsyncGenerator[Any, None]:
         method = self._methods[name]
         with client_span(method.path, request) as opened:
             with rpc_errors():
@@ -209,7 +207,7 @@ class Connection:
             finally:
                 call.cancel()
 
-    async def _next(self, responses: AsyncIterator[bytes]) -> bytes | None:
+    async def _next(self, responses: AsyncIterator[T]) -> T | None:
         timeout_s = self._options.idle_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -217,11 +215,6 @@ class Connection:
                     return await anext(responses, None)
         except TimeoutError:
             raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
-
-
-def _about(request: T, context: Context, before: bytes = b"") -> T:
-    put_context(request, context, before)
-    return request
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:

@@ -83,8 +83,8 @@ class LastContexts:
         return Context((*chain.pieces[: chain.digests.index(before) + 1], *pieces))
 
 
-def put_context(message: Any, context: Context, before: bytes = b"") -> None:
-    """Set the context of a request: its pieces after `before`, which the service keeps, if it is given. Raises:
+def put_context(message: Any, context: Context, before: bytes = b"") -> Any:
+    """The request with this context: its pieces after `before`, which the service keeps, if it is given. Raises:
     InvalidRequest for a value that protobuf cannot encode."""
     message.ClearField("context")
     message.ClearField("tail")
@@ -94,6 +94,7 @@ def put_context(message: Any, context: Context, before: bytes = b"") -> None:
     with encodable():
         for piece in context.pieces:
             put_piece(pieces.add(), piece)
+    return message
 
 
 def read_context(message: Any, kept: LastContexts) -> Context:

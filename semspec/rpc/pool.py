@@ -44,7 +44,8 @@ class Pool:
         self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
         self.num_whole_states = 0
-        """Segments whose states came whole, which the clients count."""
+        """Segments whose states came whole, since the replica did not hold the projection that the call named. The
+        clients count them."""
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
@@ -144,11 +145,8 @@ class Pool:
             if address in self._leaving:
                 self._members[address] = self._leaving.pop(address)
             elif address not in self._members:
-                self._members[address] = self._connect(address, name)
-
-    def _connect(self, address: str, server_name: str) -> Replica:
-        options = replace(self._options, server_name=server_name or self._options.server_name)
-        return Replica(address, self._spec, options)
+                options = replace(self._options, server_name=name or self._options.server_name)
+                self._members[address] = Replica(address, self._spec, options)
 
     async def _close_idle(self) -> None:
         for address, replica in list(self._leaving.items()):

@@ -39,15 +39,16 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
     if certificate is None or key is None:
         return None
 
-    def contents() -> _Contents:
+    def configuration() -> grpc.ServerCertificateConfiguration:
         """Raises: ValueError when the files are unusable; gRPC itself would not report it."""
         server_context(certificate, key)
         if client_ca:
             check_authority(client_ca)
-        return read(key), read(certificate), read(client_ca) if client_ca else None
+        pair = read(key), read(certificate)
+        return grpc.ssl_server_certificate_configuration([pair], read(client_ca) if client_ca else None)
 
     try:
-        renewed = Renewed([path for path in (certificate, key, client_ca) if path], contents)
+        renewed = Renewed([path for path in (certificate, key, client_ca) if path], configuration)
     except ValueError as error:
         raise Unavailable(str(error), "tls_certificate") from error
     current = renewed.get()
@@ -55,17 +56,9 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC before each handshake; None: unchanged. gRPC takes ownership of a returned configuration."""
         nonlocal current
-        if (newest := renewed.get()) == current:
+        if (newest := renewed.get()) is current:
             return None
         current = newest
-        return _configuration(*newest)
+        return newest
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(*current), fetch, client_ca is not None)  # type: ignore[arg-type]
-
-
-_Contents = tuple[bytes, bytes, bytes | None]
-"""Server key, its certificate chain and the CA of client certificates, in PEM."""
-
-
-def _configuration(key: bytes, certificate: bytes, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
+    return grpc.dynamic_ssl_server_credentials(current, fetch, client_ca is not None)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ class Counts:
     num_replicas: int
     num_in_flight: int
     num_hung: int
+    num_whole_states: int = 0
 
 
 def test_gauges_follow_the_pools() -> None:

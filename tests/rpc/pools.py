@@ -44,7 +44,7 @@ async def targets(
         servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
         pool = RemoteTarget(",".join(server.address for server in servers), options)
         stack.push_async_callback(pool.aclose)
-        await until(lambda: pool.num_replicas == len(engines))
+        await until(lambda: pool.pool.num_replicas == len(engines))
         yield pool, servers
 
 

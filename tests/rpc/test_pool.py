@@ -99,9 +99,9 @@ async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
         session = session_at(first, second)
         await first.abandon()
         await target.score(CONTEXT, [SEGMENT], session)
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         async with serving(service_of(engine), service_settings(port=first.port)):
-            await until(lambda: target.num_replicas == 2)
+            await until(lambda: target.pool.num_replicas == 2)
             await target.score(CONTEXT, [SEGMENT], session)
     assert (engine.num_asked, other.num_asked) == (1, 1)
 
@@ -118,7 +118,7 @@ async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_ch
         await server.abandon()
         with pytest.raises(Unavailable):
             await pinned.score(CONTEXT, [SEGMENT])
-        await until(lambda: target.num_replicas == 0)
+        await until(lambda: target.pool.num_replicas == 0)
         async with serving(service_of(successor), service_settings(port=server.port)):
             await _connected(target)
             if is_same:
@@ -138,7 +138,7 @@ async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.
             with pytest.raises(Unavailable):
                 await target.info()
         async with serving(TargetServicer(FakeEngine), service_settings(port=port)):
-            await until(lambda: target.num_replicas == 1)
+            await until(lambda: target.pool.num_replicas == 1)
             assert await target.encode("x") == await FakeEngine().encode("x")
 
 
@@ -150,7 +150,7 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
         listening(first.address) as link,
         aclosing(RemoteTarget(f"{link.address},{second.address}", IMPATIENT)) as target,
     ):
-        await until(lambda: target.num_replicas == 2)
+        await until(lambda: target.pool.num_replicas == 2)
         session = session_at(link, second)
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], session))
         await until(lambda: slow.num_asked == 1)
@@ -158,9 +158,9 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
         async with asyncio.timeout(25):
             await call
         assert other.num_asked == 1
-        await until(lambda: target.num_in_flight == 0)
+        await until(lambda: target.pool.num_in_flight == 0)
         link.set(PASSING)
-        await until(lambda: target.num_replicas == 2)
+        await until(lambda: target.pool.num_replicas == 2)
 
 
 async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> None:
@@ -170,17 +170,17 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
         listening(server.address) as link,
         aclosing(RemoteTarget(link.address, IMPATIENT)) as target,
     ):
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
         await until(lambda: engine.num_asked == 1)
         link.set(Link(is_silent=True))
         with pytest.raises(Unavailable, match="does not answer health checks"):
             await call
-        assert target.num_in_flight == 0
+        assert target.pool.num_in_flight == 0
         with pytest.raises(Unavailable, match="no replica of the target answers"):
             await target.encode("x")
         link.set(PASSING)
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         assert await target.encode("x") == await engine.encode("x")
 
 
@@ -198,12 +198,12 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
         serving(service_of(newer)) as second,
         aclosing(RemoteTarget(f"{first.address},{second.address}", LENIENT)) as target,
     ):
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         newer.may_tell.set()
         await until(lambda: f"{second.address} serves another model" in caplog.text)
         for index in range(10):
             await target.score(PROMPT, [SEGMENT], str(index))
-        assert (target.num_replicas, older.num_read, newer.num_read) == (1, 10, 0)
+        assert (target.pool.num_replicas, older.num_read, newer.num_read) == (1, 10, 0)
         await first.abandon()
         async with asyncio.timeout(GENEROUS_S):
             while not newer.num_read:

@@ -88,7 +88,7 @@ async def test_stream_that_nobody_goes_on_with_ends_with_the_error() -> None:
                 if len(received) == 2:
                     await server.abandon()
         assert len(received) >= 2
-        assert target.num_in_flight == 0
+        assert target.pool.num_in_flight == 0
 
 
 async def test_stream_does_not_go_on_with_another_model() -> None:
@@ -98,7 +98,7 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
         serving(service_of(other)) as stranger,
         aclosing(RemoteTarget(f"{server.address},{stranger.address}", LENIENT)) as target,
     ):
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         other.may_tell.set()
         with pytest.raises(Unavailable):
             async for _ in target.generate(PROMPT, replace(NOVEL, session=session_at(server, stranger))):
@@ -115,7 +115,7 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
         links = [await stack.enter_async_context(listening(server.address)) for server in servers]
         addresses = ",".join(link.address for link in links)
         target = await stack.enter_async_context(aclosing(RemoteTarget(addresses, IMPATIENT)))
-        await until(lambda: target.num_replicas == 2)
+        await until(lambda: target.pool.num_replicas == 2)
         segments = list[Segment]()
         async for written in target.generate(PROMPT, NOVEL):
             segments.append(written.segment)
@@ -129,12 +129,12 @@ async def test_cancelling_leaves_nothing_behind() -> None:
     async with targets(engine) as (target, _):
         calls = [collected(target.generate(CONTEXT, ORDER)), target.score(CONTEXT, [SEGMENT])]
         tasks = [asyncio.create_task(call) for call in calls]
-        await until(lambda: engine.num_steps == 1 and target.num_in_flight == 2)
+        await until(lambda: engine.num_steps == 1 and target.pool.num_in_flight == 2)
         for task in tasks:
             task.cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
-        assert target.num_in_flight == 0
+        assert target.pool.num_in_flight == 0
         await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
 
 
@@ -147,7 +147,7 @@ async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:
         async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
             segments = [(await anext(stream)).segment]
             stopping = asyncio.create_task(first.stop())
-            await until(lambda: target.num_replicas == 1)
+            await until(lambda: target.pool.num_replicas == 1)
             await target.score(PROMPT, [SEGMENT], session)
             segments += [written.segment async for written in stream]
         await stopping
@@ -173,12 +173,12 @@ async def test_replicas_come_and_go_with_their_name() -> None:
             servers.append(await stack.enter_async_context(serving(service_of(engine), at)))
             port = servers[0].port
         target = await stack.enter_async_context(aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup)))
-        await until(lambda: target.num_replicas == 2)
+        await until(lambda: target.pool.num_replicas == 2)
         session = session_at(*servers[:2])
         async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
             segments = [(await anext(stream)).segment]
             found, num_looks = ["127.0.0.2", "127.0.0.3"], 0
-            await until(lambda: num_looks > 1 and target.num_replicas == 2)
+            await until(lambda: num_looks > 1 and target.pool.num_replicas == 2)
             await target.score(PROMPT, [SEGMENT], session)
             segments += [written.segment async for written in stream]
     assert len(segments) == engines[0].num_written == 6

@@ -406,7 +406,7 @@ async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> Non
     await scrambled.stop(0)
     async with serving(TargetServicer(FakeEngine), settings(port=port)):
         async with asyncio.timeout(60):
-            while pool.num_replicas == 0:
+            while pool.pool.num_replicas == 0:
                 await asyncio.sleep(0.01)
         assert (await pool.info()).model == "fake"
         await pool.aclose()

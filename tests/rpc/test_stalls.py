@@ -44,12 +44,12 @@ async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_nex
         session = session_at(first, second)
         async with asyncio.timeout(GENEROUS_S):
             await target.score(CONTEXT, [SEGMENT], session)
-        assert (other.num_asked, target.num_replicas, target.num_hung) == (1, 1, 1)
+        assert (other.num_asked, target.pool.num_replicas, target.pool.num_hung) == (1, 1, 1)
         hanging.steps.is_busy = False  # which may be for want of calls
         await asyncio.sleep(2 * STALL_S)
-        assert target.num_hung == 1
+        assert target.pool.num_hung == 1
         hanging.steps.num_steps += 1
-        await until(lambda: target.num_replicas == 2)
+        await until(lambda: target.pool.num_replicas == 2)
         await target.score(CONTEXT, [SEGMENT], session)
         assert other.num_asked == 1
 

@@ -194,7 +194,7 @@ async def test_replicas_prove_the_name_they_were_found_under(authority: Authorit
             aclosing(RemoteTarget(f"target.example:{first.port}", options, lookup)) as target,
             aclosing(RemoteTarget(first.address, options)) as unnamed,
         ):
-            await until(lambda: target.num_replicas == 2)
+            await until(lambda: target.pool.num_replicas == 2)
             assert len(await target.score(CONTEXT, [SEGMENT], "s")) == 1
             with pytest.raises(Unavailable):
                 await unnamed.info()
@@ -216,5 +216,5 @@ async def test_renewed_certificate_is_shown_to_a_replica_that_refused_the_old(
             await target.info()
         old.certificate.write_bytes(new.certificate.read_bytes())
         old.key.write_bytes(new.key.read_bytes())
-        await until(lambda: target.num_replicas == 1)
+        await until(lambda: target.pool.num_replicas == 1)
         assert (await target.info()).model == "fake"
