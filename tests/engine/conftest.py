@@ -1,29 +1,41 @@
 """Engines over the tiny checkpoints."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Writer
+from tests.engine.support import Load
 
 
 @pytest.fixture(params=["qwen2", "llama"])
-def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[Path]:
-    yield checkpoints[request.param]
+def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Path:
+    return checkpoints[request.param]
 
 
 @pytest.fixture
-async def engine(checkpoint: Path) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
-    yield engine
-    await engine.aclose()
+async def load() -> AsyncIterator[Load]:
+    """Loads engines, which are closed after the test."""
+    engines: list[TransformersEngine] = []
+
+    def loaded(folder: Path, writer: Writer = Writer.TARGET, **options: Any) -> TransformersEngine:
+        engines.append(TransformersEngine.load(str(folder), writer=writer, device="cpu", **options))
+        return engines[-1]
+
+    yield loaded
+    for engine in engines:
+        await engine.aclose()
 
 
 @pytest.fixture
-async def uncached(checkpoint: Path) -> AsyncIterator[TransformersEngine]:
+async def engine(checkpoint: Path, load: Load) -> TransformersEngine:
+    return load(checkpoint)
+
+
+@pytest.fixture
+async def uncached(checkpoint: Path, load: Load) -> TransformersEngine:
     """The same model without a prefix cache: every call recomputes its whole context."""
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=0)
-    yield engine
-    await engine.aclose()
+    return load(checkpoint, cache_bytes=0)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from semspec.engine import speculative
-from semspec.engine.causal_lm import EngineName, Forward
+from semspec.engine.causal_lm import Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import renormalised
 from semspec.engine.steps import Prefix, Steps
@@ -29,11 +28,12 @@ from semspec.types import (
     Segment,
     SegmentEnd,
     States,
-    Writer,
     derive_seed,
     uniform,
 )
 
+Load = Callable[..., TransformersEngine]
+"""Of a folder, with options of `TransformersEngine.load`."""
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -66,30 +66,25 @@ def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert float((a - b).norm() / b.norm()) < tolerance
 
 
-def load(
-    checkpoint: Path, cache_bytes: int = 1 << 30, kv_bytes: int = 4 << 30, name: EngineName = "auto"
-) -> TransformersEngine:
-    return TransformersEngine.load(
-        str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=cache_bytes, kv_bytes=kv_bytes, engine=name
-    )
+def pairs(engine: TransformersEngine, context: Context, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of the first two tokens that the engine's model writes after `context`; of one, where that ends the
+    turn."""
+    ids = engine.tokenizer.context_ids(context)
+
+    def following(*tokens: int) -> dict[tuple[int, ...], float]:
+        logits = engine.lm.forward([*ids, *tokens], engine.lm.new_kv()).logits
+        return {(*tokens, *one): p for one, p in probabilities(renormalised(logits, sampling)[0]).items()}
+
+    first, table = following(), dict[tuple[int, ...], float]()
+    for (one,), share in first.items():
+        ends = one in engine.tokenizer.eos_ids
+        table |= {(one,): share} if ends else {pair: share * p for pair, p in following(one).items()}
+    return table
 
 
-def pairs(
-    engine: TransformersEngine, context: tuple[int, ...], sampling: SamplingParams
-) -> dict[tuple[int, ...], float]:
-    """Probability of each pair of tokens the engine's model may write after `context`."""
-
-    def following(tokens: tuple[int, ...]) -> Tensor:
-        return renormalised(engine.lm.forward(tokens, engine.lm.new_kv()).logits, sampling)[0].double()
-
-    table: dict[tuple[int, ...], float] = {}
-    first = following(context)
-    for one in first.nonzero()[:, 0].tolist():
-        second = following((*context, one))
-        for two in second.nonzero()[:, 0].tolist():
-            table[one, two] = float(first[one] * second[two])
-    total = sum(table.values())
-    return {pair: probability / total for pair, probability in table.items()}
+def probabilities(row: Tensor) -> dict[tuple[int, ...], float]:
+    """Of the tokens that `row` `[vocab_size]` does not exclude."""
+    return {(token,): float(row[token]) for token in row.nonzero()[:, 0].tolist()}
 
 
 def own_stream(seed: int) -> int:
@@ -131,6 +126,16 @@ async def segments_of(engine: TransformersEngine, context: Context, what: Genera
     return [one.segment for one in await written(engine, context, what)]
 
 
+async def one_by_one(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[Segment]:
+    """What calls for a segment each write until `what` is fulfilled."""
+    segments: list[Segment] = []
+    while not is_fulfilled(segments, what):
+        left = what.max_tokens - sum(len(segment.token_ids) for segment in segments)
+        single = replace(what, max_segments=1, max_tokens=left)
+        segments += await segments_of(engine, context.extended(*segments), single)
+    return segments
+
+
 async def greedy(engine: TransformersEngine, num_tokens: int) -> list[int]:
     """What the engine writes greedily after the prompt."""
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
@@ -153,9 +158,7 @@ def always_accepting() -> Iterator[None]:
 
 def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
     """Each token with probability 1."""
-    one = struct.pack("<f", 1.0)
-    distributions = tuple(Distribution(struct.pack("<I", token), one) for token in token_ids)
-    return Proposal(token_ids, distributions, engine.tokenizer.info.tokenizer, 0.0)
+    return Proposal(token_ids, tuple(map(Distribution.certain, token_ids)), engine.tokenizer.info.tokenizer, 0.0)
 
 
 def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:

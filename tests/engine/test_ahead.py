@@ -7,12 +7,12 @@ import pytest
 
 from semspec.engine import worker
 from semspec.types import Context, GenerationParams
-from tests.engine.support import load, params, written
+from tests.engine.support import Load, params, written
 
 
 @pytest.mark.parametrize(("ahead_s", "order"), [(1e9, ["needed", "ahead"]), (0.0, ["ahead", "needed"])])
 async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
-    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, ahead_s: float, order: list[str]
+    checkpoints: dict[str, Path], load: Load, monkeypatch: pytest.MonkeyPatch, ahead_s: float, order: list[str]
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", ahead_s)
     engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=1)  # room for one call at a time
@@ -31,11 +31,10 @@ async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
     calls.append(asyncio.create_task(write("needed", params(max_tokens=5))))
     await asyncio.gather(*calls)
     assert ended == ["first", *order]
-    await engine.aclose()
 
 
 async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
-    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Path], load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", 1e9)
     alone = load(checkpoints["qwen2"], cache_bytes=0)
@@ -58,5 +57,3 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
     assert ended == [1, 0]
     for context, mine in zip(started, texts_written, strict=True):
         assert mine == [one.segment.text for one in await written(alone, context, what)]
-    await alone.aclose()
-    await engine.aclose()

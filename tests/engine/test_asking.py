@@ -1,7 +1,6 @@
 """Asking the target about a context: the right turn for the template, the right probabilities, nothing left behind."""
 
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from semspec.engine.conversation import supports_choices, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
-from tests.engine.support import CHATML, PROMPT, only_prefix, params, sizes_of, written
+from tests.engine.support import CHATML, PROMPT, Load, only_prefix, params, sizes_of, written
 
 REASONING = (
     "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content | trim }}{% endif %}"
@@ -78,11 +77,9 @@ def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp
 
 
 @pytest.fixture
-async def silent(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
+async def silent(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
     """A target whose template drops earlier turns."""
-    engine = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.TARGET, device="cpu")
-    yield engine
-    await engine.aclose()
+    return load(checkpoints["llama"])
 
 
 async def reasoned(engine: TransformersEngine) -> Context:

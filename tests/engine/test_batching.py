@@ -2,18 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
-from semspec.engine.causal_lm import EngineName, Forward
-from semspec.engine.kv_cache import KV, Chunk
-from semspec.engine.logits import filtered
+from semspec.engine.causal_lm import EngineName
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.worker import Scheduler
 from semspec.errors import InternalError
@@ -25,9 +22,20 @@ from semspec.types import (
     SamplingParams,
     SegmentScore,
     VerifiedTokens,
-    uniform,
 )
-from tests.engine.support import HOT, assert_same, load, params, prompt, segments_of, steps_of, tensor, written
+from tests.engine.support import (
+    HOT,
+    Load,
+    assert_same,
+    before_each_step,
+    params,
+    prompt,
+    segments_of,
+    steps_of,
+    tensor,
+    written,
+)
+from tests.vllm.support import boundary_distance
 
 NUM_STREAMS = 32
 
@@ -35,18 +43,14 @@ AllKinds = tuple[list[GeneratedSegment], list[SegmentScore], Proposal, VerifiedT
 
 
 @pytest.fixture
-async def alone(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
+async def alone(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
     """Serves one call at a time in these tests, and keeps nothing between them."""
-    engine = load(checkpoints["qwen2"], cache_bytes=0)
-    yield engine
-    await engine.aclose()
+    return load(checkpoints["qwen2"], cache_bytes=0)
 
 
 @pytest.fixture
-async def batched(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
-    engine = load(checkpoints["qwen2"])
-    yield engine
-    await engine.aclose()
+async def batched(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
+    return load(checkpoints["qwen2"])
 
 
 def with_step_tokens(engine: TransformersEngine, step_tokens: int) -> None:
@@ -68,9 +72,9 @@ def assert_same_streams(mine: list[GeneratedSegment], expected: list[GeneratedSe
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_streams_that_share_steps_write_what_each_writes_alone(
-    checkpoint: Path, name: EngineName, temperature: float
+    checkpoint: Path, load: Load, name: EngineName, temperature: float
 ) -> None:
-    engine, reference = load(checkpoint, name=name), load(checkpoint, cache_bytes=0)
+    engine, reference = load(checkpoint, engine=name), load(checkpoint, cache_bytes=0)
     started, steps = await contexts(engine, 12), steps_of(engine)
     wanted = [
         params(sampling=SamplingParams(temperature, 0.95, 0, seed), max_segments=0, max_tokens=30, want_states=True)
@@ -80,8 +84,6 @@ async def test_streams_that_share_steps_write_what_each_writes_alone(
     assert max(map(len, steps)) >= 6
     for context, what, mine in zip(started, wanted, together, strict=True):
         assert_same_streams(mine, await written(reference, context, what))
-    await engine.aclose()
-    await reference.aclose()
 
 
 async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
@@ -164,7 +166,7 @@ async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(batched
 
 @pytest.mark.parametrize("num_buffers", [1, 3])
 async def test_evicted_calls_are_computed_again_with_the_same_result(
-    checkpoints: dict[str, Path], alone: TransformersEngine, num_buffers: int
+    checkpoints: dict[str, Path], load: Load, alone: TransformersEngine, num_buffers: int
 ) -> None:
     """Each call's second buffer, past 256 tokens, needs the memory of another call."""
     layout = alone.lm.decoder.layout  # type: ignore[union-attr]
@@ -185,7 +187,6 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
         num_needed += sum(len(one.segment.token_ids) for one in mine)
     if num_buffers > 1:
         assert sum(map(sum, steps)) > num_needed + 200, "something was evicted"
-    await engine.aclose()
 
 
 async def test_prefix_of_another_session_equals_recomputed(
@@ -218,19 +219,16 @@ async def test_cancelled_stream_leaves_the_others_as_they_are(
         assert [one.segment for one in mine] == await segments_of(alone, context, what)
 
 
-async def test_call_that_cannot_be_computed_fails_alone(
-    alone: TransformersEngine, batched: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_call_that_cannot_be_computed_fails_alone(alone: TransformersEngine, batched: TransformersEngine) -> None:
     started = await contexts(alone, 5)
-    bad = started[2].pieces[0].token_ids
-    forward_step = batched.lm.forward_step
+    lengths = [len(context.pieces[0].token_ids) for context in started]
+    assert lengths.count(lengths[2]) == 1
 
-    def failing(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
-        if any(tuple(chunk.tokens) == bad for chunk in chunks):
+    def fail(sizes: list[int]) -> None:
+        if lengths[2] in sizes:
             raise InternalError("no such kernel")
-        return forward_step(chunks)
 
-    monkeypatch.setattr(batched.lm, "forward_step", failing)
+    before_each_step(batched, fail)
     results = await asyncio.gather(
         *(written(batched, context, params()) for context in started), return_exceptions=True
     )
@@ -242,9 +240,9 @@ async def test_call_that_cannot_be_computed_fails_alone(
 
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_step_that_breaks_off_midway_feeds_nobody_twice(
-    checkpoint: Path, name: EngineName, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, load: Load, name: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, reference = load(checkpoint, name=name), load(checkpoint, cache_bytes=0)
+    engine, reference = load(checkpoint, engine=name), load(checkpoint, cache_bytes=0)
     started = await contexts(engine, 4)
     norm, calls = engine.lm.model.model.norm, iter(range(1000))
     logits, forward = engine.lm.decoder and engine.lm.decoder._logits, norm.forward
@@ -270,22 +268,12 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
             continue
         assert_same_streams(mine, await written(reference, context, what))
     assert num_failed < 3 and next(calls) > 14
-    await engine.aclose()
-    await reference.aclose()
 
 
-async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(
-    alone: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(alone: TransformersEngine) -> None:
     may_go_on = threading.Event()
     may_go_on.set()
-    forward_step = alone.lm.forward_step
-
-    def waiting(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
-        assert may_go_on.wait(60)
-        return forward_step(chunks)
-
-    monkeypatch.setattr(alone.lm, "forward_step", waiting)
+    before_each_step(alone, lambda _: may_go_on.wait(60))
     [context] = await contexts(alone, 1)
     async with aclosing(alone.generate(context, params(max_segments=2, max_tokens=20))) as stream:
         await anext(stream)
@@ -330,20 +318,7 @@ async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
     for what, mine in zip(wanted, together, strict=True):
         expected = await answer(alone, what)
         if mine != expected:
-            distance = distance_from_boundary(alone, context, mine, expected, what.sampling)
+            same = next(index for index, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b)
+            tokens = [*context.pieces[0].token_ids, *expected[:same]]
+            distance = boundary_distance(alone, tokens, what.sampling)
             assert distance < 1e-5, (what.sampling.seed, distance)
-
-
-def distance_from_boundary(
-    engine: TransformersEngine, context: Context, mine: list[int], expected: list[int], sampling: SamplingParams
-) -> float:
-    """By how much a probability must change for the first differing draw to give another token."""
-    same = next(index for index, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b)
-    tokens = [*context.pieces[0].token_ids, *expected[:same]]
-    logits = engine.lm.forward(tokens, engine.lm.new_kv()).logits
-    weights = filtered(logits, sampling)[0].double()
-    cumulative = weights.cumsum(0) / weights.sum()
-    to_draw = (cumulative - uniform(sampling.seed, "token", len(tokens))).abs().min()
-    descending = torch.softmax(logits[0].double() / sampling.temperature, -1).sort(descending=True).values
-    to_filter = (descending.cumsum(0) - sampling.top_p).abs().min()
-    return float(min(to_draw, to_filter))

@@ -12,7 +12,7 @@ import torch
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
-from tests.engine.support import before_each_step, params, prompt, sizes_of, written
+from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
 
 async def test_rounds_of_a_session_feed_only_new_tokens(
@@ -47,8 +47,8 @@ async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine:
     assert sizes == [1]
 
 
-async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=200_000)
+async def test_cache_stays_within_its_budget(checkpoint: Path, load: Load) -> None:
+    engine = load(checkpoint, cache_bytes=200_000)
     for index in range(12):
         context = Context((await engine.encode(f"Day {index % 9}: Tom sells {index % 7} pens."),))
         await written(engine, context, params())
@@ -58,13 +58,11 @@ async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
     assert engine.cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
     info = await engine.info()
     assert (info.cache_bytes, info.max_cache_bytes) == (engine.cache.num_bytes, 200_000)
-    await engine.aclose()
 
 
 async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
     before = await written(engine, context, params())
     assert len(engine.cache.prefixes) > 0
@@ -81,7 +79,6 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     assert sizes == [1] and len(engine.cache.prefixes) == 0
     monkeypatch.setattr(engine.lm, "forward_step", forward_step)
     assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
-    await engine.aclose()
 
 
 async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngine) -> None:
@@ -158,8 +155,7 @@ async def test_bad_prompts_are_refused_by_name(engine: TransformersEngine) -> No
         await written(engine, Context(()), GenerationParams(SamplingParams()))
 
 
-async def test_closed_engine_refuses(checkpoint: Path) -> None:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
+async def test_closed_engine_refuses(engine: TransformersEngine) -> None:
     await engine.aclose()
     with pytest.raises(Unavailable):
         await written(engine, await prompt(engine), params())

@@ -21,7 +21,18 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.engine.support import HOT, PROMPT, assert_same, params, prompt, segments_of, tensor, written
+from tests.engine.support import (
+    HOT,
+    PROMPT,
+    Load,
+    assert_same,
+    one_by_one,
+    params,
+    prompt,
+    segments_of,
+    tensor,
+    written,
+)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -34,12 +45,15 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
         what = params(
             sampling=SamplingParams(1.0, 0.95, 0, seed=100 * seed + step),
             want_states=True,
+            num_logprobs=1,
             session=rng.choice(["", "a", "b"]),
         )
         [mine] = await written(engine, context, what)
         [fresh] = await written(uncached, context, what)
         assert mine.segment == fresh.segment
         assert_same(tensor(mine.states), tensor(fresh.states))
+        told, again = ([one.logprob for one in generated.logprobs or ()] for generated in (mine, fresh))
+        assert told == pytest.approx(again, abs=1e-4) and len(told) == len(mine.segment.token_ids)
         [read] = await engine.score(context, [mine.segment], what.session)
         [read_fresh] = await uncached.score(context, [mine.segment])
         assert_same(tensor(read.states), tensor(read_fresh.states))
@@ -65,21 +79,12 @@ async def test_writing_and_reading_at_once_equal_reading_one_by_one(
         context = context.extended(one.segment)
 
 
+@pytest.mark.parametrize("segmentation", Segmentation)
 async def test_one_stream_of_segments_equals_one_call_a_segment(
-    engine: TransformersEngine, uncached: TransformersEngine
+    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation
 ) -> None:
-    for segmentation in Segmentation:
-        start = context = await prompt(engine)
-        single: list[Segment] = []
-        budget = 120
-        while budget > 0 and not (single and single[-1].end is SegmentEnd.EOS):
-            what = params(segmentation=segmentation, max_tokens=budget)
-            [one] = await written(uncached, context, what)
-            single.append(one.segment)
-            budget -= len(one.segment.token_ids)
-            context = context.extended(one.segment)
-        stream = await written(engine, start, params(segmentation=segmentation, max_segments=0))
-        assert [one.segment for one in stream] == single
+    context, what = await prompt(engine), params(segmentation=segmentation, max_segments=0)
+    assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
 async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -> None:
@@ -148,13 +153,12 @@ async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
     assert_same(tensor(one.states), expected)
 
 
-async def test_bf16_states_agree_with_fp32(engine: TransformersEngine, checkpoint: Path) -> None:
-    half = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", dtype="bfloat16")
+async def test_bf16_states_agree_with_fp32(engine: TransformersEngine, checkpoint: Path, load: Load) -> None:
+    half = load(checkpoint, dtype="bfloat16")
     context = await prompt(engine)
     [one] = await written(engine, context, params(want_states=True))
     [reading] = await half.score(context, [one.segment])
     assert_same(tensor(reading.states), tensor(one.states), tolerance=2e-2)
-    await half.aclose()
 
 
 async def test_reader_with_another_tokenizer_takes_the_text(engine: TransformersEngine) -> None:

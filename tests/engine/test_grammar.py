@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from semspec.types import (
     Writer,
 )
 from tests.checkpoints import save_spelling_checkpoint
+from tests.engine.support import Load, one_by_one
 from tests.grammars.schemas import COSTLY, COUNTED
 from tests.words import build_tokenizer
 
@@ -54,10 +54,8 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["fast", "transformers"])
-async def engine(spelling: Path, request: pytest.FixtureRequest) -> AsyncIterator[TransformersEngine]:
-    engine = TransformersEngine.load(str(spelling), writer=Writer.TARGET, device="cpu", engine=request.param)
-    yield engine
-    await engine.aclose()
+async def engine(spelling: Path, request: pytest.FixtureRequest, load: Load) -> TransformersEngine:
+    return load(spelling, engine=request.param)
 
 
 def params(seed: int = 0, temperature: float = 1.0, **fields: Any) -> GenerationParams:
@@ -98,10 +96,7 @@ async def test_answer_in_many_calls_equals_one(engine: TransformersEngine, segme
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
     whole = [one.segment for one in await written(engine, params(5, **cuts))]
-    parts = list[Segment]()
-    while not parts or parts[-1].end is not SegmentEnd.EOS:
-        [generated] = await written(engine, params(5, **cuts, max_segments=1), *parts)
-        parts.append(generated.segment)
+    parts = await one_by_one(engine, Context((await engine.encode(PROMPT),)), params(5, **cuts))
     assert parts == whole and len(parts) > 3
 
 
@@ -214,14 +209,9 @@ async def test_call_with_a_wrong_grammar_or_context_is_refused(engine: Transform
         await written(engine, params(), strange)
 
 
-@pytest.fixture
-def words(checkpoints: dict[str, Path]) -> Iterator[TransformersEngine]:
-    yield TransformersEngine.load(str(checkpoints["qwen2"]), writer=Writer.TARGET, device="cpu")
-
-
-async def test_model_whose_vocabulary_spells_no_json_takes_none(words: TransformersEngine) -> None:
+async def test_model_whose_vocabulary_spells_no_json_takes_none(checkpoints: dict[str, Path], load: Load) -> None:
+    words = load(checkpoints["qwen2"])
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
         await written(words, params())
-    await words.aclose()

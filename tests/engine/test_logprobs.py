@@ -1,7 +1,6 @@
 """How likely the writer found its tokens, and what they are in bytes."""
 
 import shutil
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
-from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob, Writer
+from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
 from tests.engine.models import lm_of, random_model
-from tests.engine.support import params, prompt, written
+from tests.engine.support import Load, params, prompt, written
 
 pytestmark = pytest.mark.slow
 MULTILINGUAL = "Já 你好, 𝛑 ≈ 3.14 — naïve\n\n\u200d👩\u200d👧 <think>é</think>"
@@ -86,14 +85,12 @@ def test_byte_spelt_out_by_a_byte_level_tokenizer_is_text() -> None:
 
 
 @pytest.fixture
-async def spread(checkpoint: Path, tmp_path: Path) -> AsyncIterator[TransformersEngine]:
+async def spread(checkpoint: Path, tmp_path: Path, load: Load) -> TransformersEngine:
     """An engine whose tokens are mostly single bytes."""
     folder = tmp_path / "byte-level"
     shutil.copytree(checkpoint, folder)
     byte_level().save_pretrained(folder)
-    engine = TransformersEngine.load(str(folder), writer=Writer.TARGET, device="cpu")
-    yield engine
-    await engine.aclose()
+    return load(folder)
 
 
 async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
@@ -109,8 +106,8 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str) -> None:
-    engine = TransformersEngine.load(str(BUNDLED_PAIR / role), writer=Writer.TARGET, device="cpu")
+async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str, load: Load) -> None:
+    engine = load(BUNDLED_PAIR / role)
     for segmentation in Segmentation:
         what = params(
             segmentation=segmentation, max_segments=0, max_tokens=400, sampling=SamplingParams(), num_logprobs=2
@@ -121,7 +118,6 @@ async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: st
             assert one.logprobs is not None and len(one.logprobs) == len(one.segment.token_ids)
         last = stream[-1]
         assert last.segment.end is SegmentEnd.EOS and last.logprobs is not None and last.logprobs[-1].data == b""
-    await engine.aclose()
 
 
 def by_plain_forward(checkpoint: Path, context: Context, one: GeneratedSegment) -> Tensor:
@@ -136,9 +132,9 @@ def by_plain_forward(checkpoint: Path, context: Context, one: GeneratedSegment) 
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.6, 0.5, 3, 5)])
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
-    checkpoint: Path, name: EngineName, sampling: SamplingParams
+    checkpoint: Path, load: Load, name: EngineName, sampling: SamplingParams
 ) -> None:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", engine=name)
+    engine = load(checkpoint, engine=name)
     context = await prompt(engine)
     what = params(sampling=sampling, segmentation=Segmentation.SENTENCE, num_logprobs=4)
     [one] = await written(engine, context, what)
@@ -151,7 +147,6 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
         assert [other.token_id for other in told.alternatives] == likeliest.indices.tolist()
         assert [other.logprob for other in told.alternatives] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
         assert all(other.data == engine.tokenizer.token_bytes(other.token_id) for other in told.alternatives)
-    await engine.aclose()
 
 
 async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEngine) -> None:
@@ -161,15 +156,6 @@ async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEn
     assert [one.logprobs for one in plain] == [None] * len(plain)
     assert all(told.alternatives == () for one in asked for told in one.logprobs or ())
     assert [replace(one, duration_ms=0, logprobs=None) for one in asked] == [replace(x, duration_ms=0) for x in plain]
-
-
-async def test_cached_logprobs_equal_recomputed(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    context, what = await prompt(engine), params(num_logprobs=1, session="s")
-    await written(engine, context, what)
-    [[mine], [fresh]] = await written(engine, context, what), await written(uncached, context, what)
-    assert mine.logprobs is not None and fresh.logprobs is not None
-    for told, same in zip(mine.logprobs, fresh.logprobs, strict=True):
-        assert told.logprob == pytest.approx(same.logprob, abs=1e-4)
 
 
 def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are() -> None:

@@ -1,7 +1,6 @@
 """Retrieved proposals on engines: what is written with a datastore's help is what the target writes alone."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +17,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
-from tests.engine.support import assert_distributed, certainly, greedy, pairs, params, prompt
+from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
@@ -51,11 +50,10 @@ async def datastore(engine: TransformersEngine, tmp_path: Path) -> Datastore:
 
 @pytest.fixture
 async def backends(
-    engine: TransformersEngine, datastore: Datastore, checkpoints: dict[str, Path]
-) -> AsyncIterator[Backends]:
-    draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    yield Backends(RetrievingDraft(draft, datastore), engine, ConstantVerifier(1.0, 0.0))  # rejects all
-    await draft.aclose()
+    engine: TransformersEngine, datastore: Datastore, checkpoints: dict[str, Path], load: Load
+) -> Backends:
+    draft = load(checkpoints["llama"], Writer.DRAFT)
+    return Backends(RetrievingDraft(draft, datastore), engine, ConstantVerifier(1.0, 0.0))  # rejects all
 
 
 async def records(backends: Backends, strategy: str = "retrieval", **fields: Any) -> list[SegmentRecord]:
@@ -118,7 +116,7 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     rewrites too, although the segments that they replace were rejected."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
     if tree:
-        expected_pairs = sorted(pairs(engine, context.pieces[0].token_ids, sampling).items(), key=itemgetter(1))
+        expected_pairs = sorted(pairs(engine, context, sampling).items(), key=itemgetter(1))
         likely = [[*context.pieces[0].token_ids[-9:], *pair] for pair, _ in expected_pairs[-4:]]
         write(tmp_path / "tree", await engine.info(), likely)
         datastore = Datastore.load(tmp_path / "tree")
@@ -132,7 +130,7 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
-    assert_distributed(counts, pairs(engine, context.pieces[0].token_ids, sampling))
+    assert_distributed(counts, pairs(engine, context, sampling))
     assert 0 < num_accepted < num_proposed
 
 
@@ -212,7 +210,7 @@ async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: Tr
 
 @pytest.mark.parametrize("with_neighbours", [False, True])
 async def test_retrieval_over_grpc_equals_that_in_process(
-    engine: TransformersEngine, checkpoints: dict[str, Path], tmp_path: Path, with_neighbours: bool
+    engine: TransformersEngine, checkpoints: dict[str, Path], load: Load, tmp_path: Path, with_neighbours: bool
 ) -> None:
     context = await prompt(engine)
     sampled: dict[str, Any] = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
@@ -226,7 +224,7 @@ async def test_retrieval_over_grpc_equals_that_in_process(
         # The state before each token, and before the document's end.
         states = np.concatenate([np.concatenate([one[:1], one]) for one in each])
     write(tmp_path, await engine.info(), documents, states)
-    draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
+    draft = load(checkpoints["llama"], Writer.DRAFT)
     retrieving = RetrievingDraft(draft, Datastore.load(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
     soft: dict[str, Any] = {"context": context, "retrieval": SOFT, "num_speculative_tokens": 3}
@@ -242,4 +240,3 @@ async def test_retrieval_over_grpc_equals_that_in_process(
                 (r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in there
             ]
             assert sum(r.num_accepted_tokens for r in here) > 0 and not any(r.fallback for r in here)
-    await draft.aclose()

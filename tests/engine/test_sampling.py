@@ -1,13 +1,14 @@
 """Drawing tokens: the right distribution, the same token for the same name, no trembling at near ties."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
-from semspec.engine.logits import draw_each, draw_token, filtered, pick
+from semspec.engine.logits import draw_each, draw_token, filtered, pick, renormalised
 from semspec.types import SamplingParams
+from tests.engine.support import assert_distributed, probabilities
 
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])
 
@@ -26,15 +27,9 @@ LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])
 )
 def test_frequencies_follow_the_filtered_distribution(sampling: SamplingParams) -> None:
     """Chi-square at fixed seeds, 0.1% level."""
-    expected = filtered(LOGITS[None], sampling)[0]
-    expected = expected / expected.sum()
     samplings = [replace(sampling, seed=seed) for seed in range(8000)]
     drawn = draw_each(LOGITS.expand(8000, -1), samplings, [5] * 8000)
-    counts = torch.bincount(torch.tensor(drawn), minlength=8)
-    assert counts[expected == 0].sum() == 0
-    possible = expected > 0
-    weights = expected[possible].double().numpy()
-    assert chisquare(counts[possible].numpy(), 8000 * weights / weights.sum()).pvalue > 0.001
+    assert_distributed(Counter((token,) for token in drawn), probabilities(renormalised(LOGITS[None], sampling)[0]))
 
 
 def test_filters_keep_what_they_say() -> None:

@@ -1,7 +1,6 @@
 """A sentence ends where the token drawn after it says so; that token is the next writer's to draw."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import trace
-from tests.engine.support import assert_distributed, params, prompt, segments_of, speculated
+from tests.engine.support import Load, assert_distributed, params, prompt, segments_of, speculated
 from tests.variants import changed
 
 SENTENCE = Segmentation.SENTENCE
@@ -27,7 +26,7 @@ NUM_SEEDS = 300
 Engines = tuple[TransformersEngine, TransformersEngine]
 
 
-def save_with_few_words(source: Path, folder: Path) -> str:
+def save_with_few_words(source: Path, folder: Path) -> Path:
     """The model of `source` that writes nothing but `WORDS`: one dimension of its states is nearly constant."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), PreTrainedTokenizerFast.from_pretrained(source)
     model.get_input_embeddings().weight.data[:, 0] = 5.0
@@ -38,19 +37,14 @@ def save_with_few_words(source: Path, folder: Path) -> str:
         bias[token] = 2.0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return str(folder)
+    return folder
 
 
 @pytest.fixture
-async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
+async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> Engines:
     """Draft and target."""
-    draft, target = (
-        TransformersEngine.load(save_with_few_words(checkpoints[name], tmp_path / name), writer=writer, device="cpu")
-        for name, writer in (("llama", Writer.DRAFT), ("qwen2", Writer.TARGET))
-    )
-    yield draft, target
-    await draft.aclose()
-    await target.aclose()
+    draft, target = (save_with_few_words(checkpoints[name], tmp_path / name) for name in ("llama", "qwen2"))
+    return load(draft, Writer.DRAFT), load(target)
 
 
 async def after(engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Context:

@@ -1,16 +1,18 @@
 """Penalties and biases: as their formulas say, counted over the output, in the draw alone."""
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
-from semspec.engine.logits import filtered
+from semspec.engine.logits import renormalised
 from semspec.engine.shaping import Counts
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.types import Context, GeneratedSegment, GenerationParams, Penalties, SamplingParams, Segment
+from tests.engine.support import assert_distributed, one_by_one, probabilities, segments_of
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0, -2.0])
 PROMPT = "Tom has pens: 25."
@@ -39,8 +41,8 @@ def test_half_precision_is_penalised_in_full() -> None:
 
 
 def params(penalties: Penalties, seed: int = 0, temperature: float = 1.0, **fields: Any) -> GenerationParams:
-    sampling = SamplingParams(temperature, 1.0, 0, seed)
-    return GenerationParams(sampling, **{"max_segments": 0, "max_tokens": 40, "penalties": penalties, **fields})
+    defaults = {"sampling": SamplingParams(temperature, 1.0, 0, seed), "max_segments": 0, "max_tokens": 40}
+    return GenerationParams(**{**defaults, "penalties": penalties, **fields})
 
 
 async def written(engine: TransformersEngine, asked: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
@@ -61,26 +63,18 @@ async def test_draws_follow_the_penalised_distribution(engine: TransformersEngin
     logits = engine.lm.forward([*prompt, *segment.token_ids], engine.lm.new_kv()).logits[-1]
     penalties = Penalties(3.0, 1.0, 1.5, ((int(logits.argmax()), 2.0),))
     shaped = Counts(penalties, prompt, segment.token_ids, len(logits)).applied(logits)
-    expected = filtered(shaped[None], SamplingParams(0.8, 1.0))[0]
-    num = 300
-    drawn = [ids_of(await written(engine, params(penalties, seed, 0.8, max_tokens=1), segment)) for seed in range(num)]
-    counts = torch.bincount(torch.tensor([token for [token] in drawn]), minlength=len(expected)).double()
-    common = num * expected.double() >= 5
-    told = [*counts[common].tolist(), float(counts[~common].sum())]
-    wanted = [*(num * expected.double()[common]).tolist(), float(num * expected.double()[~common].sum())]
-    assert chisquare(told, [num / sum(wanted) * one for one in wanted]).pvalue > 0.001
+    sampling, counts = SamplingParams(0.8, 1.0, 4), Counter[tuple[int, ...]]()
+    for seed in range(300):
+        what = params(penalties, sampling=replace(sampling, seed=seed), max_tokens=1)
+        counts[tuple(ids_of(await written(engine, what, segment)))] += 1
+    assert_distributed(counts, probabilities(renormalised(shaped[None], sampling)[0]))
 
 
 async def test_one_call_writes_what_several_do(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    penalties = Penalties(0.4, 0.3, 1.3, ((5, 2.0),))
+    penalties, context = Penalties(0.4, 0.3, 1.3, ((5, 2.0),)), Context((await engine.encode(PROMPT),))
     for seed in range(3):
-        whole = await written(engine, params(penalties, seed, max_tokens=60, max_segment_tokens=12))
-        segments: list[Segment] = []
-        while len(segments) < len(whole):
-            left = 60 - sum(len(one.token_ids) for one in segments)
-            asked = params(penalties, seed, max_tokens=left, max_segments=1, max_segment_tokens=12)
-            segments += [one.segment for one in await written(uncached, asked, *segments)]
-        assert [one.segment.token_ids for one in whole] == [one.token_ids for one in segments]
+        what = params(penalties, seed, max_tokens=60, max_segment_tokens=12)
+        assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
 async def test_penalty_on_repeating_makes_greedy_text_repeat_less(engine: TransformersEngine) -> None:

@@ -1,17 +1,15 @@
 """Token-level speculation between tokenizers that differ in their added tokens and their padding, as R1's and QwQ's."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.engine.checkpoint import tokenizer_fingerprint
-from semspec.engine.logits import renormalised
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
@@ -25,7 +23,7 @@ from semspec.types import (
 )
 from tests.checkpoints import random_probes
 from tests.decoding.test_three_ways import assert_same, behind_sockets, trace
-from tests.engine.support import PROMPT, assert_distributed, certainly, params, prompt
+from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
 from tests.variants import changed
 
 NUM_SEEDS = 200
@@ -67,21 +65,14 @@ def save(source: Path, special: tuple[str, ...], likely: Mapping[int, int], size
 
 
 @pytest.fixture
-async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
+async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> Engines:
     """Draft and target of the same weights, but for the tokens that are not ordinary, which both often write."""
     first, second, third = OFTEN
     of_draft = {START: second, 311: third, 315: first}
-    folders = (
-        save(checkpoints["qwen2"], DRAFTS, of_draft, 320, tmp_path / "draft"),
-        save(checkpoints["qwen2"], TARGETS, {START: first, END: second, DONE: third}, 340, tmp_path / "target"),
-    )
-    draft, target = (
-        TransformersEngine.load(str(folder), writer=writer, device="cpu")
-        for folder, writer in zip(folders, (Writer.DRAFT, Writer.TARGET), strict=True)
-    )
-    yield draft, target
-    await draft.aclose()
-    await target.aclose()
+    of_target = {START: first, END: second, DONE: third}
+    draft = save(checkpoints["qwen2"], DRAFTS, of_draft, 320, tmp_path / "draft")
+    target = save(checkpoints["qwen2"], TARGETS, of_target, 340, tmp_path / "target")
+    return load(draft, Writer.DRAFT), load(target)
 
 
 async def backends_of(engines: Engines, folder: Path) -> Backends:
@@ -114,24 +105,6 @@ def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines:
     assert draft.read_ids(ended, is_first=False) == [*draft.ids_of("7"), draft.end_of_turn]
 
 
-def table(target: TransformersEngine, context: Context) -> dict[tuple[int, ...], float]:
-    """Probability of the first two tokens that the target writes alone; of one, where that ends the turn."""
-
-    def following(*tokens: int) -> Tensor:
-        ids = [*target.tokenizer.context_ids(context), *tokens]
-        return renormalised(target.lm.forward(ids, target.lm.new_kv()).logits, HOT)[0].double()
-
-    probabilities: dict[tuple[int, ...], float] = {}
-    first = following()
-    for one in first.nonzero()[:, 0].tolist():
-        if one in target.tokenizer.eos_ids:
-            probabilities[(one,)] = float(first[one])
-            continue
-        second = following(one)
-        probabilities |= {(one, two): float(first[one] * second[two]) for two in second.nonzero()[:, 0].tolist()}
-    return probabilities
-
-
 @pytest.mark.parametrize("num_tokens", [1, 3])
 async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path: Path, num_tokens: int) -> None:
     """Chi-square of the first two of three tokens, at fixed seeds, 0.1% level."""
@@ -144,7 +117,7 @@ async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path:
         generation = Generation(context, replace(HOT, seed=seed), 3, "token-level", options, session="s")
         records = [one async for one in decode(generation, backends) if isinstance(one, SegmentRecord)]
         counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
-    assert_distributed(counts, table(target, context))
+    assert_distributed(counts, pairs(target, context, HOT))
     assert {START, END, DONE} <= {token for tokens in counts for token in tokens}
 
 

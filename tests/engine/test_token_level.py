@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from semspec.types import (
 )
 from tests.engine.support import (
     HOT,
+    Load,
     always_accepting,
     assert_distributed,
     certainly,
@@ -55,11 +56,9 @@ def checkpoint(checkpoints: dict[str, Path]) -> Path:
 
 
 @pytest.fixture
-async def drafter(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
+async def drafter(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
     """Another model over the same vocabulary."""
-    engine = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    yield engine
-    await engine.aclose()
+    return load(checkpoints["llama"], Writer.DRAFT)
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
@@ -72,7 +71,7 @@ async def test_engines_keep_the_targets_distribution(
         what = params(sampling=SamplingParams(1.5, 1.0, 3, seed), max_tokens=2, session="s")
         segments, _ = await speculated(drafter, engine, context, what, gamma)
         counts[tuple(token for segment in segments for token in segment.token_ids)] += 1
-    assert_distributed(counts, pairs(engine, context.pieces[0].token_ids, SamplingParams(1.5, 1.0, 3)))
+    assert_distributed(counts, pairs(engine, context, SamplingParams(1.5, 1.0, 3)))
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])
@@ -314,9 +313,8 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEn
         assert str(refusal.value.parameter).startswith("open_token_ids")
 
 
-async def test_bundled_pair_writes_greedily_what_its_target_writes() -> None:
-    draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
-    target = TransformersEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET, device="cpu")
+async def test_bundled_pair_writes_greedily_what_its_target_writes(load: Load) -> None:
+    draft, target = load(BUNDLED_PAIR / "draft", Writer.DRAFT), load(BUNDLED_PAIR / "target")
     what = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=120, session="s")
     num_tokens = num_saved = 0
     for seed in SPLITS["tune"][200:203]:
@@ -326,6 +324,4 @@ async def test_bundled_pair_writes_greedily_what_its_target_writes() -> None:
         assert segments == expected
         num_tokens += sum(len(segment.token_ids) for segment in segments)
         num_saved += num_accepted
-    await draft.aclose()
-    await target.aclose()
     assert num_saved > num_tokens / 3

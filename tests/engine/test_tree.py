@@ -19,9 +19,9 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.tree import Tree, as_chain, paths_of
 from semspec.engine.worker import Scheduler
 from semspec.errors import InvalidRequest
-from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams, Writer
+from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.support import GATE, UNSURE, assert_same, certainly, greedy, params, prompt, segments_of
+from tests.engine.support import GATE, UNSURE, Load, assert_same, certainly, greedy, params, prompt, segments_of
 
 PARENTS = (-1, 0, -1, 1, 1, 2, 4, 0)
 """A tree with paths of one to four tokens."""
@@ -164,8 +164,10 @@ def segment_tokens(context: Context) -> list[int]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_engine_without_trees_verifies_the_first_alternatives(checkpoint: Path, temperature: float) -> None:
-    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", engine="transformers")
+async def test_engine_without_trees_verifies_the_first_alternatives(
+    checkpoint: Path, load: Load, temperature: float
+) -> None:
+    engine = load(checkpoint, engine="transformers")
     context = await prompt(engine)
     what = params(sampling=SamplingParams(temperature, seed=3), max_segments=0, max_tokens=9)
     alone = await segments_of(engine, context, what)
@@ -174,7 +176,6 @@ async def test_engine_without_trees_verifies_the_first_alternatives(checkpoint: 
     verified = await engine.verify_tokens(context, (), replace(tree, parents=(-1, -1, 0, 0, 2)), what)
     written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
     assert verified.num_accepted == 3 and written == answer[:4]
-    await engine.aclose()
 
 
 async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
