@@ -28,29 +28,29 @@ SIZES = {
 }
 
 
+def model_of(architecture: str, **changes: object) -> PreTrainedModel:
+    """A Qwen2 or Llama model of `SIZES` over the demo language's vocabulary."""
+    common = {"vocab_size": len(build_tokenizer()), "eos_token_id": 1, "max_position_embeddings": 600, **SIZES}
+    if architecture == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**common | changes))
+    return LlamaForCausalLM(LlamaConfig(**common | changes))
+
+
+def randomise(model: PreTrainedModel, deviation: float = 0.2) -> PreTrainedModel:
+    """Draw all weights of `model`, norms and biases included."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, deviation)
+    return model
+
+
 def save_checkpoints(folder: Path) -> dict[str, Path]:
-    """Save a Qwen2 and a Llama model over the demo language's vocabulary; returns their folders."""
-    tokenizer = build_tokenizer()
+    """Save a Qwen2 and a Llama model; returns their folders."""
     torch.manual_seed(0)
-    common = {
-        "vocab_size": len(tokenizer),
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "max_position_embeddings": 600,
-        **SIZES,
-    }
-    models: dict[str, PreTrainedModel] = {
-        "qwen2": Qwen2ForCausalLM(Qwen2Config(**common)),
-        "llama": LlamaForCausalLM(LlamaConfig(**common)),
-    }
-    folders = {}
+    models = {name: model_of(name, bos_token_id=None) for name in ("qwen2", "llama")}
     for name, model in models.items():
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-        folders[name] = folder / name
-        model.save_pretrained(folders[name])
-        tokenizer.save_pretrained(folders[name])
-    return folders
+        randomise(model).save_pretrained(folder / name)
+        build_tokenizer().save_pretrained(folder / name)
+    return {name: folder / name for name in models}
 
 
 TOOLS_TEMPLATE = """\
@@ -83,12 +83,9 @@ def save_spelling_checkpoint(folder: Path) -> Path:
     anything; returns `folder`."""
     tokenizer = spelling_tokenizer()
     torch.manual_seed(1)
-    sizes = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": 1200, **SIZES}
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    model = Qwen2ForCausalLM(Qwen2Config(**sizes, eos_token_id=ends, bos_token_id=None))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.1)
-    model.save_pretrained(folder)
+    sizes = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": 1200}
+    randomise(model_of("qwen2", **sizes, eos_token_id=ends, bos_token_id=None), 0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

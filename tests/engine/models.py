@@ -3,11 +3,11 @@
 import copy
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.types import ModelInfo
-from tests.checkpoints import SIZES
+from tests.checkpoints import model_of, randomise
 from tests.words import build_tokenizer
 
 WINDOW = 600
@@ -27,15 +27,9 @@ TOKENIZER = build_tokenizer()
 
 
 def random_model(architecture: str, **changes: object) -> PreTrainedModel:
-    """A Qwen2 or Llama model of `SIZES` with random weights, norms and biases included."""
+    """The same model at each call."""
     torch.manual_seed(0)
-    common = {"vocab_size": len(TOKENIZER), "eos_token_id": 1, "max_position_embeddings": WINDOW, **SIZES, **changes}
-    model: PreTrainedModel = (
-        Qwen2ForCausalLM(Qwen2Config(**common)) if architecture == "qwen2" else LlamaForCausalLM(LlamaConfig(**common))
-    )
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    return model
+    return randomise(model_of(architecture, **changes))
 
 
 def lm_of(model: PreTrainedModel, engine: EngineName) -> CausalLM:
