@@ -37,6 +37,12 @@ def graphed(architecture: str, capture: cuda_graph.Capture = remember) -> Causal
     return lm
 
 
+def buckets(lm: CausalLM) -> list[tuple[int, int]]:
+    """Of the graphs of a model that has some or may have."""
+    assert lm.decoder is not None and lm.decoder.graphs is not None
+    return list(lm.decoder.graphs.buckets)
+
+
 @pytest.fixture(params=["qwen2", "llama"])
 def pair(request: pytest.FixtureRequest) -> tuple[CausalLM, CausalLM]:
     """The same model with and without graphs."""
@@ -64,16 +70,25 @@ class Twins:
         return Twins(*self.lms, (self.kvs[0].copy(num_tokens), self.kvs[1].copy(num_tokens)))
 
 
-def test_static_step_equals_the_plain_forward_from_the_first_token_past_a_bucket(
-    pair: tuple[CausalLM, CausalLM],
+SINGLE, ROLLBACK = [1] * 5, -6
+"""Numbers of tokens to feed at a time, or to drop."""
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity"),
+    [([*SINGLE, 248, *SINGLE], 512), ([30, *[1, 1, 1, ROLLBACK, 4] * 3, 1], 256)],
+    ids=["from the first token past a bucket", "rollbacks and reads between single tokens"],
+)
+def test_static_step_equals_the_plain_forward(
+    pair: tuple[CausalLM, CausalLM], lengths: list[int], capacity: int
 ) -> None:
     twins = Twins(*pair)
-    for token in random_ids(5):
-        twins.feed([token])
-    twins.feed(random_ids(248))
-    for token in random_ids(6, seed=1):  # the buffer grows, and with it another graph takes over
-        twins.feed([token])
-    assert isinstance(twins.kvs[0], BufferKV) and twins.kvs[0].capacity == 512
+    for number, length in enumerate(lengths):
+        if length < 0:
+            twins.crop(twins.kvs[0].num_tokens + length)
+        else:
+            twins.feed(random_ids(length, seed=number))
+    assert isinstance(twins.kvs[0], BufferKV) and twins.kvs[0].capacity == capacity
 
 
 def test_sequences_in_turn_do_not_mix(pair: tuple[CausalLM, CausalLM]) -> None:
@@ -83,17 +98,6 @@ def test_sequences_in_turn_do_not_mix(pair: tuple[CausalLM, CausalLM]) -> None:
     for token in random_ids(4, seed=1):
         first.feed([token])
         second.feed([token + 1])
-
-
-def test_rollback_and_reads_between_single_tokens_are_seen(pair: tuple[CausalLM, CausalLM]) -> None:
-    twins = Twins(*pair)
-    twins.feed(random_ids(30))
-    for round_ in range(3):
-        for token in random_ids(3, seed=round_):
-            twins.feed([token])
-        twins.crop(25 + round_)
-        twins.feed(random_ids(4, seed=10 + round_))
-    twins.feed([7])
 
 
 def test_outputs_are_not_overwritten_by_the_next_token(pair: tuple[CausalLM, CausalLM]) -> None:
@@ -111,8 +115,7 @@ def test_longer_sequences_than_a_graph_serves_go_without(
     twins = Twins(*pair)
     twins.feed(random_ids(300))
     twins.feed([5])
-    decoder = pair[0].decoder
-    assert decoder is not None and decoder.graphs is not None and not decoder.graphs.buckets
+    assert buckets(pair[0]) == []
 
 
 def step(lm: CausalLM, kvs: Sequence[KV], tokens: Sequence[int]) -> list[Forward]:
@@ -124,7 +127,6 @@ def test_sequences_that_come_and_go_share_graphs_of_several_sizes(
     pair: tuple[CausalLM, CausalLM],
 ) -> None:
     """The sequences of each step, by number: slots are kept, left, taken by others and found again."""
-    graphed = pair[0]
     lengths = (30, 3, 254, 100, 17)
     kvs = [[lm.new_kv() for _ in lengths] for lm in pair]
     for index, length in enumerate(lengths):
@@ -138,9 +140,7 @@ def test_sequences_that_come_and_go_share_graphs_of_several_sizes(
             assert_same(mine.states, expected.states)
         for own in kvs:
             own[those[0]].crop(own[those[0]].num_tokens - number % 2)
-    decoder = graphed.decoder
-    assert decoder is not None and decoder.graphs is not None
-    assert {size for size, _ in decoder.graphs.buckets} == {1, 2, 4, 8}
+    assert {size for size, _ in buckets(pair[0])} == {1, 2, 4, 8}
 
 
 def test_buffers_of_all_graphs_stay_within_their_bound(
@@ -151,9 +151,7 @@ def test_buffers_of_all_graphs_stay_within_their_bound(
     kvs = [lm.new_kv() for _ in range(8)]
     for number in (1, 2, 4, 1, 8):
         step(lm, kvs[:number], random_ids(number))
-    decoder = lm.decoder
-    assert decoder is not None and decoder.graphs is not None
-    assert list(decoder.graphs.buckets) == [(1, 256)]
+    assert buckets(lm) == [(1, 256)]
     assert [kv.num_tokens for kv in kvs] == [5, 3, 2, 2, 1, 1, 1, 1]
 
 
@@ -176,5 +174,4 @@ def test_graphs_on_a_gpu_equal_eager_steps() -> None:
     twins.feed(random_ids(30))
     for token in random_ids(5, seed=1):
         twins.feed([token])
-    graphs = twins.lms[0].decoder
-    assert graphs is not None and graphs.graphs is not None and list(graphs.graphs.buckets) == [(1, 256)]
+    assert buckets(twins.lms[0]) == [(1, 256)]
