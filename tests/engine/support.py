@@ -28,6 +28,7 @@ from semspec.types import (
     Segment,
     SegmentEnd,
     States,
+    VerifiedTokens,
     derive_seed,
     uniform,
 )
@@ -134,6 +135,11 @@ async def one_by_one(engine: TransformersEngine, context: Context, what: Generat
         single = replace(what, max_segments=1, max_tokens=left)
         segments += await segments_of(engine, context.extended(*segments), single)
     return segments
+
+
+def tokens_of(verified: VerifiedTokens) -> list[int]:
+    """All that a verification leaves written."""
+    return [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
 
 
 async def greedy(engine: TransformersEngine, num_tokens: int) -> list[int]:

@@ -24,7 +24,6 @@ from semspec.types import (
     VerifiedTokens,
 )
 from tests.engine.support import (
-    HOT,
     Load,
     assert_same,
     before_each_step,
@@ -187,19 +186,6 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
         num_needed += sum(len(one.segment.token_ids) for one in mine)
     if num_buffers > 1:
         assert sum(map(sum, steps)) > num_needed + 200, "something was evicted"
-
-
-async def test_prefix_of_another_session_equals_recomputed(
-    alone: TransformersEngine, batched: TransformersEngine
-) -> None:
-    context = await prompt(alone)
-    await written(batched, context, params(session="first"))
-    steps = steps_of(batched)
-    wanted = [params(sampling=replace(HOT, seed=seed), max_tokens=20, session=f"s{seed}") for seed in range(5)]
-    together = await asyncio.gather(*(written(batched, context, what) for what in wanted))
-    assert max(map(max, steps)) == 1, "the prompt is fed once"
-    for what, mine in zip(wanted, together, strict=True):
-        assert [one.segment for one in mine] == await segments_of(alone, context, what)
 
 
 async def test_cancelled_stream_leaves_the_others_as_they_are(

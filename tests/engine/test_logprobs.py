@@ -8,7 +8,6 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as token_models
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.engine.causal_lm import CausalLM, EngineName
@@ -17,7 +16,7 @@ from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
-from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
+from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
 from tests.engine.models import lm_of, random_model
 from tests.engine.support import Load, params, prompt, written
 
@@ -120,15 +119,6 @@ async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: st
         assert last.segment.end is SegmentEnd.EOS and last.logprobs is not None and last.logprobs[-1].data == b""
 
 
-def by_plain_forward(checkpoint: Path, context: Context, one: GeneratedSegment) -> Tensor:
-    """`[num_tokens, vocab_size]`: what transformers says of each place of the segment."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    own = len(one.segment.token_ids)
-    ids = torch.tensor([[*context.pieces[0].token_ids, *one.segment.token_ids]])
-    with torch.no_grad():
-        return torch.log_softmax(model(ids).logits[0, -own - 1 : -1], -1)
-
-
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.6, 0.5, 3, 5)])
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
@@ -138,7 +128,10 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
     context = await prompt(engine)
     what = params(sampling=sampling, segmentation=Segmentation.SENTENCE, num_logprobs=4)
     [one] = await written(engine, context, what)
-    rows = by_plain_forward(checkpoint, context, one)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    ids = torch.tensor([[*context.pieces[0].token_ids, *one.segment.token_ids]])
+    with torch.no_grad():
+        rows = torch.log_softmax(model(ids).logits[0, -len(one.segment.token_ids) - 1 : -1], -1)
     assert one.logprobs is not None
     for told, token, row in zip(one.logprobs, one.segment.token_ids, rows, strict=True):
         assert told.token_id == token

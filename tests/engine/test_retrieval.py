@@ -17,7 +17,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
-from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt
+from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt, tokens_of
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
@@ -151,7 +151,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
         proposal = replace(certainly(engine, tuple(drafted)), state_layer=layer)
         verified = await engine.verify_tokens(context, tuple(open_ids), proposal, what)
         assert verified.num_accepted == num_kept - 1
-        written = [token for one in verified.segments for token in one.token_ids] + list(verified.open_ids)
+        written = tokens_of(verified)
         assert written == answer[: len(written)] and len(written) == len(open_ids) + num_kept
         expected = states[len(prompt_ids) + len(written) - 2]
         assert np.allclose(np.frombuffer(verified.state, "<f4"), expected, rtol=1e-3, atol=1e-4)

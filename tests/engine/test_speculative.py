@@ -83,9 +83,8 @@ def test_certain_tokens_leave_what_the_target_draws_alone(sampling: SamplingPara
         rows = TARGET_LOGITS[[0, *drafted]]
         alone = [draw_token(row, own, 7 + index) for index, row in enumerate(rows)]
         num_equal = next((i for i in range(3) if alone[i] != drafted[i]), 3)
-        assert (
-            rejection_sample(rows, drafted, list(map(Distribution.certain, drafted)), own, 7) == alone[: num_equal + 1]
-        )
+        certain = [Distribution.certain(token) for token in drafted]
+        assert rejection_sample(rows, drafted, certain, own, 7) == alone[: num_equal + 1]
 
 
 def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.engine.causal_lm import CausalLM, Forward
-from semspec.engine.kv_cache import BufferKV, Chunk
+from semspec.engine.kv_cache import Chunk
 from semspec.engine.speculative import gated_tokens
 from semspec.engine.steps import Feed, Output, Prefix, run_step
 from semspec.engine.transformers_engine import TransformersEngine
@@ -21,7 +21,18 @@ from semspec.engine.worker import Scheduler
 from semspec.errors import InvalidRequest
 from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.support import GATE, UNSURE, Load, assert_same, certainly, greedy, params, prompt, segments_of
+from tests.engine.support import (
+    GATE,
+    UNSURE,
+    Load,
+    assert_same,
+    certainly,
+    greedy,
+    params,
+    prompt,
+    segments_of,
+    tokens_of,
+)
 
 PARENTS = (-1, 0, -1, 1, 1, 2, 4, 0)
 """A tree with paths of one to four tokens."""
@@ -84,20 +95,23 @@ def test_paths_of_a_tree_are_as_if_fed_alone(lm: CausalLM, num_known: int) -> No
     assert_same(single.logits, lm.forward(ids[:10], lm.new_kv()).logits)
 
 
-def test_kept_path_goes_on_as_if_fed_alone(lm: CausalLM) -> None:
-    ids = random_ids(41)
-    context, drafted = ids[:32], ids[32:40]
+@pytest.mark.parametrize("length", [32, 250])
+def test_kept_path_goes_on_as_if_fed_alone(lm: CausalLM, length: int) -> None:
+    """After 250 tokens, the tree makes the buffer grow."""
+    ids = random_ids(length + 9)
+    context, drafted = ids[:length], ids[length:-1]
     for index in range(len(drafted)):
         path = path_to(index)
         prefix = Prefix(lm.new_kv())
-        feed = Feed(prefix, [*context, *drafted], tree=Tree(32, PARENTS))
-        run_step(lm, [(feed, feed.num_left)])
-        prefix.keep(32, path)
+        feed = Feed(prefix, [*context, *drafted], tree=Tree(length, PARENTS))
+        for num_tokens in (length, len(drafted)):
+            run_step(lm, [(feed, num_tokens)])
+        prefix.keep(length, path)
         kept = [*context, *(drafted[step] for step in path)]
         assert prefix.tokens == kept and prefix.kv.num_tokens == len(kept)
-        assert not {position for position in prefix.logits if position > 32} - {len(kept)}
-        expected = lm.forward([*kept, ids[40]], lm.new_kv()).logits
-        assert_same(lm.forward([ids[40]], prefix.kv).logits, expected)
+        assert not {position for position in prefix.logits if position > length} - {len(kept)}
+        expected = lm.forward([*kept, ids[-1]], lm.new_kv()).logits
+        assert_same(lm.forward([ids[-1]], prefix.kv).logits, expected)
 
 
 @pytest.mark.parametrize("evicted_at", [None, 0, 3, 5])
@@ -174,8 +188,7 @@ async def test_engine_without_trees_verifies_the_first_alternatives(
     answer = [token for one in alone for token in one.token_ids]
     tree = certainly(engine, (answer[0], 1, answer[1], 2, answer[2]))
     verified = await engine.verify_tokens(context, (), replace(tree, parents=(-1, -1, 0, 0, 2)), what)
-    written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
-    assert verified.num_accepted == 3 and written == answer[:4]
+    assert verified.num_accepted == 3 and tokens_of(verified) == answer[:4]
 
 
 async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
@@ -187,8 +200,7 @@ async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
         monkeypatch.setattr("semspec.engine.calls.MAX_TREE_TOKENS", limit)
         what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=max_tokens)
         verified = await engine.verify_tokens(context, (), tree, what)
-        written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
-        assert verified.num_accepted == num_kept and written == answer[:num_written]
+        assert verified.num_accepted == num_kept and tokens_of(verified) == answer[:num_written]
 
 
 def test_chain_of_a_tree_takes_the_first_alternatives() -> None:
@@ -243,15 +255,3 @@ def test_soft_gate_keeps_the_longest_path() -> None:
     assert (chosen, path, recent) == ([1, 0, 0, 0], [1, 2, 4], (True, False, False))
     shut = Gate(entropy=1.0)
     assert gated_tokens(rows, drafted, shut, None, (-1, -1, 1, 0, 2))[:2] == ([0], [])
-
-
-def test_buffer_keeps_a_path_across_its_growth(lm: CausalLM) -> None:
-    """A tree that makes the buffer grow."""
-    ids = random_ids(270)
-    kv = lm.new_kv()
-    assert isinstance(kv, BufferKV)
-    lm.forward(ids[:250], kv)
-    lm.forward_step([Chunk(ids[250:258], kv, 1, False, Tree(250, PARENTS))])
-    kv.select(250, path_to(6))
-    kept = [*ids[:250], *(ids[250 + index] for index in path_to(6))]
-    assert_same(lm.forward(ids[260:], kv).logits, lm.forward([*kept, *ids[260:]], lm.new_kv()).logits)
