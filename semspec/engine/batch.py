@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
 from semspec.engine.causal_lm import CausalLM, Prefix
+from semspec.engine.decoder import unsupported_reason
 from semspec.engine.logits import draw_each, draw_token, surprisal
 from semspec.engine.segmentation import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
@@ -107,7 +108,7 @@ class ContextBatch:
         with a copy of the context each."""
         num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
         num_scores = num_rows * num_heads * length * (len(self._context) + max_tokens)
-        if not self._lm.can_share_prefix or num_scores > MAX_SCORES:
+        if num_scores > MAX_SCORES or unsupported_reason(self._lm.model):
             kv = DynamicCache()
             for index, pair in enumerate(self._prefix):
                 kv.update(*(tensor.expand(num_rows, -1, -1, -1) for tensor in pair), index)

@@ -230,7 +230,7 @@ class Calls:
 
     def _tree(self, proposal: Proposal, start: int, num_left: int) -> Tree | None:
         """The tree of a proposal; None for a chain, and for a tree that can only be verified as one."""
-        if not 0 < len(proposal.parents) <= MAX_TREE_TOKENS or not self._lm.takes_trees:
+        if not 0 < len(proposal.parents) <= MAX_TREE_TOKENS or self._lm.decoder is None:
             return None
         tree, num_own = Tree(start, proposal.parents), shared_part(self._tokenizer, proposal)[0]
         return tree if num_own == len(proposal.token_ids) and max(tree.depths) < num_left else None

@@ -44,12 +44,17 @@ class CausalLM:
         info: ModelInfo,
         engine: EngineName = "auto",
     ) -> None:
+        """Raises: Mismatch when `engine` is "fast" and cannot run the model."""
         self.model = model.eval().requires_grad_(False)
         self.info = info
         num_embeddings = int(model.get_input_embeddings().num_embeddings)
         self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
         self._hooks = StateHooks(model)
-        self.decoder = _decoder(self.model, info, engine)
+        reason = "transformers was chosen" if engine == "transformers" else unsupported_reason(model)
+        if reason and engine == "fast":
+            raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
+        self.decoder = None if reason else Decoder(model, info.max_context_tokens)
+        """Of the models that it supports; only their chunks may have a `tree`."""
 
     @classmethod
     def load(
@@ -80,16 +85,6 @@ class CausalLM:
     def device(self) -> torch.device:
         device: torch.device = self.model.device
         return device
-
-    @property
-    def can_share_prefix(self) -> bool:
-        """Whether `forward_batch` takes a `prefix`."""
-        return unsupported_reason(self.model) is None
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether chunks may have a `tree`."""
-        return self.decoder is not None
 
     def new_kv(self) -> KV:
         """An empty KV cache for a new sequence, for use with `forward`."""
@@ -168,17 +163,6 @@ def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrain
             raise
         raise ValueError("its weights have other sizes than its config.json says") from error
     return model.to(device)
-
-
-def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Decoder | None:
-    """A `Decoder` for `model` if `engine` allows it. Raises: Mismatch when "fast" cannot run the model."""
-    if engine == "transformers":
-        return None
-    if reason := unsupported_reason(model):
-        if engine == "fast":
-            raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
-        return None
-    return Decoder(model, info.max_context_tokens)
 
 
 def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[BufferKV]]]:

@@ -84,7 +84,13 @@ class ModelTokenizer:
         """Tokenize a prompt, at most as long as the window may hold. See `semspec.decoding.protocols.Target.encode`."""
         if isinstance(prompt, TokenIds):
             self.check_room(len(prompt.ids), "prompt")
-            return Piece(self._text_of_ids(prompt.ids), prompt.ids, self.info.tokenizer)
+            if not prompt.ids:
+                raise InvalidRequest("the prompt is empty; send some token ids", "prompt")
+            if (largest := max(prompt.ids)) >= len(self.raw):
+                message = f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
+                raise InvalidRequest(message, "prompt")
+            text = self.raw.decode(list(prompt.ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return Piece(str(text), prompt.ids, self.info.tokenizer)
         if isinstance(prompt, str):
             self.check_length(len(prompt), "prompt")
             text, ids = prompt, self.raw.encode(prompt)
@@ -98,15 +104,6 @@ class ModelTokenizer:
         if not text.strip() or not ids:
             raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))
         return Piece(text, tuple(ids), self.info.tokenizer)
-
-    def _text_of_ids(self, ids: Sequence[int]) -> str:
-        """Raises: InvalidRequest when there are none, or one is not in the vocabulary."""
-        if not ids:
-            raise InvalidRequest("the prompt is empty; send some token ids", "prompt")
-        if (largest := max(ids)) >= len(self.raw):
-            message = f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
-            raise InvalidRequest(message, "prompt")
-        return str(self.raw.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def tokenize(self, text: str) -> list[Token]:
         """See `semspec.decoding.protocols.Target.tokenize`."""

@@ -92,7 +92,7 @@ class GenerateCall(Call):
         self._complete: list[tuple[Segment, list[TokenLogprob]]] = []
         self._noted: TokenLogprob | None = None
         self._logprobs: list[TokenLogprob] = []
-        self._open_span()
+        self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
         if not (self._is_after_end and position == len(self.prompt)):
@@ -110,18 +110,15 @@ class GenerateCall(Call):
             complete.append(segment)
         self._keep(complete)
         if not self._segmenter.is_done:
-            self._append(token)
+            if self._noted:
+                self._logprobs.append(self._noted)
+            segment = self._segmenter.append(token)
+            if segment and self._params.want_states:
+                self._closed = segment
+            elif segment:
+                self._keep([segment])
         self.is_done = self._segmenter.is_done and self._closed is None
         return self._ended_spans(bool(complete))
-
-    def _append(self, token: int) -> None:
-        if self._noted:
-            self._logprobs.append(self._noted)
-        segment = self._segmenter.append(token)
-        if segment and self._params.want_states:
-            self._closed = segment
-        elif segment:
-            self._keep([segment])
 
     def _keep(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -136,10 +133,9 @@ class GenerateCall(Call):
         self._open_span(ended[0].rows.stop)
         return ended
 
-    def _open_span(self, start: int | None = None) -> None:
+    def _open_span(self, start: int) -> None:
         if self._params.want_states:
-            first = len(self.prompt) if start is None else start
-            self.spans = [Span(range(first, 1 << 62))]
+            self.spans = [Span(range(start, 1 << 62))]
 
     def finish(self, means: Sequence[Tensor]) -> None:
         fingerprint = self._tokenizer.info.fingerprint

@@ -24,7 +24,7 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, first_row
 from semspec.engine.vllm.process import exit_with_parent
 from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
-from semspec.engine.vllm.requests import KEY, Model, model_from_wire, request_from_wire
+from semspec.engine.vllm.requests import KEY, model_from_wire, request_from_wire
 from semspec.types import SamplingParams
 
 if current_platform.is_cpu():
@@ -103,7 +103,9 @@ class SemspecWorker(Worker):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
         model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
         self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
-        self._recorder = Recorder(tokenizer_of(wire), wire.writer, self.device, model.compute_logits)
+        raw = load_tokenizer(wire.name, wire.revision)
+        tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
+        self._recorder = Recorder(tokenizer, wire.writer, self.device, model.compute_logits)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
@@ -189,12 +191,6 @@ class SeededSampling(LogitsProcessor):
             logits[changed] = float("-inf")
             logits[changed, tokens] = 0.0
         return logits
-
-
-def tokenizer_of(model: Model) -> ModelTokenizer:
-    """The tokenizer of the model, in one of vLLM's processes."""
-    raw = load_tokenizer(model.name, model.revision)
-    return ModelTokenizer(raw, model.info, frozenset(model.eos_ids), model.num_embeddings)
 
 
 _patched = threading.Lock()

@@ -171,7 +171,5 @@ class Core:
 
 def remedy_for(reason: str) -> str:
     """What to do about a reason that vLLM gives."""
-    for part, remedy in REMEDIES.items():
-        if part in reason:
-            return remedy
-    return "choose another model, or set the engine to auto"
+    known = (remedy for part, remedy in REMEDIES.items() if part in reason)
+    return next(known, "choose another model, or set the engine to auto")
