@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,20 +75,30 @@ async def test_engines_keep_the_targets_distribution(
     assert_distributed(counts, pairs(engine, context, SamplingParams(1.5, 1.0, 3)))
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 9])
-@pytest.mark.parametrize("segmentation", Segmentation)
+@pytest.mark.parametrize(
+    ("gamma", "fields"),
+    [
+        *((gamma, {"segmentation": one}) for one in Segmentation for gamma in (1, 4, 9)),
+        *(
+            (4, {"max_tokens": most, "max_segment_tokens": 5, "max_segments": n})
+            for most in range(1, 9)
+            for n in (0, 1)
+        ),
+    ],
+)
 async def test_greedy_rounds_write_what_write_writes(
-    engine: TransformersEngine, drafter: TransformersEngine, segmentation: Segmentation, gamma: int
+    engine: TransformersEngine, drafter: TransformersEngine, gamma: int, fields: dict[str, Any]
 ) -> None:
+    """To the token of each budget."""
     context = await prompt(engine)
-    what = params(
-        sampling=SamplingParams(0), segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=17
-    )
+    defaults = {"sampling": SamplingParams(0), "max_segments": 0, "max_tokens": 60, "max_segment_tokens": 17}
+    what = params(**defaults | fields)
     expected = await segments_of(engine, context, what)
     for helper in (drafter, engine):
         segments, num_accepted = await speculated(helper, engine, context, replace(what, session="s"), gamma)
         assert segments == expected
-    assert num_accepted >= 60 * gamma // (gamma + 1) - 20, "the target as its own drafter is nearly always right"
+    least = what.max_tokens * gamma // (gamma + 1) - 20
+    assert num_accepted >= least, "the target as its own drafter is nearly always right"
 
 
 TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
@@ -126,20 +137,6 @@ def test_what_follows_the_end_of_an_order_is_dropped(
     taken = [cutting.take(token) for token in engine.tokenizer.ids_of(TEXT)]
     assert taken == [True] * num_taken + [False] * (len(taken) - num_taken)
     assert cutting.segments[-1].end is end and cutting.open_ids == []
-
-
-async def test_budgets_are_kept_to_the_token(
-    engine: TransformersEngine, uncached: TransformersEngine, drafter: TransformersEngine
-) -> None:
-    context = await prompt(engine)
-    for max_tokens in range(1, 9):
-        for max_segments in (0, 1):
-            what = params(
-                sampling=SamplingParams(0), max_tokens=max_tokens, max_segment_tokens=5, max_segments=max_segments
-            )
-            for helper in (drafter, engine):
-                segments, _ = await speculated(helper, engine, context, what, gamma=4)
-                assert segments == await segments_of(uncached, context, what)
 
 
 async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEngine) -> None:
