@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from semspec.engine import checkpoint
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
@@ -68,10 +69,18 @@ def test_digest_needs_no_writable_cache(tmp_path: Path, cache: Path, monkeypatch
     assert checkpoint.file_digests([file]) == digests
 
 
-def test_missing_tokenizer_is_refused_at_start(folder: Path) -> None:
-    for file in folder.glob("tokenizer*"):
+@pytest.mark.parametrize(("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")])
+def test_missing_files_are_refused_at_start(folder: Path, missing: str, complaint: str) -> None:
+    for file in folder.glob(missing):
         file.unlink()
-    with pytest.raises(Mismatch, match=r"tokenizer"):
+    with pytest.raises(Mismatch, match=complaint):
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(torch.zeros(1).numpy().tobytes())
+    with pytest.raises(Mismatch):
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
 
 

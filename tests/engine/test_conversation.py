@@ -39,64 +39,79 @@ def tokenizer(checkpoints: dict[str, Path]) -> PreTrainedTokenizerBase:
     return load_tokenizer(str(checkpoints["qwen2"]))
 
 
-@pytest.mark.parametrize(("template", "role"), [(PLAIN, "system"), (WITH_DEVELOPER, "developer")])
-def test_developer_is_the_system_unless_the_template_knows_the_role(
-    tokenizer: PreTrainedTokenizerBase, template: str, role: str
-) -> None:
-    tokenizer.chat_template = template
-    assert render(tokenizer, [Message("developer", "Be brief."), ASKED], "m") == f"<{role}>Be brief.<user>How many?"
-
-
-@pytest.mark.parametrize(("template", "shown"), [(OBJECTS, "pens"), (TEXTS, 'of: {"of": "pens"}')])
-def test_calls_are_rendered_in_the_form_that_the_template_takes(
-    tokenizer: PreTrainedTokenizerBase, template: str, shown: str
-) -> None:
-    tokenizer.chat_template = template
-    text = render(tokenizer, [ASKED, CALLED, ANSWERED], "m")
-    assert text == f"<user>How many?<assistant>[count {shown}]<tool>25"
+TOOLS = json.dumps([{"type": "function", "function": {"name": "weigh"}}])
+WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + PLAIN
+WITH_FORMAT = "{% if tools %}<tool_call>{% endif %}" + WITH_TOOLS
+THINKING = PLAIN + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+ANSWERS = "<user>How many?<assistant>"
 
 
 @pytest.mark.parametrize(
-    ("template", "messages"),
-    [(SPOKEN, [ASKED, ANSWERED]), (PLAIN, [ASKED, CALLED, ANSWERED]), (PLAIN, [ASKED, CALLED])],
+    ("template", "messages", "fields", "text"),
+    [
+        (PLAIN, [Message("developer", "Be brief."), ASKED], {}, "<system>Be brief.<user>How many?"),
+        (WITH_DEVELOPER, [Message("developer", "Be brief."), ASKED], {}, "<developer>Be brief.<user>How many?"),
+        (OBJECTS, [ASKED, CALLED, ANSWERED], {}, f"{ANSWERS}[count pens]<tool>25"),
+        (TEXTS, [ASKED, CALLED, ANSWERED], {}, f'{ANSWERS}[count of: {{"of": "pens"}}]<tool>25'),
+        (PLAIN, [ASKED, ANSWERED], {}, "<user>How many?<tool>25"),
+        (WITH_FORMAT, [ASKED], {"tools": TOOLS}, "<tool_call>[weigh]<user>How many?"),
+        (WITH_FORMAT, [ASKED], {}, "<user>How many?"),
+        (THINKING, [ASKED], {}, ANSWERS),
+        (THINKING, [ASKED], {"variables": "{}"}, ANSWERS),
+        (THINKING, [ASKED], {"variables": '{"enable_thinking": true}'}, ANSWERS),
+        (THINKING, [ASKED], {"variables": '{"enable_thinking": false}'}, f"{ANSWERS}</think>"),
+    ],
 )
-def test_what_the_template_leaves_out_is_refused(
-    tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message]
+def test_conversation_is_rendered_in_the_form_that_the_template_takes(
+    tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], fields: dict[str, str], text: str
+) -> None:
+    """A developer is the system unless the template knows the role; a tool that is rendered needs no call."""
+    tokenizer.chat_template = template
+    assert render(tokenizer, messages, "m", **fields) == text
+
+
+REFUSING = "{{ raise_exception('only users') }}"
+NO_TOOLS = ("\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000)
+NO_VARIABLES = ("\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000)
+SET_ALREADY = THINKING + "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
+UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "fields", "parameter", "complaint"),
+    [
+        (SPOKEN, [ASKED, ANSWERED], {}, "messages", UNSHOWN),
+        (PLAIN, [ASKED, CALLED, ANSWERED], {}, "messages", UNSHOWN),
+        (PLAIN, [ASKED, CALLED], {}, "messages", UNSHOWN),
+        (REFUSING, [ASKED], {}, "messages", "refuses these messages: only users"),
+        (REFUSING, [ASKED, CALLED], {}, "messages", "refuses these messages: only users"),
+        (PLAIN, [ASKED], {"tools": TOOLS}, "tools", "does not show them"),
+        (WITH_TOOLS, [ASKED], {"tools": TOOLS}, "tools", "another format of calls"),
+        *((THINKING, [ASKED], {"tools": one}, "tools", "not a JSON list of functions") for one in NO_TOOLS),
+        *(
+            (THINKING, [ASKED], {"variables": one}, "chat_template_kwargs", "not a JSON object of")
+            for one in NO_VARIABLES
+        ),
+        *(
+            (SET_ALREADY, [ASKED], {"variables": json.dumps({name: False})}, "chat_template_kwargs", f"has no .*{name}")
+            for name in ("thinking", "messages", "add_generation_prompt", "bos_token", "tokenize", "self")
+        ),
+    ],
+)
+def test_what_the_template_does_not_take_is_refused_by_field(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    messages: list[Message],
+    fields: dict[str, str],
+    parameter: str,
+    complaint: str,
 ) -> None:
     tokenizer.chat_template = template
-    with pytest.raises(InvalidRequest, match="does not show tool calls, or messages of the role 'tool'") as refused:
-        render(tokenizer, messages, "m")
-    assert refused.value.parameter == "messages"
+    with pytest.raises(InvalidRequest, match=complaint) as refused:
+        render(tokenizer, messages, "m", **fields)
+    assert refused.value.parameter == parameter
 
 
-def test_template_that_refuses_is_quoted(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = "{{ raise_exception('only users') }}"
-    for messages in ([ASKED], [ASKED, CALLED]):
-        with pytest.raises(InvalidRequest, match="refuses these messages: only users"):
-            render(tokenizer, messages, "m")
-
-
-def test_tool_that_is_rendered_needs_no_call(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = PLAIN
-    assert render(tokenizer, [ASKED, ANSWERED], "m") == "<user>How many?<tool>25"
-
-
-TOOLS = json.dumps([{"type": "function", "function": {"name": "weigh"}}])
-WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
-
-
-def test_tools_are_shown_in_a_known_format_or_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = WITH_TOOLS + "{% if tools %}<tool_call>{% endif %}" + PLAIN
-    assert render(tokenizer, [ASKED], "m", TOOLS) == "[weigh]<tool_call><user>How many?"
-    assert render(tokenizer, [ASKED], "m") == "<user>How many?"
-    for template, reason in ((PLAIN, "does not show them"), (WITH_TOOLS + PLAIN, "another format of calls")):
-        tokenizer.chat_template = template
-        with pytest.raises(InvalidRequest, match=reason) as refused:
-            render(tokenizer, [ASKED], "m", TOOLS)
-        assert refused.value.parameter == "tools"
-
-
-THINKING = PLAIN + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
 EFFORT = (
     "{% macro system() %}{% if effort is not defined %}{% set effort = 'medium' %}{% endif %}"
     "{{ effort }} {{ strftime_now('%Y') }}{{ bos_token }}{% endmacro %}"
@@ -121,46 +136,6 @@ def test_variables_are_those_that_a_template_reads_and_nothing_else_sets(
 ) -> None:
     tokenizer.chat_template = template
     assert template_variables(tokenizer) == names
-
-
-@pytest.mark.parametrize(
-    ("variables", "end"),
-    [("", ""), ("{}", ""), ('{"enable_thinking": true}', ""), ('{"enable_thinking": false}', "</think>")],
-)
-def test_template_is_rendered_with_its_variables(tokenizer: PreTrainedTokenizerBase, variables: str, end: str) -> None:
-    tokenizer.chat_template = THINKING
-    assert render(tokenizer, [ASKED], "m", variables=variables) == f"<user>How many?<assistant>{end}"
-
-
-@pytest.mark.parametrize("name", ["thinking", "messages", "add_generation_prompt", "bos_token", "tokenize", "self"])
-def test_variable_that_changes_nothing_or_is_set_already_is_refused(
-    tokenizer: PreTrainedTokenizerBase, name: str
-) -> None:
-    tokenizer.chat_template = THINKING + "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
-    with pytest.raises(
-        InvalidRequest, match=f"chat_template_kwargs: the chat template of m has no .*{name}"
-    ) as refused:
-        render(tokenizer, [ASKED], "m", variables=json.dumps({"enable_thinking": False, name: False}))
-    assert refused.value.parameter == "chat_template_kwargs"
-
-
-NO_TOOLS = ("\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000)
-NO_VARIABLES = ("\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000)
-
-
-@pytest.mark.parametrize(
-    ("field", "given", "complaint"),
-    [
-        *(("tools", text, "tools: not a JSON list of functions") for text in NO_TOOLS),
-        *(("variables", text, "chat_template_kwargs: not a JSON object of") for text in NO_VARIABLES),
-    ],
-)
-def test_tools_and_variables_that_are_none_are_refused(
-    tokenizer: PreTrainedTokenizerBase, field: str, given: str, complaint: str
-) -> None:
-    tokenizer.chat_template = THINKING
-    with pytest.raises(InvalidRequest, match=complaint):
-        render(tokenizer, [ASKED], "m", **{field: given})
 
 
 def test_malformed_template_for_tools_is_refused_at_start(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
-from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
+from semspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd
 from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
 
@@ -159,17 +159,3 @@ async def test_closed_engine_refuses(engine: TransformersEngine) -> None:
     await engine.aclose()
     with pytest.raises(Unavailable):
         await written(engine, await prompt(engine), params())
-
-
-def test_missing_checkpoint_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match="safetensors"):
-        TransformersEngine.load(str(tmp_path), writer=Writer.TARGET)
-
-
-def test_pickled_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    for file in checkpoint.iterdir():
-        if file.suffix != ".safetensors":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes(torch.zeros(1).numpy().tobytes())
-    with pytest.raises(Mismatch):
-        TransformersEngine.load(str(tmp_path), writer=Writer.TARGET)

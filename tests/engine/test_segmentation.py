@@ -5,8 +5,6 @@ import pytest
 from semspec.engine.segmentation import RULES
 from semspec.types import Segmentation
 
-PARAGRAPH, SENTENCE = RULES[Segmentation.PARAGRAPH], RULES[Segmentation.SENTENCE]
-
 
 def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
     """Segments of `text` if a model wrote it in tokens of `size` characters."""
@@ -22,22 +20,18 @@ def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
     return [*segments, current] if current else segments
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_paragraphs_end_at_the_first_blank_line(size: int) -> None:
-    assert cut("ab.\n\ncdef\n\nghij", Segmentation.PARAGRAPH, size)[0].rstrip("c") == "ab.\n\n"
-    assert "".join(cut("ab.\n\ncdef\n\nghij", Segmentation.PARAGRAPH, size)) == "ab.\n\ncdef\n\nghij"
-
-
-def test_delimiter_cut_by_tokens_is_found() -> None:
-    assert not PARAGRAPH.ends_inside("step\n")
-    assert PARAGRAPH.ends_inside("step\n\n")
-    assert PARAGRAPH.ends_inside("step\n\nNext")
-
-
-def test_surplus_newlines_belong_to_the_next_segment_and_do_not_end_it() -> None:
-    assert not PARAGRAPH.ends_inside("\n\n")
-    assert not PARAGRAPH.ends_inside("\n\n\nstep")
-    assert PARAGRAPH.ends_inside("\n\n\nstep\n\n")
+@pytest.mark.parametrize(
+    ("text", "size", "expected"),
+    [
+        ("ab.\n\ncdef\n\nghij", 1, ["ab.\n\n", "cdef\n\n", "ghij"]),
+        ("ab.\n\ncdef\n\nghij", 2, ["ab.\n\nc", "def\n\ng", "hij"]),  # with the token that completes the delimiter
+        ("step\n", 1, ["step\n"]),
+        ("\n\n", 1, ["\n\n"]),
+        ("a\n\n\n\n\nstep\n\n", 1, ["a\n\n", "\n\n\nstep\n\n"]),  # surplus newlines belong to the next one
+    ],
+)
+def test_paragraphs(text: str, size: int, expected: list[str]) -> None:
+    assert cut(text, Segmentation.PARAGRAPH, size) == expected
 
 
 @pytest.mark.parametrize(
