@@ -15,8 +15,6 @@ from semspec.engine.logits import draw_token, scores_of, token_logprob
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import (
-    check_gate,
-    check_state_layer,
     check_token_ids,
     draw_with_distribution,
     gated_tokens,
@@ -185,8 +183,6 @@ class Calls:
     ) -> Steps[VerifiedTokens]:
         context_ids = self._tokenizer.context_ids(context)
         segmenter = segmenter_of(self._tokenizer, self._writer, context_ids, open_ids, proposal, params)
-        check_state_layer(self._tokenizer, proposal)
-        check_gate(params.gate, params.sampling)
         tokens = [*context_ids, *open_ids]
         tree = self._tree(proposal, len(tokens), segmenter.num_left)
         proposal = proposal if tree else as_chain(proposal)

@@ -42,9 +42,6 @@ LEAST_BYTES = 64 << 20
 NUM_THREADS = 4
 """Files hashed at a time; hashing releases the interpreter's lock."""
 
-PROBE_TEXT = "How many?"
-"""Every tokenizer turns this into tokens."""
-
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
@@ -95,7 +92,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         return
     try:
         template_variables(tokenizer)
-        tokenizer.apply_chat_template([{"role": "user", "content": PROBE_TEXT}], tokenize=False)
+        tokenizer.apply_chat_template([{"role": "user", "content": "How many?"}], tokenize=False)
     except TemplateSyntaxError as error:
         message = f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
         raise Mismatch(f"{message}; correct it, or fetch it again") from error

@@ -36,7 +36,8 @@ TOTAL_TOLERANCE = 1e-3
 
 
 def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
-    """Raises: Mismatch when the tokens are of another vocabulary; InvalidRequest for an invalid token or distribution.
+    """Raises: Mismatch when the tokens are of another vocabulary; InvalidRequest for an invalid token or distribution,
+    or a layer that the model lacks.
 
     Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
     """
@@ -53,6 +54,10 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
         if complaint:
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
+    layer, last = proposal.state_layer, tokenizer.info.num_layers
+    if layer is not None and not 0 <= layer <= last:
+        field = "proposal.state_layer"
+        raise InvalidRequest(f"{field}: {layer}, but the states have rows 0 to {last}", field)
 
 
 def segmenter_of(
@@ -63,10 +68,11 @@ def segmenter_of(
     proposal: Proposal,
     params: GenerationParams,
 ) -> TokenSegmenter:
-    """Takes the verified tokens of a proposal. Raises: what `check_proposal` raises, and for the open tokens
-    InvalidRequest; ContextTooLong."""
+    """Takes the verified tokens of a proposal. Raises: what `check_proposal` and `check_gate` raise, and for the open
+    tokens InvalidRequest; ContextTooLong."""
     check_token_ids(tokenizer, open_ids, "open_token_ids")
     check_proposal(tokenizer, proposal)
+    check_gate(params.gate, params.sampling)
     tokenizer.check_room(len(context_ids) + len(open_ids), "context")
     segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids)
     if segmenter.num_left < 1:
@@ -78,14 +84,6 @@ def check_no_retrieval(params: GenerationParams) -> None:
     """Raises: Mismatch when tokens are to be retrieved, which a model cannot do."""
     if params.retrieval is not None:
         raise Mismatch("this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval")
-
-
-def check_state_layer(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
-    """Raises: InvalidRequest when the model has no such layer."""
-    layer, last = proposal.state_layer, tokenizer.info.num_layers
-    if layer is not None and not 0 <= layer <= last:
-        field = "proposal.state_layer"
-        raise InvalidRequest(f"{field}: {layer}, but the states have rows 0 to {last}", field)
 
 
 def check_gate(gate: Gate | None, sampling: SamplingParams) -> None:
