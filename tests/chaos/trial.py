@@ -193,18 +193,15 @@ async def _client(fault: Fault, request: Request, over: asyncio.Event) -> Told:
 
 async def _told(fault: Fault, request: Request) -> tuple[int, Answer | str, float]:
     begin = monotonic()
-    answer = await _answer(fault, request)
-    return request.seed, answer, monotonic() - begin
-
-
-async def _answer(fault: Fault, request: Request) -> Answer | str:
+    told: Answer | str
     try:
         async with asyncio.timeout(BOUND_S):
-            return await fault.asking(request)
+            told = await fault.asking(request)
     except TimeoutError:
-        return f"no answer within {BOUND_S:g} s"
+        told = f"no answer within {BOUND_S:g} s"
     except SemspecError as error:
-        return f"{type(error).__name__}: {error.message}"
+        told = f"{type(error).__name__}: {error.message}"
+    return request.seed, told, monotonic() - begin
 
 
 def _short(site: Site) -> Request:
