@@ -22,6 +22,7 @@ from semspec.types import (
     GenerationParams,
     Proposal,
     SamplingParams,
+    Segment,
     SegmentScore,
     VerifiedTokens,
 )
@@ -287,18 +288,16 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
     what = params(max_segments=0, max_tokens=80, max_segment_tokens=80)
     ended: list[int] = []
 
-    async def write(index: int, is_ahead: bool) -> list[str]:
-        wanted = params(max_segments=0, max_tokens=80, max_segment_tokens=80, is_ahead=is_ahead)
-        segments = await written(engine, started[index], wanted)
+    async def write(index: int, is_ahead: bool) -> list[Segment]:
+        segments = await segments_of(engine, started[index], replace(what, is_ahead=is_ahead))
         ended.append(index)
-        return [one.segment.text for one in segments]
+        return segments
 
     ahead = asyncio.create_task(write(0, True))
     await asyncio.sleep(0)
-    texts_written = await asyncio.gather(ahead, write(1, False))
+    mine = await asyncio.gather(ahead, write(1, False))
+    assert [*mine] == [await segments_of(alone, context, what) for context in started]
     assert ended == [1, 0]
-    for context, mine in zip(started, texts_written, strict=True):
-        assert mine == [one.segment.text for one in await written(alone, context, what)]
 
 
 async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(alone: TransformersEngine) -> None:

@@ -1,6 +1,5 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
-import json
 import os
 import subprocess
 import sys
@@ -33,12 +32,8 @@ def test_vllm_is_imported_only_where_it_is_chosen() -> None:
 
 
 def test_settings_of_vllm_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {
-        "MODEL": "m",
-        "ENGINE": "vllm",
-        "VLLM_OPTIONS": json.dumps({"tensor_parallel_size": 2, "quantization": "fp8"}),
-    }
-    for name, value in values.items():
+    chosen = '{"tensor_parallel_size": 2, "quantization": "fp8"}'
+    for name, value in {"MODEL": "m", "ENGINE": "vllm", "VLLM_OPTIONS": chosen}.items():
         monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
     options = load_settings(TargetSettings).vllm_options
     assert (options.tensor_parallel_size, options.quantization, options.max_num_seqs) == (2, "fp8", 64)
@@ -58,7 +53,7 @@ def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
         (
             "VLLM_OPTIONS",
             '{"gpu_memory_utilization": 1.5}',
-            "VLLM_OPTIONS: gpu_memory_utilization: Input should be less than or equal to 1",
+            "gpu_memory_utilization: Input should be less than or equal",
         ),
     ],
 )
@@ -89,24 +84,18 @@ async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngin
     assert fp8.partition(":")[0] == info.fingerprint.partition(":")[0] and len(fp8) == len(info.fingerprint)
 
 
+LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
+
+
 @pytest.mark.parametrize(
-    ("line", "reason", "remedy"),
+    ("prefix", "reason", "remedy"),
     [
-        (
-            "(EngineCore pid=1) ERROR 01-01 [core.py:1] ValueError: No available memory for the KV cache blocks.",
-            "ValueError: No available memory for the KV cache blocks.",
-            "set more kv_bytes",
-        ),
-        (
-            "torch.OutOfMemoryError: CUDA out of memory.",
-            "torch.OutOfMemoryError: CUDA out of memory.",
-            "or use more GPUs",
-        ),
-        ("RuntimeError: X does not return its hidden states in vLLM", "RuntimeError: X does not", "the engine to auto"),
+        (LOGGED, "ValueError: No available memory for the KV cache blocks.", "set more kv_bytes"),
+        ("", "torch.OutOfMemoryError: CUDA out of memory.", "or use more GPUs"),
+        ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to auto"),
     ],
 )
-def test_reason_and_remedy_are_found_among_what_vllm_writes(line: str, reason: str, remedy: str) -> None:
-    lines = ["INFO loading", "RuntimeError: Engine core initialization failed. See root cause above.", line, "Error: x"]
-    found = reason_in(lines)
-    assert found and found.startswith(reason)
-    assert remedy in remedy_for(found)
+def test_reason_and_remedy_are_found_among_what_vllm_writes(prefix: str, reason: str, remedy: str) -> None:
+    general = "RuntimeError: Engine core initialization failed. See root cause above."
+    lines = ["INFO loading", general, prefix + reason, "Error: x"]
+    assert reason_in(lines) == reason and remedy in remedy_for(reason)
