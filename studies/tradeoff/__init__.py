@@ -1,0 +1,1 @@
+"""Quality against latency, each rule over its thresholds: see README.md."""
