@@ -9,7 +9,7 @@ from semspec.commands.terminal import complain, say
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
-from semspec.stack.restarts import keep_running
+from semspec.stack.supervisor import keep_running
 
 EXAMPLE = (
     "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "

@@ -16,7 +16,7 @@ def free_port(host: str, wanted: int) -> int:
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+            probe.bind((address[0], wanted, *address[2:]))  # getaddrinfo takes a port modulo 65536
             port: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error

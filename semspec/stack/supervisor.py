@@ -6,10 +6,10 @@ import http.client
 import json
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from semspec.errors import Mismatch, represent
 from semspec.keys import new_key
@@ -20,6 +20,10 @@ from semspec.stack.folder import PrivateFolder
 from semspec.stack.listening import free_port, url_host
 
 POLL_S = 0.05
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+STEADY_S = 60.0
+"""An end after so many seconds is the first of a row."""
 MISMATCH = represent(Mismatch("")).code
 
 
@@ -69,11 +73,6 @@ class Stack:
     ) -> None:
         await self._stop()
 
-    @property
-    def _folder(self) -> Path:
-        """Of logs, port files and Redis' socket."""
-        return self._private.path
-
     async def restart(self, name: str) -> None:
         """Start a process that has ended again, at the same address."""
         child, environment = self.processes[name], {}
@@ -93,7 +92,7 @@ class Stack:
     async def _start_redis(self) -> None:
         url = redis.given_url()
         if url is None:
-            url, command = redis.private_redis(self._folder)
+            url, command = redis.private_redis(self._private.path)
             await self._start_child("redis", command, {})
         self.addresses["redis"] = url
 
@@ -110,15 +109,15 @@ class Stack:
 
     async def _start_gateway(self) -> None:
         port = free_port(self.config.host, self.config.port)
-        addresses = {role: self._replicas(role) for role in ROLES} | {"redis": self.addresses["redis"]}
+        addresses = {"redis": self.addresses["redis"]}
+        for role in ROLES:
+            addresses[role] = ",".join(
+                self.addresses[name] for name, own in self.config.services.items() if own == role
+            )
         settings = self.config.gateway_environment(addresses, port, self.api_key)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
         settings |= {"SEMSPEC_SERVICE_TOKEN": self._token}
         await self._start_child("gateway", self.config.commands["gateway"], settings)
-
-    def _replicas(self, role: str) -> str:
-        """Addresses of all processes of a role, with commas."""
-        return ",".join(self.addresses[name] for name, own in self.config.services.items() if own == role)
 
     async def _until_ready(self) -> None:
         while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"], self.headers)) is not None:
@@ -128,7 +127,7 @@ class Stack:
     async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
         # One thread each: the models run alternately, and more threads than cores are several times slower.
         environment = {"OMP_NUM_THREADS": "1", **self.config.environment, **environment}
-        self.processes[name] = await Child.start(name, command, environment, self._folder / f"{name}.log")
+        self.processes[name] = await Child.start(name, command, environment, self._private.path / f"{name}.log")
 
     async def _pause(self) -> None:
         """Wait `POLL_S`. Raises: StackError when a child process has ended."""
@@ -156,7 +155,35 @@ class Stack:
             self._private.remove()
 
     def _port_file(self, name: str) -> Path:
-        return self._folder / f"{name}.port"
+        return self._private.path / f"{name}.port"
+
+
+async def keep_running(stack: Stack, report: Callable[[str], None]) -> NoReturn:
+    """Start processes of `stack` that end again, each after a growing delay, until cancelled; `report` gets the end of
+    their logs. None is given up: what ended it may be requests, which end, and the others serve without it.
+
+    Raises: OSError when a process cannot be started.
+    """
+    tasks = [asyncio.create_task(_keep(stack, name, report)) for name in stack.processes]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        raise done.pop().exception() or RuntimeError("each task runs until it is cancelled")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep(stack: Stack, name: str, report: Callable[[str], None]) -> None:
+    now, num_ends = asyncio.get_running_loop().time, 0
+    while True:
+        child, started_at = stack.processes[name], now()
+        await child.process.wait()
+        num_ends = 1 if now() - started_at >= STEADY_S else num_ends + 1
+        delay_s = min(FIRST_DELAY_S * 2 ** min(num_ends - 1, 16), MAX_DELAY_S)
+        report(f"{child.log_tail()}\nsemspec: {name} ended with {child.status}; it starts again in {delay_s:g} s")
+        await asyncio.sleep(delay_s)
+        await stack.restart(name)
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

@@ -165,11 +165,12 @@ async def test_start_and_doctor_refuse(stack_config: StackConfig, tmp_path: Path
     assert [line for line in lines if re.search(said, line)], lines
 
 
-async def test_port_that_is_taken(stack_config: StackConfig) -> None:
+async def test_port_that_is_taken_or_none(stack_config: StackConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        config = replace(stack_config, port=other.getsockname()[1])
-        for lines in (await failures(config), await start(alone(config, ""))):
-            assert "cannot listen on 127.0.0.1 port " in lines[0] and "choose another port" in lines[0]
+        for port in (other.getsockname()[1], 1 << 17):
+            config = alone(replace(stack_config, port=port), "")
+            for lines in (await failures(config), await start(config)):
+                assert "cannot listen on 127.0.0.1 port " in lines[0] and "choose another port" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from redis.asyncio import Redis
 
 from semspec.commands.serve import serve
 from semspec.keys import entry
-from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, restarts
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
+from semspec.stack.supervisor import keep_running
 from tests.processes import GENEROUS_S, is_running, left_alive
 from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
@@ -164,7 +165,7 @@ async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.Mon
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("semspec.stack.supervisor.FIRST_DELAY_S", 0.01)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -173,7 +174,7 @@ async def test_process_that_ends_is_started_again_at_its_address(name: str) -> N
     reports = list[str]()
     async with Stack(config()) as stack, httpx.AsyncClient() as http:
         addresses, before = dict(stack.addresses), stack.processes[name].pid
-        keeping = asyncio.create_task(restarts.keep_running(stack, reports.append))
+        keeping = asyncio.create_task(keep_running(stack, reports.append))
         stack.processes[name].kill()
         async with asyncio.timeout(GENEROUS_S):
             while not reports or stack.processes[name].pid == before:
@@ -197,13 +198,13 @@ async def test_process_that_ends_is_started_again_at_its_address(name: str) -> N
 async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "MAX_DELAY_S", 0.08)
+    monkeypatch.setattr("semspec.stack.supervisor.MAX_DELAY_S", 0.08)
     reports = list[str]()
     async with Stack(config()) as stack:
         sound = stack.processes["target"]
         stack.processes["target"] = replace(sound, command=(sys.executable, "-c", BROKEN))
         sound.kill()
-        keeping = asyncio.create_task(restarts.keep_running(stack, reports.append))
+        keeping = asyncio.create_task(keep_running(stack, reports.append))
         async with asyncio.timeout(GENEROUS_S):
             while len(reports) < 9:
                 await asyncio.sleep(0.01)
