@@ -7,8 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from semspec import __version__
-from semspec.commands import options
-from semspec.commands.terminal import INTERRUPTED
+from semspec.commands import INTERRUPTED, options
 from semspec.errors import SemspecError
 
 OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

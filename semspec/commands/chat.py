@@ -10,8 +10,8 @@ from contextlib import aclosing
 from rich.console import Console
 
 from semspec.client import Gateway, Json
+from semspec.commands import INTERRUPTED
 from semspec.commands.screen import ColourScreen, PlainScreen
-from semspec.commands.terminal import INTERRUPTED, complain, say
 from semspec.errors import InvalidRequest, SemspecError
 
 CANCEL_TIMEOUT_S = 3.0
@@ -51,13 +51,13 @@ class Chat:
             try:
                 prompt = input("> ").strip()
             except (EOFError, KeyboardInterrupt) as end:
-                say("")
+                print()
                 return 0 if isinstance(end, EOFError) else INTERRUPTED
             try:
                 if prompt:
                     self.ask(prompt)
             except SemspecError as error:
-                complain(f"semspec chat: {error.message}")
+                print(f"semspec chat: {error.message}", file=sys.stderr)
 
     async def _answer(self, prompt: str) -> bool:
         """Show the answer; False if it was cancelled. Raises: SemspecError."""

@@ -13,7 +13,6 @@ from semspec.commands.checks.environment import check_environment
 from semspec.commands.checks.places import check_places
 from semspec.commands.checks.processes import check_processes
 from semspec.commands.options import stack_config
-from semspec.commands.terminal import say
 from semspec.stack import StackConfig
 
 
@@ -22,12 +21,12 @@ def run(arguments: argparse.Namespace) -> int:
     for check in all_checks(arguments):
         checks.append(check)
         if not arguments.json:
-            say(line(check))
+            print(line(check), flush=True)
     levels = Counter(check.level for check in checks)
     if arguments.json:
-        say(json.dumps({"ok": not levels["fail"], "checks": [asdict(check) for check in checks]}, indent=2))
+        print(json.dumps({"ok": not levels["fail"], "checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        say(f"\n{levels['ok']} ok, {levels['warn']} to look at, {levels['fail']} to fix")
+        print(f"\n{levels['ok']} ok, {levels['warn']} to look at, {levels['fail']} to fix")
     return 1 if levels["fail"] else 0
 
 

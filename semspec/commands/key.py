@@ -2,7 +2,6 @@
 
 import argparse
 
-from semspec.commands.terminal import say
 from semspec.keys import entry, new_key
 
 NEXT = """\
@@ -14,7 +13,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the key and its entry. The key is shown only here: the gateway's configuration contains only its hash."""
     key = new_key()
     known = entry(arguments.name, key)
-    say(f"key    {key}")
-    say(f"entry  {known}")
-    say(f"\n{NEXT}")
+    print(f"key    {key}")
+    print(f"entry  {known}")
+    print(f"\n{NEXT}")
     return 0

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from semspec.commands.records import REFUSED, THINK_END, Json, judgement, mark_of, one_line, printable, statistics
-from semspec.commands.terminal import complain
 
 
 class PlainScreen(AbstractContextManager["PlainScreen"]):
@@ -31,7 +30,7 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
         self._last = text or self._last
 
     def note(self, words: str) -> None:
-        complain(f"semspec chat: {words}")
+        print(f"semspec chat: {words}", file=sys.stderr)
 
 
 class ColourScreen(AbstractContextManager["ColourScreen"]):

@@ -2,10 +2,11 @@
 
 import argparse
 import os
+import sys
 from dataclasses import replace
+from functools import partial
 
 from semspec.commands.options import API_KEY, stack_config
-from semspec.commands.terminal import complain, say
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
@@ -29,17 +30,20 @@ def run(arguments: argparse.Namespace) -> int:
         config = replace(stack_config(arguments), api_key=checked_key(key) if key else None)
         return run_until_signal(serve(config))
     except StackError as error:
-        complain(f"{error.log_tail}\nsemspec: {error}")
+        print(f"{error.log_tail}\nsemspec: {error}", file=sys.stderr)
         return 1
 
 
 async def serve(config: StackConfig) -> int:
     """Run the stack until a signal. Processes that end are started again. Raises: StackError when it does not start."""
-    say(f"starting redis, {', '.join(config.roles)} and gateway ...")
+    print(f"starting redis, {', '.join(config.roles)} and gateway ...", flush=True)
     async with Stack(config) as stack:
         page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server
         pages = {"metrics": f"{stack.base_url}/metrics", "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
-            say(f"{name:>10}  {address}")
-        say(f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key, question=EXAMPLE)}\n\nCtrl-C stops it.")
-        await keep_running(stack, complain)
+            print(f"{name:>10}  {address}", flush=True)
+        print(
+            f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key, question=EXAMPLE)}\n\nCtrl-C stops it.",
+            flush=True,
+        )
+        await keep_running(stack, partial(print, file=sys.stderr))

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from semspec.client import Gateway, Json
 from semspec.commands.records import STAGES, mark_of, one_line, stage_ms
-from semspec.commands.terminal import say
 
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -18,7 +17,7 @@ WIDTH_WITHOUT_TERMINAL = 160
 def run(arguments: argparse.Namespace) -> int:
     generation, trace = asyncio.run(_fetched(arguments))
     if arguments.json:
-        say(json.dumps({"generation": generation, "trace": trace}, indent=2))
+        print(json.dumps({"generation": generation, "trace": trace}, indent=2))
     else:
         console = Console(highlight=False)
         console.width = console.width if console.is_terminal else WIDTH_WITHOUT_TERMINAL
