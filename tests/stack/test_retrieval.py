@@ -1,5 +1,6 @@
 """A target and a draft service with a datastore and no model, through REST."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from semspec.commands.doctor import checks_of
 from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
 from tests.processes import Process
@@ -53,6 +55,8 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
 
 async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(alone: Running) -> None:
     assert await alone.readiness() == (200, "ready")
+    checks = await asyncio.to_thread(lambda: list(checks_of(alone.stack.config)))
+    assert "fail" not in {check.level for check in checks}, checks
     assert not has_mapped(alone.pid("draft"), "libtorch")
     names = {model["id"] for model in (await alone.http.get("/v1/models")).json()["data"]}
     assert names == {"semspec-demo", "semspec-demo:retrieval", "semspec-demo:target"}

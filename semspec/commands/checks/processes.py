@@ -84,19 +84,15 @@ def _gateway(settings: Any) -> Started:
 
 def _verifier(settings: Any, load: Any) -> Started:
     report = asyncio.run(load(settings.model_copy(update={"device": "cpu"})).info())
-    words = f"probes of {report.draft_model} and {report.target_model}"
+    found: Check | str = f"probes of {report.draft_model} and {report.target_model}"
     if not report.operating_points:
         remedy = "`semspec train run` makes it; until then set acceptance by hand"
-        return Started(
-            warn("verifier", f"{words}, without an operating curve: what a strictness brings is unknown", remedy),
-            settings,
-            report,
-        )
-    return Started(f"{words}, {len(report.operating_points)} operating points", settings, report)
+        found = warn("verifier", f"{found}, without an operating curve: what a strictness brings is unknown", remedy)
+    return Started(found, settings, report)
 
 
 def _model(role: str, settings: Any, load: Any) -> Started:
-    num_weights = count_weights(settings.model, settings.revision)
+    num_weights = count_weights(settings.model, settings.revision) if settings.model else 0
     if settings.model and not num_weights:
         remedy = f"fetch it beforehand (`hf download {settings.model}`), or give --{role}-model a folder"
         words = f"{settings.model} is not in the hub's cache; the service will fetch it"
