@@ -63,7 +63,9 @@ def create_app(
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
     readiness = Readiness(backends, settings, store, metrics, strategies)
-    admission = Admission(Limits.of(settings), metrics)
+    per_owner = settings.max_concurrent_per_key or settings.max_concurrent
+    limits = Limits(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
+    admission = Admission(limits, metrics)
     audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
     collection = Collection(leases, keys, readiness, metrics, settings) if keys and settings.collect.share else None

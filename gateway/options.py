@@ -40,11 +40,13 @@ Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
 TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
 
 
-class _Model(BaseModel):
+class RequestModel(BaseModel):
+    """A part of a request's body. Unknown fields and other types are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class AcceptanceOptions(_Model):
+class AcceptanceOptions(RequestModel):
     """When a drafted segment is accepted: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
     rule: AcceptanceRule | None = None
@@ -60,7 +62,7 @@ class AcceptanceOptions(_Model):
         return self
 
 
-class RetrievalChoices(_Model):
+class RetrievalChoices(RequestModel):
     """Of `retrieval`, and of `semantic` with this rewrite."""
 
     source: RetrievalSource | None = None
@@ -68,7 +70,7 @@ class RetrievalChoices(_Model):
     gate: GateName | None = None
 
 
-class StrategyOptions(_Model):
+class StrategyOptions(RequestModel):
     """What a request and the operator say of the strategies' options; None is left to the other, then to the built-in
     value."""
 
@@ -101,7 +103,7 @@ class StrategyOptions(_Model):
     )
 
 
-class SoftGate(_Model):
+class SoftGate(RequestModel):
     """The numbers of retrieval's gate `soft`: an open gate keeps whatever a datastore has. See `semspec.types.Gate`."""
 
     entropy: float = Field(0.05, ge=0, le=1)

@@ -11,7 +11,6 @@ from time import monotonic
 
 from semspec.errors import Overloaded
 from semspec.gateway.metrics import Metrics
-from semspec.gateway.settings import GatewaySettings
 
 FIRST_GUESS_S = 1.0
 """Assumed duration of a request until the first one has ended."""
@@ -28,11 +27,6 @@ class Limits:
     per_owner: int
     max_queued: int
     timeout_s: float
-
-    @classmethod
-    def of(cls, settings: GatewaySettings) -> "Limits":
-        per_owner = settings.max_concurrent_per_key or settings.max_concurrent
-        return cls(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
 
 
 @dataclass(slots=True, eq=False)

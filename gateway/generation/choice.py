@@ -205,9 +205,6 @@ def usage(choices: Sequence[Choice], num_prompts: int = 1) -> dict[str, Any]:
 _REQUEST = TypeAdapter(Request)
 _PIECE = TypeAdapter(Piece)
 
-ENDED = ("finished", "cancelled")
-"""Final states."""
-
 
 def stored_fields(choice: Choice) -> dict[str, str]:
     """The fields that Redis stores when a generation begins; its segments are stored separately."""
@@ -250,7 +247,7 @@ def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> Choice:
     """
     request = stored_request(id, meta)
     with reading(f"generation {id}"):
-        if meta["status"] not in ENDED and json.loads(meta["models"]) != served.identity:
+        if meta["status"] not in ("finished", "cancelled") and json.loads(meta["models"]) != served.identity:
             raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
         target = _PIECE.validate_json(meta["prompt"])
         draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None

@@ -98,10 +98,7 @@ class Generations:
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.admission.admitted(request.owner, request.num_choices))
-            lease = None
-            if request.session is not None:
-                writer = f"{request.id} {FIRST_FENCE}"
-                lease = await self.leases.session(request.session, request.owner, writer, stack)
+            lease = await self.leases.session(request.session, request.owner, f"{request.id} {FIRST_FENCE}", stack)
             turns = lease.turns if lease else ()
             check_session_size(request, turns, self.runner.settings.max_session_bytes)
             choices = await self.preparation.choices(request, turns, served)
@@ -178,10 +175,8 @@ class Generations:
             stack.callback(journal.leave)
             await take_slots()
             await self._emit_stored(choice, num_seen)
-            lease, request = None, choice.request
-            if request.session is not None:
-                writer = f"{request.id} {fence}"
-                lease = await self.leases.session(request.session, request.owner, writer, stack)
+            request = choice.request
+            lease = await self.leases.session(request.session, request.owner, f"{request.id} {fence}", stack)
             await self.runner.run(choice, journal, lease)
 
     async def _emit_stored(self, choice: Choice, num_seen: int = 0) -> None:

@@ -3,7 +3,7 @@ tokenized, and its budget is set."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -133,12 +133,41 @@ class Preparation:
 def check(request: Request, strategy: Strategy, served: Served) -> None:
     """Raises: InvalidRequest if the services do not support the request; it names parameters, which each API
     has a field for (`naming`)."""
-    _check_segmentation(request, strategy, served)
-    _check_grammar(request, strategy, served)
-    if request.plan.sampling.min_p and not all(one.supports_min_p for one in served.writers(strategy)):
-        raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
-    _check_penalties(request, strategy, served)
-    _check_variables(request, served)
+    if refusal := next(_refusals(request, strategy, served), None):
+        raise InvalidRequest(*refusal)
+
+
+def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[tuple[str, str]]:
+    """What the services do not support, with the remedy, and the parameter that asks for it."""
+    plan, penalties, writers, target = request.plan, request.plan.penalties, served.writers(strategy), served.target
+    if plan.segmentation not in (supported := served.segmentations(strategy)):
+        name, names = plan.segmentation.value, ", ".join(sorted(supported))
+        yield f"the services do not support the segmentation {name!r} for this strategy, only: {names}", "segmentation"
+    if plan.grammar and not strategy.supports_grammars:
+        message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
+        yield f"{message}; leave it out, or choose 'target'", "strategy"
+    if plan.grammar and not all(one.supports_grammars for one in writers):
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
+        yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+    if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
+        yield "min_p: a server writes for one of the models that may not know it; leave it out", "min_p"
+    if not (penalties.is_neutral or strategy.supports_grammars):
+        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
+        yield f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'", "strategy"
+    if not (penalties.is_neutral or all(one.supports_penalties for one in writers)):
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
+        yield f"penalties: {target.model} takes no penalties: {remedy}; leave it out", "penalties"
+    if penalties.logit_bias and Writer.DRAFT in strategy.writers and served.draft.tokenizer != target.tokenizer:
+        yield "logit_bias: draft and target have other token ids; leave it out, or choose 'target'", "logit_bias"
+    last, limit = max((token for token, _ in penalties.logit_bias), default=-1), target.num_token_ids
+    if last >= limit:
+        message = f"logit_bias: {last} is no token of {target.model}, whose ids are below {limit}"
+        yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
+    for name in json.loads(request.variables or "{}"):
+        if name not in target.template_variables:
+            field, known = f"chat_template_kwargs.{name}", ", ".join(target.template_variables) or "none"
+            message = f"{field}: the chat template of {target.model} has no variable {name!r} that a request may set"
+            yield f"{message}; leave it out (it has: {known})", field
 
 
 def check_strategy(strategy: Strategy, plan: Generation, served: Served) -> None:
@@ -170,62 +199,6 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
         message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
         raise InvalidRequest(f"{message}; leave it out, or choose 'semantic' and no probes", "strictness")
     return at_strictness(strictness, served.verifier.operating_points)
-
-
-def _check_grammar(request: Request, strategy: Strategy, served: Served) -> None:
-    if not request.plan.grammar:
-        return
-    if not strategy.supports_grammars:
-        message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "strategy")
-    if not all(one.supports_grammars for one in served.writers(strategy)):
-        message = f"{GRAMMAR}: {served.target.model} cannot be held to a format"
-        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
-        raise InvalidRequest(f"{message}: {remedy}; leave it out", GRAMMAR)
-
-
-def _check_penalties(request: Request, strategy: Strategy, served: Served) -> None:
-    penalties = request.plan.penalties
-    if penalties.is_neutral:
-        return
-    if not strategy.supports_grammars:
-        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
-        raise InvalidRequest(
-            f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
-            "strategy",
-        )
-    if not all(one.supports_penalties for one in served.writers(strategy)):
-        message = f"penalties: {served.target.model} takes no penalties"
-        remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
-        raise InvalidRequest(f"{message}: {remedy}; leave it out", "penalties")
-    if not penalties.logit_bias:
-        return
-    if Writer.DRAFT in strategy.writers and served.draft.tokenizer != served.target.tokenizer:
-        message = "logit_bias: draft and target have other token ids"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "logit_bias")
-    last, limit = max(token for token, _ in penalties.logit_bias), served.target.num_token_ids
-    if last >= limit:
-        message = f"logit_bias: {last} is no token of {served.target.model}, whose ids are below {limit}"
-        raise InvalidRequest(f"{message}; POST /tokenize tells those of a text", "logit_bias")
-
-
-def _check_variables(request: Request, served: Served) -> None:
-    known = served.target.template_variables
-    for name in json.loads(request.variables or "{}"):
-        if name not in known:
-            field, known_names = f"chat_template_kwargs.{name}", ", ".join(known) or "none"
-            message = (
-                f"{field}: the chat template of {served.target.model} has no variable {name!r} that a request may set"
-            )
-            raise InvalidRequest(f"{message}; leave it out (it has: {known_names})", field)
-
-
-def _check_segmentation(request: Request, strategy: Strategy, served: Served) -> None:
-    supported = served.segmentations(strategy)
-    if request.plan.segmentation not in supported:
-        name, names = request.plan.segmentation.value, ", ".join(sorted(supported))
-        message = f"the services do not support the segmentation {name!r} for this strategy, only: {names}"
-        raise InvalidRequest(message, "segmentation")
 
 
 def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:

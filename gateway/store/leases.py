@@ -212,12 +212,14 @@ class Leases:
     def journal(self, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
         return Journal(self, generation, cancelled, fence)
 
-    async def session(self, session: str, owner: str, writer: str, stack: AsyncExitStack) -> SessionLease:
-        """Claim an owner's session until `stack` is closed; `writer` is a generation's id and fence.
+    async def session(self, session: str | None, owner: str, writer: str, stack: AsyncExitStack) -> SessionLease | None:
+        """Claim an owner's session, if there is one, until `stack` is closed; `writer` is a generation's id and fence.
 
         Raises: Conflict when another generation has the session; Unavailable when Redis does not answer, since an
         answer without the conversation would be wrong.
         """
+        if session is None:
+            return None
         lease = SessionLease(self, session, owner, f"{writer} {secrets.token_hex(4)}")
         stack.callback(lambda: self.background.spawn(lease.release()))  # also if `claim` is interrupted
         await lease.claim()

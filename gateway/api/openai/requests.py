@@ -13,7 +13,6 @@ from semspec.gateway.api.shared.requests import (
     Effort,
     GenerationRequest,
     MaxTokens,
-    RequestModel,
     TemplateVariables,
     Text,
     encodable,
@@ -21,6 +20,7 @@ from semspec.gateway.api.shared.requests import (
     text_or_list,
 )
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
+from semspec.gateway.options import RequestModel
 from semspec.gateway.settings import MAX_LOGPROBS
 from semspec.grammars.limits import check_schema
 from semspec.types import Message, Role

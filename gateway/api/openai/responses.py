@@ -81,6 +81,8 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
 
 
 Kind = Literal["reasoning", "message"]
+_PARTS: dict[Kind, type[bodies.Part]] = {"reasoning": bodies.ReasoningPart, "message": bodies.OutputText}
+_TEXTS: dict[Kind, str] = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
 
 
 class ResponsesFormat(Format):
@@ -158,7 +160,7 @@ class ResponsesFormat(Format):
                 yield from self._closed("completed")
                 yield from self._opened(kind)
             self._open = (kind, self._open[1] + text if self._open else text)
-            yield self._event(bodies.ResponseText, f"{_text_of(kind)}.delta", delta=text, **self._place(kind))
+            yield self._event(bodies.ResponseText, f"{_TEXTS[kind]}.delta", delta=text, **self._place(kind))
         for call in delta.calls:
             yield from self._called(call)
 
@@ -185,7 +187,7 @@ class ResponsesFormat(Format):
         self._num_items, self._open = self._num_items + 1, (kind, "")
         item, place = self._item(kind, None, "in_progress"), self._place(kind)
         yield self._item_event("added", place["output_index"], item)
-        yield self._event(bodies.ResponsePart, "response.content_part.added", part=_part(kind, ""), **place)
+        yield self._event(bodies.ResponsePart, "response.content_part.added", part=_PARTS[kind](text=""), **place)
 
     def _closed(self, status: bodies.ItemStatus) -> Iterator[BaseModel]:
         """The events that end the open item, if there is one."""
@@ -193,8 +195,8 @@ class ResponsesFormat(Format):
             return
         kind, text = self._open
         self._open, place = None, self._place(kind)
-        yield self._event(bodies.ResponseText, f"{_text_of(kind)}.done", text=text, **place)
-        yield self._event(bodies.ResponsePart, "response.content_part.done", part=_part(kind, text), **place)
+        yield self._event(bodies.ResponseText, f"{_TEXTS[kind]}.done", text=text, **place)
+        yield self._event(bodies.ResponsePart, "response.content_part.done", part=_PARTS[kind](text=text), **place)
         yield self._item_event("done", place["output_index"], self._item(kind, text, status))
 
     def _place(self, kind: Kind) -> dict[str, Any]:
@@ -219,14 +221,6 @@ def _split(text: Delta) -> list[tuple[Kind, str]]:
     """The parts of a text that are not empty, in order."""
     parts: list[tuple[Kind, str]] = [("reasoning", text.reasoning), ("message", text.content)]
     return [part for part in parts if part[1]]
-
-
-def _text_of(kind: Kind) -> str:
-    return "response.reasoning_text" if kind == "reasoning" else "response.output_text"
-
-
-def _part(kind: str, text: str) -> bodies.Part:
-    return bodies.ReasoningPart(text=text) if kind == "reasoning" else bodies.OutputText(text=text)
 
 
 def _usage(choice: Choice) -> bodies.ResponseUsage:

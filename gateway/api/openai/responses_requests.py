@@ -31,7 +31,6 @@ from semspec.gateway.api.shared.requests import (
     GenerationRequest,
     MaxTokens,
     Neutral,
-    RequestModel,
     TemplateVariables,
     Text,
     TextRequest,
@@ -39,6 +38,7 @@ from semspec.gateway.api.shared.requests import (
 )
 from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar
+from semspec.gateway.options import RequestModel
 from semspec.types import Message, Role
 
 

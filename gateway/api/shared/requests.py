@@ -7,9 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
@@ -19,7 +17,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
-from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
+from semspec.gateway.options import AcceptanceOptions, RequestModel, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
 from semspec.types import LEAST_REPETITION
 
@@ -110,12 +108,6 @@ def parsed_json(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     return parsed
-
-
-class RequestModel(BaseModel):
-    """A part of a request's body. Unknown fields and other types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class CompatibleRequestModel(RequestModel):

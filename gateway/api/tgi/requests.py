@@ -11,14 +11,13 @@ from semspec.gateway.api.shared.requests import (
     False_,
     MaxTokens,
     Repetition,
-    RequestModel,
     SemspecOptions,
     Stop,
     Text,
     parsed_json,
 )
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
-from semspec.gateway.options import Temperature, TopP, or_default
+from semspec.gateway.options import RequestModel, Temperature, TopP, or_default
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
 from semspec.grammars.limits import check_pattern
 
