@@ -184,9 +184,9 @@ def numbers(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def usage(choices: Sequence[Choice], num_prompts: int = 1) -> dict[str, Any]:
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """OpenAI's token counts over all choices; the common prompt of several choices counts once."""
-    firsts = choices[:: len(choices) // num_prompts]
+    firsts = choices[:: choices[0].request.num_choices_per_prompt]
     num_prompt, num_completion = (
         sum(choice.num_prompt_tokens for choice in firsts),
         sum(choice.num_tokens for choice in choices),

@@ -160,21 +160,21 @@ class _Chunk(_Answer):
 class ChatCompletion(_WholeAnswer):
     """A whole chat completion."""
 
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
 
 
 class TextCompletion(_WholeAnswer):
     """A whole plain completion."""
 
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
 
 
 class ChatCompletionChunk(_Chunk):
     """A streamed chunk of a chat completion. The last one has `semspec` and `metrics` of the whole response."""
 
-    object: Literal["chat.completion.chunk"]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
     semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
     metrics: AnswerMetrics | None = if_any()
@@ -183,7 +183,7 @@ class ChatCompletionChunk(_Chunk):
 class TextCompletionChunk(_Chunk):
     """A streamed chunk of a plain completion, with the same additional fields."""
 
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
     metrics: AnswerMetrics | None = if_any()

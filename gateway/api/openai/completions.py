@@ -112,8 +112,6 @@ class _OpenAIFormat(Format):
     last_line: str | None = "[DONE]"
     _chunk_body: type[BaseModel]
     _whole_body: type[BaseModel]
-    _objects: tuple[str, str]
-    """Values of `object` in the two."""
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         super().__init__(request, options, system_fingerprint)
@@ -146,19 +144,18 @@ class _OpenAIFormat(Format):
         extra = self.statistics(choices)
         if not self._options.include_usage:
             return [self._chunk(end, **extra)]
-        return [self._chunk(end), self._chunk([], usage=usage(choices, len(self._request.prompts)), **extra)]
+        return [self._chunk(end), self._chunk([], usage=usage(choices), **extra)]
 
     def response(self, choices: Sequence[Choice]) -> BaseModel:
         return self._whole_body(
-            object=self._objects[1],
             choices=list(map(self._choice, choices)),
-            usage=usage(choices, len(self._request.prompts)),
+            usage=usage(choices),
             **self._head,
             **self.statistics(choices),
         )
 
     def _chunk(self, choices: Sequence[BaseModel], **fields: Any) -> BaseModel:
-        return self._chunk_body(object=self._objects[0], choices=choices, **self._head, **{"usage": None, **fields})
+        return self._chunk_body(choices=choices, **self._head, **{"usage": None, **fields})
 
     @abstractmethod
     def _piece(self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None) -> BaseModel:
@@ -176,7 +173,6 @@ class ChatFormat(_OpenAIFormat):
     """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
 
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
-    _objects = ("chat.completion.chunk", "chat.completion")
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         super().__init__(request, options, system_fingerprint)
@@ -218,7 +214,6 @@ class CompletionFormat(_OpenAIFormat):
     """`POST /v1/completions`."""
 
     _chunk_body, _whole_body = answers.TextCompletionChunk, answers.TextCompletion
-    _objects = ("text_completion", "text_completion")
 
     def _piece(
         self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None
