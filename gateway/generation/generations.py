@@ -51,7 +51,8 @@ class Run:
         return item
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._deadline_s, self._time_out)
+        error = DeadlineExceeded("the generation took longer than this server allows; ask for fewer tokens")
+        self._timer = asyncio.get_running_loop().call_later(self._deadline_s, self._queue.put_nowait, error)
         self._tasks = [asyncio.create_task(self._generate(choice)) for choice in self.choices]
         self._tasks.append(asyncio.create_task(self._watch()))
         return self
@@ -70,10 +71,6 @@ class Run:
         self._num_running -= 1
         if not self._num_running:
             self._queue.put_nowait(None)
-
-    def _time_out(self) -> None:
-        message = "the generation took longer than this server allows; ask for fewer tokens"
-        self._queue.put_nowait(DeadlineExceeded(message))
 
     async def _watch(self) -> None:
         await self._was_cancelled.wait()

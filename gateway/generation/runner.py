@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from semspec.decoding import Backends, Generation, Target, decode
+from semspec.decoding import Backends, Target, decode
 from semspec.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -83,7 +83,15 @@ class ChoiceRunner:
         """
         fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
         retry = TargetRetry(self.backends.target, fingerprint, timeout_s)
-        with span("generation", attributes=_request_attributes(choice.generation)) as generation_span:
+        generation = choice.generation
+        attributes: dict[str, str | int] = {
+            "semspec.strategy": generation.strategy,
+            "semspec.gamma": generation.options.gamma,
+            "semspec.acceptance_rule": generation.options.acceptance.rule,
+            "semspec.max_tokens": generation.max_tokens,
+            "semspec.num_prompt_tokens": choice.num_prompt_tokens,
+        }
+        with span("generation", attributes=attributes) as generation_span:
             try:
                 while True:
                     try:
@@ -238,16 +246,6 @@ def _log_end(choice: Choice, status: str, with_texts: bool) -> None:
     if with_texts:
         fields |= {"prompt": choice.prompt, "answer": choice.text}
     _log.info("generation ended", extra=known(fields))
-
-
-def _request_attributes(generation: Generation) -> dict[str, str | int]:
-    return {
-        "semspec.strategy": generation.strategy,
-        "semspec.gamma": generation.options.gamma,
-        "semspec.acceptance_rule": generation.options.acceptance.rule,
-        "semspec.max_tokens": generation.max_tokens,
-        "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in generation.context.pieces),
-    }
 
 
 def _result_attributes(choice: Choice) -> dict[str, str | int | float | bool]:

@@ -55,7 +55,11 @@ class IdempotencyKey:
                 raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
             if id == new_id:
                 return id, False
-            has_begun = await self._has_begun(id)
+            try:
+                await self._store.generation(id)
+                has_begun = True
+            except NotFound:
+                has_begun = False
             if has_begun or monotonic() > until:  # after the timeout, its gateway is presumed dead
                 self._value = value
                 return id, has_begun
@@ -72,13 +76,6 @@ class IdempotencyKey:
                     await self._store.disown(self._digest, self._value)
                 raise
             yield run
-
-    async def _has_begun(self, id: str) -> bool:
-        try:
-            await self._store.generation(id)
-        except NotFound:
-            return False
-        return True
 
 
 def _digest(*parts: str) -> str:
