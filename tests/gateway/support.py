@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -132,6 +132,22 @@ class _Server(uvicorn.Server):
         await self.told.wait()
 
 
+@asynccontextmanager
+async def listening(app: FastAPI, graceful_s: int = 5) -> AsyncIterator[str]:
+    """The address of an application, served until the block ends; what it still answers then has `graceful_s` more."""
+    server = _Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=graceful_s))
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
+    listener.bind(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await eventually(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.told.set()
+        await task
+        listener.close()
+
+
 @dataclass
 class Gateway:
     """A running gateway and its clients."""
@@ -183,7 +199,7 @@ class Gateway:
         return set()
 
     async def hang_up_after(self, num_segments: int, **fields: Any) -> list[Any]:
-        """Chunks of a stream that the client leaves after so many segments."""
+        """Chunks of a stream that the client leaves after so many segments; the generation is interrupted by then."""
         seen = list[Any]()
         self.fakes.drafter.pause_at = self.fakes.target.pause_at = num_segments
         body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, "stream": True, **fields}
@@ -196,6 +212,7 @@ class Gateway:
                     seen.append(json.loads(line.removeprefix("data: ")))
                 if sum(any(delta(one, index) for index in range(8)) for one in seen) == num_segments:
                     break
+        await self.status_becomes(seen[0]["id"], "interrupted")
         return seen
 
     @asynccontextmanager
@@ -330,28 +347,15 @@ async def running_gateway(
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
     app = create_app(settings, backends, Store(settings))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
-    server = _Server(config)
-    listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
-    listener.bind(("127.0.0.1", 0))
-    base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        async with AsyncExitStack() as clients:
-            headers = bearer(API_KEY)
-            http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30, verify=TLS)
-            await clients.enter_async_context(http)
-            own = DefaultAsyncHttpxClient(verify=TLS)
-            openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key=API_KEY, max_retries=0, timeout=30, http_client=own)
-            await clients.enter_async_context(openai)
-            await eventually(lambda: server.started)
-            if ready:
-                await eventually(lambda: app.state.readiness.status.served is not None)
-            yield Gateway(app, cast(Fakes, behind), settings, base_url, http, openai)
-    finally:
-        server.told.set()
-        await task
-        listener.close()
+    own = DefaultAsyncHttpxClient(verify=TLS)
+    async with (
+        listening(app) as base_url,
+        httpx.AsyncClient(base_url=base_url, headers=bearer(API_KEY), timeout=30, verify=TLS) as http,
+        AsyncOpenAI(base_url=f"{base_url}/v1", api_key=API_KEY, max_retries=0, timeout=30, http_client=own) as openai,
+    ):
+        if ready:
+            await eventually(lambda: app.state.readiness.status.served is not None)
+        yield Gateway(app, cast(Fakes, behind), settings, base_url, http, openai)
 
 
 GatewayFactory = Callable[..., Awaitable[Gateway]]

@@ -3,11 +3,14 @@
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.async_api import Browser, ConsoleMessage, Page, Playwright, Request, async_playwright, expect
+import httpx
+from playwright.async_api import Browser, Page, Playwright, async_playwright, expect
+
+from tests.gateway.support import bearer
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -17,6 +20,9 @@ ARGUMENTS = (
 WIDE, PHONE = (1440, 900), (360, 740)
 PATIENCE_MS = 60_000
 """Of every expectation: models answer slowly on a busy machine."""
+
+LOUD = ("error", "warning")
+"""Messages of the console that are complaints."""
 
 Scheme = Literal["light", "dark"]
 
@@ -42,27 +48,6 @@ def _program(playwright: Playwright) -> str:
     return found
 
 
-@dataclass  # no slots: Playwright hangs attributes on those whose methods it calls
-class Complaints:
-    """What a page said on its console, threw, was forbidden by its policy, or asked of others than its server."""
-
-    base_url: str
-    lines: list[str] = field(default_factory=list)
-
-    def watch(self, page: Page) -> None:
-        page.on("console", self._console)
-        page.on("pageerror", lambda error: self.lines.append(f"thrown: {error}"))
-        page.on("request", self._request)
-
-    def _console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.lines.append(f"{message.type}: {message.text}")
-
-    def _request(self, request: Request) -> None:
-        if not request.url.startswith((self.base_url, "data:", "blob:")):
-            self.lines.append(f"foreign: {request.url}")
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a playground is, and the key that its gateway asks for, if it does."""
@@ -75,25 +60,28 @@ class Site:
         """What the page's first address ends in; the part with the key never leaves the browser."""
         return f"/#key={self.api_key}" if self.api_key else "/"
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.api_key}"}
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.base_url}{path}", headers=bearer(self.api_key), trust_env=False)
 
 
 @asynccontextmanager
 async def opened(
     browser: Browser, site: Site, size: tuple[int, int] = WIDE, scheme: Scheme = "light", expected: str = ""
 ) -> AsyncIterator[Page]:
-    """A fresh page of the playground, checked at the end; complaints with `expected` in them are part of the test."""
+    """A fresh page of the playground. At the end there are no complaints but those with `expected` in them: what it
+    said on its console, threw, was forbidden by its policy, or asked of others than its server."""
     width, height = size
     context = await browser.new_context(
         base_url=site.base_url, viewport={"width": width, "height": height}, color_scheme=scheme
     )
-    page, complaints = await context.new_page(), Complaints(site.base_url)
+    page, complaints = await context.new_page(), list[str]()
+    own = (site.base_url, "data:", "blob:")
     page.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
-    complaints.watch(page)
+    page.on("console", lambda one: complaints.append(f"{one.type}: {one.text}") if one.type in LOUD else None)
+    page.on("pageerror", lambda error: complaints.append(f"thrown: {error}"))
+    page.on("request", lambda one: None if one.url.startswith(own) else complaints.append(f"foreign: {one.url}"))
     await page.goto(site.path)
     yield page
     await context.close()
-    assert [line for line in complaints.lines if not (expected and expected in line)] == []
+    assert [line for line in complaints if not (expected and expected in line)] == []

@@ -7,6 +7,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page
 
 from semspec.stack import Stack
+from tests.gateway.support import listening
 from tests.playground.browser import NoBrowser, Site, launched, opened
 from tests.playground.fakes import ScriptedGateway
 
@@ -34,5 +35,6 @@ async def page(browser: Browser, site: Site) -> AsyncIterator[Page]:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def scripted(browser: Browser) -> AsyncIterator[ScriptedGateway]:
-    async with ScriptedGateway() as gateway:
+    gateway = ScriptedGateway()
+    async with listening(gateway.app(), graceful_s=1) as gateway.base_url:
         yield gateway

@@ -3,10 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
@@ -18,6 +16,10 @@ Json = dict[str, Any]
 
 ID = "chatcmpl-0123456789abcdef0123456789abcdef"
 MODEL = "semspec-demo"
+SERVICES = [
+    {"name": "draft", "status": "away", "detail": "no handshake: start it"},
+    {"name": "target", "status": "ok", "detail": "target"},
+]
 PARAMETERS = {
     "strategy": "semantic",
     "gamma": 2,
@@ -32,7 +34,7 @@ class HungUp(Exception):
 
 
 class ScriptedGateway:
-    """`async with ScriptedGateway() as gateway:` — it listens, and its streams wait for `say`, `hang_up` and `end`."""
+    """Its streams wait for `say`, `hang_up` and `end`."""
 
     def __init__(self) -> None:
         self.status = "running"
@@ -42,25 +44,7 @@ class ScriptedGateway:
         """The `Last-Event-ID` of each time somebody came back."""
         self.cancelled = asyncio.Event()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._server = uvicorn.Server(uvicorn.Config(self._app(), port=0, log_config=None, timeout_graceful_shutdown=1))
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.01)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.base_url = ""
 
     def say(self, **semspec: Any) -> None:
         """Send one chunk with this `semspec` object; a segment counts and is stored."""
@@ -98,56 +82,30 @@ class ScriptedGateway:
     def _events(self) -> StreamingResponse:
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
-    def _meta(self) -> Json:
-        return {
-            "id": ID,
-            "status": self.status,
-            "model": MODEL,
-            "seed": 5,
-            "parameters": PARAMETERS,
-            "prompt": {"text": "a stored question"},
-        }
+    def _attached(self, request: Request) -> StreamingResponse:
+        self.attached.append(request.headers.get("last-event-id"))
+        return self._events()
 
-    def _app(self) -> FastAPI:
-        app = FastAPI()
+    def _meta(self) -> Json:
+        told = {"id": ID, "status": self.status, "model": MODEL, "seed": 5, "parameters": PARAMETERS}
+        return {**told, "prompt": {"text": "a stored question"}}
+
+    async def _cancel(self) -> Json:
+        self.cancelled.set()
+        return self._meta()
+
+    def app(self) -> FastAPI:
+        app, path = FastAPI(), f"/v1/generations/{ID}"
         app.get("/")(playground.page)
         app.get("/static/{name}")(playground.static)
-
-        @app.get("/v1/models")
-        async def models() -> Json:
-            return {"data": [{"id": MODEL}, {"id": f"{MODEL}:target"}]}
-
-        @app.get("/v1/services")
-        async def services() -> Json:
-            away = {"name": "draft", "status": "away", "detail": "no handshake: start it"}
-            return {"services": [away, {"name": "target", "status": "ok", "detail": "target"}]}
-
-        @app.get("/v1/sessions")
-        async def sessions() -> Json:
-            return {"data": []}
-
-        @app.post("/v1/chat/completions", response_model=None)
-        async def complete() -> StreamingResponse:
-            return self._events()
-
-        @app.get(f"/v1/generations/{ID}/events", response_model=None)
-        async def events(request: Request) -> StreamingResponse:
-            self.attached.append(request.headers.get("last-event-id"))
-            return self._events()
-
-        @app.get(f"/v1/generations/{ID}")
-        async def generation() -> Json:
-            return self._meta()
-
-        @app.get(f"/v1/generations/{ID}/trace")
-        async def trace() -> Json:
-            return {"segments": self.records}
-
-        @app.post(f"/v1/generations/{ID}/cancel")
-        async def cancel() -> Json:
-            self.cancelled.set()
-            return self._meta()
-
+        app.get("/v1/models")(lambda: {"data": [{"id": MODEL}, {"id": f"{MODEL}:target"}]})
+        app.get("/v1/services")(lambda: {"services": SERVICES})
+        app.get("/v1/sessions")(lambda: {"data": []})
+        app.post("/v1/chat/completions")(self._events)
+        app.get(path)(self._meta)
+        app.get(f"{path}/events")(self._attached)
+        app.get(f"{path}/trace")(lambda: {"segments": self.records})
+        app.post(f"{path}/cancel")(self._cancel)
         return app
 
 

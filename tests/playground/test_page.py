@@ -6,7 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
 
@@ -150,8 +149,7 @@ async def test_conversation_goes_on_and_is_kept_by_the_server(page: Page, site: 
     await expect(page.locator("#turns .said .boxed")).to_have_count(1)
     names = [body["semspec"].get("session") for body in asked]
     assert names[0] and names == [names[0], None, names[0]], "the comparison leaves the session alone"
-    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
-        turns = (await http.get(f"/v1/sessions/{names[0]}")).json()["turns"]
+    turns = site.get(f"/v1/sessions/{names[0]}").json()["turns"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant"]
     assert turns[2]["content"] == second
     async with page.expect_download() as download:
@@ -218,9 +216,7 @@ async def test_export_holds_the_stored_trace(page: Page, site: Site) -> None:
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export trace").click()
     exported = json.loads(Path(await (await download.value).path()).read_text())
-    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
-        stored = (await http.get(f"/v1/generations/{exported['id']}/trace")).json()
-    assert exported["segments"] == stored["segments"]
+    assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
     assert exported["seed"] == SEED and exported["prompt"].startswith("Ben has coins: 52.")
 
 
@@ -247,18 +243,17 @@ async def test_text_stands_out_from_its_ground(browser: Browser, site: Site, sch
 
 
 async def test_page_and_its_files_carry_strict_headers(site: Site) -> None:
-    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
-        for path, media_type in {"/": "text/html", "/static/playground.js": "text/javascript"}.items():
-            response = await http.get(path)
-            assert response.status_code == 200
-            assert response.headers["content-type"].startswith(media_type)
-            assert response.headers["x-content-type-options"] == "nosniff"
-            assert response.headers["cache-control"] == "no-cache"
-            assert "default-src 'none'" in response.headers["content-security-policy"]
-            assert "unsafe" not in response.headers["content-security-policy"]
-        for name in ("unknown.js", "..%2Fapp.py", "__init__.py"):
-            response = await http.get(f"/static/{name}")
-            assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"
+    for path, media_type in {"/": "text/html", "/static/playground.js": "text/javascript"}.items():
+        response = site.get(path)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(media_type)
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-cache"
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "unsafe" not in response.headers["content-security-policy"]
+    for name in ("unknown.js", "..%2Fapp.py", "__init__.py"):
+        response = site.get(f"/static/{name}")
+        assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"
 
 
 async def test_page_has_nothing_inline_and_no_way_to_write_markup() -> None:
