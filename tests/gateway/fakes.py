@@ -5,11 +5,11 @@ import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from semspec.decoding import Backends
 from semspec.errors import ContextTooLong, InvalidRequest, SemspecError, Unavailable
 from semspec.types import (
-    ChoiceScores,
     Context,
     Conversation,
     Distribution,
@@ -117,17 +117,6 @@ class FakeModel(fakes.FakeModel):
         finally:
             self.num_writing -= 1
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
-        """The first number is the segment's index."""
-        scores = await super().score(context, segments, session, projection)
-        indices = range(fakes.num_written(context), fakes.num_written(context) + len(scores))
-        return [
-            replace(score, surprisal=(float(index), *score.surprisal[1:]))
-            for index, score in zip(indices, scores, strict=True)
-        ]
-
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
@@ -138,13 +127,10 @@ class FakeModel(fakes.FakeModel):
         certain = [Distribution(struct.pack("<I", token), struct.pack("<f", 1)) for token in token_ids]
         return Proposal(token_ids, tuple(certain), fakes.TOKENIZER, 0.0)
 
-    async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> ChoiceScores:
-        """The likeliest digit says how many segments there are."""
-        await self._work()
-        likeliest = str(fakes.num_written(context))
-        return ChoiceScores(tuple(float(option == likeliest) for option in options), likeliest, 1.0)
+    def _states(self, context: Context, segment: Segment) -> States:
+        """The first number, and a score's first, is the segment's index."""
+        numbers = struct.pack("<4f", fakes.num_written(context), 0, 0, 0)
+        return States(numbers, (2, 2), self.model_info.fingerprint)
 
     def _said(self, context: Context, params: GenerationParams) -> str | None:
         return self.says(context.pieces[0].text, params.grammar) if callable(self.says) else self.says
@@ -236,9 +222,14 @@ class Fakes:
 
     def with_other_target(self, fingerprint: str) -> "Fakes":
         """The same models with a target of this fingerprint, and all that belongs to it."""
-        self.target.model_info = replace(self.target.model_info, fingerprint=fingerprint)
-        self.drafter.model_info = replace(self.drafter.model_info, datastore_model=fingerprint)
-        self.verifier.verifier_info = replace(self.verifier.verifier_info, target_model=fingerprint)
+        own, probes = {"datastore_model": fingerprint}, {"target_model": fingerprint}
+        return self.told(target={"fingerprint": fingerprint}, drafter=own, verifier=probes)
+
+    def told(self, **changes: dict[str, Any]) -> "Fakes":
+        """The same models, by role with other fields of what they tell of themselves."""
+        for role, fields in changes.items():
+            fake, name = getattr(self, role), "verifier_info" if role == "verifier" else "model_info"
+            setattr(fake, name, replace(getattr(fake, name), **fields))
         return self
 
     @property

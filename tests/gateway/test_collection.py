@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +187,7 @@ async def test_answer_that_the_client_does_not_let_be_stored_is_not_collected(co
 
 
 async def test_draft_prompt_is_collected_where_the_target_serves_alone(collecting: Any) -> None:
-    fakes = Fakes.make()
-    fakes.drafter.model_info = replace(fakes.drafter.model_info, chat_template="D")
-    fakes.target.model_info = replace(fakes.target.model_info, chat_template="T")
+    fakes = Fakes.make().told(drafter={"chat_template": "D"}, target={"chat_template": "T"})
     gateway = await collecting(fakes)
     await ask(gateway, semspec={"strategy": "target"})
     await gateway.metric_becomes(LISTED, 1)

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 from tests.gateway.support import (
     API_KEY,
     MESSAGES,
-    NO_REDIS,
     OURS,
     RENEWED,
     THEIRS,
@@ -93,7 +91,7 @@ async def test_key_of_another_request_is_refused(
     gateway: Gateway, key: str, path: str, body: dict[str, Any], change: dict[str, Any]
 ) -> None:
     target = gateway.fakes.target
-    target.model_info = replace(target.model_info, template_variables=("enable_thinking",))
+    gateway.fakes.told(target={"template_variables": ("enable_thinking",)})
     target.says = "yes, 3"
     await gateway.app.state.readiness.check()
     headers = {"idempotency-key": key}
@@ -123,11 +121,6 @@ async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFact
         for _ in range(2):
             assert (await ask(gateway, key)).status_code == 429
     assert (await ask(gateway, key)).status_code == 200
-
-
-async def test_without_redis_a_key_cannot_be_honoured(start_gateway: GatewayFactory, key: str) -> None:
-    gateway = await start_gateway(redis_url=NO_REDIS)
-    assert (await ask(gateway, key)).status_code == 503
 
 
 async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway: GatewayFactory, key: str) -> None:

@@ -1,7 +1,6 @@
 """A target that is lost while a generation runs: the gateway waits for it, and goes on from the last segment."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -104,7 +103,7 @@ async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> No
     target = gateway.fakes.target
     async with gateway.held(2, stream=True) as running:
         target.lost_at = 3
-        target.model_info = replace(target.model_info, fingerprint="another")
+        gateway.fakes.told(target={"fingerprint": "another"})
     error = chunks(running.response)[-1]["error"]
     assert error["code"] == "configuration_mismatch" and "another model" in error["message"]
 

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
+from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import describe
 from semspec.gateway.served import Served, mismatch
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
@@ -107,8 +108,7 @@ async def test_new_gateway_serves_without_a_helper_that_an_older_one_has_met(
 
 async def test_what_was_told_of_another_target_is_not_taken_for_this_one(start_gateway: GatewayFactory) -> None:
     await start_gateway()
-    fakes = Fakes.make()
-    fakes.target.model_info = replace(fakes.target.model_info, fingerprint="never-met")
+    fakes = Fakes.make().told(target={"fingerprint": "never-met"})
     fakes.drafter.lost = Unavailable("gone")
     young = await start_gateway(fakes, ready=False)
     status = young.app.state.readiness
@@ -169,7 +169,7 @@ async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
     fakes.drafter.lost = Unavailable("gone")
     await readiness.check()
     fakes.drafter.lost = None
-    fakes.drafter.model_info = replace(fakes.drafter.model_info, fingerprint="another")
+    fakes.told(drafter={"fingerprint": "another"})
     await readiness.check()
     with pytest.raises(Mismatch):
         readiness.require()
@@ -266,21 +266,39 @@ def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> Non
 
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"])
 async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: GatewayFactory, strategy: str) -> None:
-    fakes = Fakes.make()
-    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, segmentations=(Segmentation.PARAGRAPH,))
-    gateway = await start_gateway(fakes)
+    paragraphs = {"segmentations": (Segmentation.PARAGRAPH,)}
+    gateway = await start_gateway(Fakes.make().told(verifier=paragraphs))
     refused = await gateway.chat(semspec={"segmentation": "sentence", **VARIANTS[strategy]})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.segmentation"
     assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200
 
 
 async def test_services_that_send_whole_states_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    fakes = Fakes.make()
     named = (ProbeProjections("", "a", "b"), ProbeProjections("surprisal", "a", ""))
-    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, projections=named)
-    fakes.drafter.model_info = replace(fakes.drafter.model_info, projections=("a", "another"))
-    readiness = make_readiness(fakes)
+    told = Fakes.make().told(verifier={"projections": named}, drafter={"projections": ("a", "another")})
+    readiness = make_readiness(told)
     for _ in range(2):
         await readiness.check()
     assert readiness.require().sends_whole_states == ("target",), "it costs bytes, and nothing else"
     assert caplog.text.count("SEMSPEC_TARGET_PROBES") == 1 and "SEMSPEC_DRAFT_PROBES" not in caplog.text
+
+
+@dataclass
+class Counts:
+    """A pool."""
+
+    num_replicas: int
+    num_in_flight: int
+    num_hung: int
+    num_whole_states: int = 0
+
+
+def test_gauges_follow_the_pools() -> None:
+    metrics, counts = Metrics(), Counts(2, 5, 1)
+    metrics.of_services.replicas("target", counts)
+    assert 'semspec_gateway_service_replicas{service="target"} 2.0' in metrics.exposition().decode()
+    counts.num_replicas = 1
+    exposed = metrics.exposition().decode()
+    assert 'semspec_gateway_service_replicas{service="target"} 1.0' in exposed
+    assert 'semspec_gateway_service_hung_replicas{service="target"} 1.0' in exposed
+    assert 'semspec_gateway_service_calls_in_flight{service="target"} 5.0' in exposed

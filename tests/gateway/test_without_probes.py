@@ -83,9 +83,7 @@ async def test_segmentation_of_another_pilot_is_refused(bare: Gateway) -> None:
 @pytest.fixture
 async def without_draft_model(redis_url: str) -> AsyncIterator[Gateway]:
     """A gateway whose draft service has a datastore alone."""
-    fakes = Fakes.make()
-    own = fakes.drafter.model_info
-    fakes.drafter.model_info = replace(own, model="", fingerprint="", max_context_tokens=0)
+    fakes = Fakes.make().told(drafter={"model": "", "fingerprint": "", "max_context_tokens": 0})
     settings = make_settings(redis_url=redis_url, defaults={"strategy": "retrieval"})
     async with running_gateway(settings, fakes) as gateway:
         yield gateway

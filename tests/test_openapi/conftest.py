@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from semspec.keys import entry
+from semspec.types import OperatingPoint
 from tests.gateway.conftest import redis_url
+from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, OWNER, Gateway, make_settings, running_gateway
-from tests.test_openapi.support import able_fakes
 
 __all__ = ["redis_url"]
 
@@ -16,5 +17,6 @@ __all__ = ["redis_url"]
 async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
     keys = f"{entry(OWNER, API_KEY)}:consents:collector"
     settings = make_settings(redis_url=redis_url, api_keys=keys, collect={"share": 1.0})
-    async with running_gateway(settings, able_fakes()) as gateway:
+    points = tuple(OperatingPoint(threshold, 1 - threshold, None, None, None) for threshold in (0.25, 0.5))
+    async with running_gateway(settings, Fakes.make().told(verifier={"operating_points": points})) as gateway:
         yield gateway

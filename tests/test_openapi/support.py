@@ -6,13 +6,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semspec.types import OperatingPoint
-from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, bearer
 
 HERE = Path(__file__).parent
@@ -25,14 +22,6 @@ CHECKS = (
     "response_schema_conformance",
     "negative_data_rejection",
 )
-
-
-def able_fakes() -> Fakes:
-    """Fakes that can do all that is described, strictness included."""
-    fakes = Fakes.make()
-    points = tuple(OperatingPoint(threshold, 1 - threshold, None, None, None) for threshold in (0.25, 0.5))
-    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, operating_points=points)
-    return fakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,8 @@ async def sent(base_url: str, report: Path, max_examples: int) -> Outcome:
 
 def _read(report: Path) -> tuple[Counter[tuple[str, int]], list[str]]:
     statuses, failures = Counter[tuple[str, int]](), list[str]()
-    for recorder in _recorders(report):
+    events = (event for line in report.read_text().splitlines() for event in json.loads(line).values())
+    for recorder in (event["recorder"] for event in events if "recorder" in event):
         for case_id, exchange in recorder.get("interactions", {}).items():
             case = recorder["cases"][case_id]["value"]
             operation = f"{case['method']} {case['path']}"
@@ -96,11 +86,3 @@ def _request(exchange: dict[str, Any]) -> str:
     request = exchange["request"]
     body = base64.b64decode((request.get("body") or {}).get("$base64", "")).decode(errors="replace")
     return f"{request['uri']} {request['headers']} {body}"
-
-
-def _recorders(report: Path) -> Iterator[dict[str, Any]]:
-    with report.open() as lines:
-        for line in lines:
-            for event in json.loads(line).values():
-                if "recorder" in event:
-                    yield event["recorder"]
