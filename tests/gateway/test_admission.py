@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,8 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from semspec.errors import Overloaded
 from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
 from semspec.gateway.metrics import Metrics
-from tests.gateway.support import eventually
+from semspec.keys import entry
+from semspec.types import Token
+from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually
 
+TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
 NUM_STEPS = 4
 """Rounds of the event loop after which every task waits."""
 
@@ -134,23 +138,6 @@ async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
         assert Counter(client.owner for client in served[4:44])["modest"] == 20, "half of the room as long as it asks"
 
 
-async def test_room_granted_to_whoever_hangs_up_in_that_moment_is_passed_on() -> None:
-    async with admission_clients(capacity=1) as here:
-        async with here.admission.admitted("", 1):
-            second, third = await here.ask(), await here.ask()
-        assert here.admission.num_running == 1 and second.is_waiting, "it has room and does not know yet"
-        await here.hang_up(second)
-        assert third.is_running and second.task.cancelled()
-
-
-async def test_error_inside_gives_the_room_back() -> None:
-    async with admission_clients(capacity=1) as here:
-        with pytest.raises(ZeroDivisionError):
-            async with here.admission.admitted("", 1):
-                raise ZeroDivisionError
-        assert (await here.ask()).is_running
-
-
 async def test_full_queue_refuses_the_newcomer_where_all_ask_alike() -> None:
     async with admission_clients(capacity=1, max_queued=2) as here:
         clients = [await here.ask(owner) for owner in ("a", "a", "b", "c")]
@@ -200,6 +187,84 @@ async def test_wait_is_measured_from_asking_to_having_room() -> None:
         assert b"semspec_gateway_queue_depth 0.0" in exposed
         assert b"semspec_gateway_queue_wait_seconds_count 2.0" in exposed
         assert b"semspec_gateway_queue_wait_seconds_sum 3.0" in exposed
+
+
+async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    async with gateway.held(2) as running:
+        waiting = asyncio.create_task(gateway.chat(model="semspec-demo:draft"))
+        await eventually(lambda: gateway.app.state.admission.num_waiting == 1)
+        prompts = gateway.fakes.drafter.prompts + gateway.fakes.target.prompts
+        assert len(prompts) == 1, "not tokenized before it has room"
+    assert [response.status_code for response in (running.response, await waiting)] == [200, 200]
+
+
+async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    admission = gateway.app.state.admission
+    async with gateway.held(2) as running:
+        for stream in (False, True):
+            waiting = asyncio.create_task(gateway.chat(stream=stream))
+            await eventually(lambda: admission.num_waiting == 1)
+            waiting.cancel()
+            await eventually(lambda: admission.num_waiting == 0)
+    assert running.response.status_code == 200
+    await eventually(lambda: admission.num_running == 0)
+
+
+async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: GatewayFactory) -> None:
+    first = await start_gateway()
+    second = await start_gateway(max_concurrent=1, max_n=1, queue_timeout_s=0.05)
+    id = (await first.hang_up_after(2, **TARGET))[0]["id"]
+    async with second.held(2, model="semspec-demo:draft"):
+        refused = await second.events(id)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert (await second.events(id)).status_code == 200
+
+
+async def test_choices_attached_again_have_their_room_together(start_gateway: GatewayFactory) -> None:
+    """Else two requests of two choices each would take a part of it each, and wait for the other's."""
+    first = await start_gateway()
+    second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
+    ids = [(await first.hang_up_after(1, n=2, **TARGET))[0]["id"] for _ in range(2)]
+    target = second.fakes.target
+    target.pause_at = 2
+    attached = [asyncio.create_task(second.events(id)) for id in ids]
+    await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
+    await eventually(lambda: second.app.state.admission.num_waiting == 1)
+    await eventually(lambda: target.num_writing == 2)
+    target.pause_at = None
+    target.resume.set()
+    for response in await asyncio.gather(*attached):
+        assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(
+    start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {owner: f"sk-{owner}" for owner in ("greedy", "modest")}
+    gateway = await start_gateway(api_keys=" ".join(entry(owner, key) for owner, key in keys.items()))
+    held, begun = asyncio.Event(), list[str]()
+    tokenize = gateway.fakes.target.tokenize
+
+    async def slow(text: str) -> list[Token]:
+        begun.append(text)
+        if text == "slow":
+            await held.wait()
+        return await tokenize(text)
+
+    monkeypatch.setattr(gateway.fakes.target, "tokenize", slow)
+
+    async def ask(owner: str, text: str) -> int:
+        headers = bearer(keys[owner])
+        return (await gateway.http.post("/tokenize", json={"inputs": text}, headers=headers)).status_code
+
+    async with asyncio.timeout(GENEROUS_S):
+        many = asyncio.gather(*(ask("greedy", "slow") for _ in range(12)))
+        await eventually(lambda: len(begun) == 2)
+        assert await ask("modest", "quick") == 200 and begun == ["slow", "slow", "quick"]
+        held.set()
+        assert await many == [200] * 12
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -12,7 +12,7 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, chunks, eventually, text
+from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, eventually, text
 
 pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
@@ -53,7 +53,6 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: Gat
     first, second = await start_gateway(writer_lease_s=1), await start_gateway(writer_lease_s=1)
     seen = await first.hang_up_after(4, **TARGET)
     id, store = seen[0]["id"], second.app.state.store
-    await second.status_becomes(id, "interrupted")
     async with second.app.state.generations.attach(id) as run:
         await run.next()
         await asyncio.sleep(1.3)
@@ -64,7 +63,6 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: Gat
 async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
     first, second = await start_gateway(max_generation_bytes=1500), await start_gateway()
     seen = await first.hang_up_after(4, **TARGET)
-    await second.status_becomes(seen[0]["id"], "interrupted")
     refused = await second.events(seen[0]["id"], after="4")
     assert refused.status_code == 409 and refused.json()["error"]["param"] == "last-event-id"
     assert (await second.events(seen[0]["id"], after="2")).status_code == 200
@@ -146,21 +144,3 @@ async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: dict
     target.resume.set()
     answer, same = (await first).json(), (await twin).json()
     assert answer["semspec"]["degraded"] is False and same["id"] == answer["id"]
-
-
-@pytest.mark.parametrize("num_tokens", [1, 30, 45])
-async def test_stream_of_tokens_cut_anywhere_loses_nothing(gateway: Gateway, num_tokens: int) -> None:
-    whole = await gateway.http.post("/generate_stream", json={"inputs": "x", "parameters": {"max_new_tokens": 60}})
-    seen, last = list[str](), "0"
-    for line in whole.text.splitlines():
-        if line.startswith("id: "):
-            last = line.removeprefix("id: ")
-        elif line.startswith("data:"):
-            seen.append(json.loads(line.removeprefix("data:"))["token"]["text"])
-        if len(seen) == num_tokens:
-            break
-    attached = await gateway.events(whole.headers["x-generation-id"], after=last)
-    rest, complete = (
-        "".join(one["token"]["text"] for one in chunks(answer) if "token" in one) for answer in (attached, whole)
-    )
-    assert complete.endswith(rest) and len("".join(seen)) + len(rest) >= len(complete)

@@ -1,63 +1,140 @@
 """What is refused, and how it looks."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import reduce
+from math import nan
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from semspec.errors import Unavailable
 from semspec.gateway.api.shared.errors import TGI_PATHS
-from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import MESSAGES, NO_REDIS, Gateway, GatewayFactory, eventually
+from tests.gateway.fakes import NUM_TOKEN_IDS, WINDOW, Fakes
+from tests.gateway.support import (
+    MESSAGES,
+    NO_REDIS,
+    Gateway,
+    GatewayFactory,
+    eventually,
+    make_settings,
+    running_gateway,
+)
 
+Json = dict[str, Any]
 JSON = {"content-type": "application/json"}
-BODY = {"model": "semspec-demo", "messages": MESSAGES}
+CHAT, TEXT, RESPONSES, GENERATE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"
+BODIES: dict[str, Json] = {
+    CHAT: {"messages": MESSAGES},
+    TEXT: {"prompt": "Once"},
+    RESPONSES: {"input": "How many?"},
+    **{path: {"inputs": "Once"} for path in (GENERATE, "/generate_stream", "/")},
+}
+"""Sound ones, of the routes that answer."""
+STREAMED: dict[str, tuple[str, Json]] = {
+    **{path: (path, {"stream": True}) for path in (CHAT, TEXT, RESPONSES)},
+    GENERATE: ("/generate_stream", {}),
+}
+"""The path and the change of the body that a stream takes."""
 
+LONE = "\ud800"
+"""Half of a surrogate pair."""
+DEEP = '{"a":' * 5000 + "1" + "}" * 5000
+DEEP_LIST: list[Any] = reduce(lambda inner, _: [inner], range(900), [])
+NESTED: Json = reduce(lambda inner, _: {"items": inner}, range(400), {})
+NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+LOOK = {"type": "function", "name": "look", "parameters": NUMBER}
+PARAMETERS = "tools.1.function.parameters"
+SCHEMA, VALUE = "response_format.json_schema.schema", "parameters.grammar.value"
 
 
-def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    assert body["error"]["message"] and body["error"]["type"]
-    assert response.headers["x-request-id"]
-    if code is not None:
-        assert body["error"]["code"] == code
-    error: dict[str, Any] = body["error"]
-    return error
-
-
-def semspec(**fields: Any) -> dict[str, Any]:
+def semspec(**fields: Any) -> Json:
     return {"semspec": fields}
 
 
-@pytest.mark.parametrize(
-    ("change", "parameter"),
-    [
+def turn(**fields: Any) -> Json:
+    return {"messages": [{"role": "user", "content": "x", **fields}]}
+
+
+def called(arguments: str) -> Json:
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "3"}]}
+
+
+def tool(name: str = "count", **fields: Any) -> Json:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def schema(description: str = "", **keywords: Any) -> Json:
+    """A format with a schema of these keywords."""
+    named = {"name": "x", "description": description, "schema": keywords, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def format(**fields: Any) -> Json:
+    """Of a response's text."""
+    return {"text": {"format": {"type": "json_schema", "name": "count", **fields}}}
+
+
+def variables(**values: Any) -> Json:
+    return {"chat_template_kwargs": values}
+
+
+def tgi(**parameters: Any) -> Json:
+    return {"parameters": parameters}
+
+
+def grammar(type: str, value: Any = None, **fields: Any) -> Json:
+    return tgi(grammar={"type": type, "value": value, **fields})
+
+
+WITH_EFFECT: list[tuple[Any, ...]] = [
+    ({name: value}, name, f"{name} is not supported with this value; leave it out")
+    for name, value in (
+        ("ignore_eos", True),
+        ("structured_outputs", {"json": {}}),
+        ("min_tokens", 5),
+        ("stop_token_ids", [7]),
+        ("skip_special_tokens", False),
+    )
+]
+REFUSED: dict[str, list[tuple[Any, ...]]] = {
+    CHAT: [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x" * WINDOW}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages.0.content.0.type"),
+        (turn(content=""), "messages"),
+        (turn(content="x" * WINDOW), "messages"),
+        (turn(content=LONE), "messages.0.content"),
+        (turn(role="function"), "messages.0.role"),
+        (turn(content=None), "messages.0"),
+        (turn(tool_calls=[CALL]), "messages.0"),
+        (turn(tool_call_id="1"), "messages.0"),
+        (turn(name="me"), "messages.0.name"),
+        (turn(tool_calls=[{}]), "messages.0.tool_calls.0.id"),
+        (turn(content=[{"type": "image_url", "text": ""}]), "messages.0.content.0.type"),
+        (called(DEEP), "messages.1.tool_calls.0.function.arguments"),
+        (called(f'{{"a": "{LONE}"}}'), "messages.1.tool_calls.0.function.arguments"),
         ({"max_tokens": WINDOW}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": nan}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 1e-300}, "temperature"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"frequency_penalty": nan}, "frequency_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
         ({"n": 9}, "n"),
         ({"n": 0}, "n"),
         ({"seed": 1 << 63}, "seed"),
+        ({"seed": 10**4000}, "seed"),
         ({"stop": ""}, "stop"),
+        ({"stop": LONE}, "stop"),
         ({"stop": ["x", "y" * 257]}, "stop.1"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": 7}, "stop"),
@@ -65,13 +142,53 @@ def semspec(**fields: Any) -> dict[str, Any]:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, **semspec(strategy="token-level")}, "logprobs"),
-        (semspec(strategy="retrieval", retrieval={"gate": "soft"}), "semspec.retrieval.gate"),
-        (semspec(retrieval={"gate": "loose"}), "semspec.retrieval.gate"),
-        ({"top_k": -2}, "top_k"),
-        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {str(NUM_TOKEN_IDS): 1}}, "logit_bias", f"ids are below {NUM_TOKEN_IDS}"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1.[key]"),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"tools": DEEP_LIST}, "tools.0"),
+        ({"tools": [tool(description=LONE)]}, "tools.0.function.description"),
+        ({"tools": [tool(parameters={"title": LONE})]}, "tools.0.function.parameters"),
+        ({"tools": [tool(), tool("f", parameters={"type": 3})]}, "tools.1.function.parameters", "type"),
+        ({"tools": [tool("a b")]}, "tools.0.function.name", "pattern"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        ({"tools": [tool(), tool()]}, "tools", "the same name"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [tool("sell")], "tool_choice": tool()}, "tool_choice", "no tool 'count'"),
+        ({"tools": [tool()], **schema()}, "response_format", "without tools"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
+        ({"response_format": {"type": DEEP_LIST}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with the type"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format", "goes with"),
+        ({"response_format": {"type": "text", "extra": 1}}, "response_format.extra", "not a field"),
+        (schema(LONE), "response_format.json_schema.description"),
+        (schema(enum=[LONE]), SCHEMA),
+        (schema(properties={LONE: {}}), SCHEMA),
+        (schema(type="objekt"), SCHEMA, "Invalid type: objekt"),
+        (schema(type="array", uniqueItems=True), SCHEMA, "uniqueItems"),
+        (schema(**{"$ref": "http://127.0.0.1:1/schema"}), SCHEMA, "does not fetch"),
+        (schema(**{"$ref": "#"}), SCHEMA, "no JSON is valid by it"),
+        (schema(items=NESTED), SCHEMA, "deeper than 100"),
+        (schema(type="array", maxItems=10**9), SCHEMA, "the limit is 10000"),
+        ({**schema(type="object"), **semspec(strategy="semantic")}, "semspec.strategy", "choose 'target'"),
+        ({**schema(type="object"), "model": "semspec-demo:token-level"}, "model", "choose 'target'"),
+        (variables(thinking=True), "chat_template_kwargs.thinking", "has no variable 'thinking'", "it has: enable_th"),
+        (variables(messages="x"), "chat_template_kwargs.messages", "that a request may set"),
+        (variables(enable_thinking=[1]), "chat_template_kwargs.enable_thinking", "a text of at"),
+        (variables(enable_thinking="x" * 1001), "chat_template_kwargs.enable_thinking", "1000"),
+        (variables(enable_thinking=1e300), "chat_template_kwargs.enable_thinking", "2^31"),
+        (variables(**{f"v{i}": 1 for i in range(33)}), "chat_template_kwargs", "at most 32"),
+        (variables(**{"a b": 1}), "chat_template_kwargs.a b.[key]", "pattern"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
+        ({**variables(reasoning_effort="low"), "reasoning_effort": "high"}, "reasoning_effort", "give one of them"),
+        ({"reasoning_effort": "hard"}, "reasoning_effort", "'none', 'minimal', 'low'"),
         ({"temprature": 1}, "temprature"),
+        ({LONE: 1}, None),
+        ({"unknown": DEEP_LIST}, "unknown"),
+        *WITH_EFFECT,
+        (semspec(**{LONE: 1}), "semspec"),
         (semspec(gamma=0), "semspec.gamma"),
         (semspec(gamma=9), "semspec.gamma"),
         (semspec(gamma=True), "semspec.gamma"),
@@ -80,6 +197,8 @@ def semspec(**fields: Any) -> dict[str, Any]:
         (semspec(strategy="token-level", num_speculative_tokens=17), "semspec.num_speculative_tokens"),
         (semspec(rewrite="token-level", num_speculative_tokens=17), "semspec.num_speculative_tokens"),
         (semspec(strategy="retrieval", num_speculative_tokens=65), "semspec.num_speculative_tokens"),
+        (semspec(strategy="retrieval", retrieval={"gate": "soft"}), "semspec.retrieval.gate"),
+        (semspec(retrieval={"gate": "loose"}), "semspec.retrieval.gate"),
         (semspec(rewrite="draft"), "semspec.rewrite"),
         (semspec(probes="psychic"), "semspec.probes"),
         (semspec(token_gamma=4), "semspec.token_gamma"),
@@ -93,28 +212,14 @@ def semspec(**fields: Any) -> dict[str, Any]:
         (semspec(acceptance={"rule": "threshold", "threshold": -1}), "semspec.acceptance.threshold"),
         (semspec(acceptance={"rule": "sample", "threshold": 1}), "semspec.acceptance"),
         (semspec(session="a b"), "semspec.session"),
+        (semspec(session="\0"), "semspec.session"),
         (semspec(strictness=1.5), "semspec.strictness"),
         (semspec(strictness=0.5, probes="surprisal"), "semspec.strictness"),
         (semspec(strictness=0.5, acceptance={"threshold": 1}), "semspec"),
         ({**semspec(session="a"), "n": 2}, "n"),
         ({**semspec(strategy="draft"), "model": "semspec-demo:target"}, "semspec.strategy"),
     ],
-    ids=str,
-)
-async def test_bad_field_is_named_before_the_first_byte(
-    gateway: Gateway, change: dict[str, Any], parameter: str
-) -> None:
-    for stream in (False, True):
-        content = json.dumps({**BODY, "stream": stream, **change})
-        response = await gateway.http.post("/v1/chat/completions", content=content, headers=JSON)
-        error = assert_openai_error(response, 400)
-        assert error["param"] == parameter and error["type"] == "invalid_request_error"
-    assert gateway.fakes.num_writing == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "parameter"),
-    [
+    TEXT: [
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", 7]}, "prompt.1"),
@@ -127,81 +232,197 @@ async def test_bad_field_is_named_before_the_first_byte(
         ({"prompt": "x" * WINDOW}, "prompt"),
         ({"echo": True}, "echo"),
         ({"best_of": 2}, "best_of"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"top_p": 1e-300}, "top_p"),
+        (variables(enable_thinking=False), "chat_template_kwargs"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
         (semspec(session="a"), "semspec.session"),
+        *WITH_EFFECT,
     ],
-    ids=str,
-)
-async def test_bad_field_of_a_plain_completion_is_named(
-    gateway: Gateway, change: dict[str, Any], parameter: str
-) -> None:
-    body = {"model": "semspec-demo", "prompt": "Once", **change}
-    error = assert_openai_error(await gateway.http.post("/v1/completions", json=body), 400)
-    assert error["param"] == parameter
+    RESPONSES: [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call", "id": "1"}]}, "input.0.type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": DEEP}]}, "input.0.arguments"),
+        ({"temperature": 5e-324}, "temperature"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{**LOOK, "description": LONE}]}, "tools.0.description"),
+        ({"tools": [{**LOOK, "parameters": {"properties": {LONE: {}}}}]}, "tools.0.parameters"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "no tool 'other'"),
+        ({"tools": [LOOK], "text": {"format": {"type": "json_object"}}}, "text.format", "is only served without tools"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        (format(schema={"description": LONE}), "text.format.schema"),
+        (format(schema={"type": 3}), "text.format.schema"),
+        (format(), "text.format"),
+        ({"text": {"format": {"type": "json_object", "strict": True}}}, "text.format"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"store": False}, "store"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"previous_response_id": "resp-unknown", **semspec(session="a")}, "semspec.session"),
+    ],
+    GENERATE: [
+        ({"inputs": ""}, "inputs"),
+        ({"model": "other"}, "model"),
+        (tgi(best_of=2), "parameters.best_of"),
+        (tgi(decoder_input_details=True), "parameters.decoder_input_details"),
+        (tgi(truncate=5), "parameters.truncate"),
+        (tgi(typical_p=0.9), "parameters.typical_p"),
+        (tgi(repetition_penalty=0), "parameters.repetition_penalty"),
+        (tgi(repetition_penalty=1e-300), "parameters.repetition_penalty"),
+        (tgi(frequency_penalty=0.1), "parameters.frequency_penalty"),
+        (tgi(watermark=True), "parameters.watermark"),
+        (tgi(adapter_id="lora"), "parameters.adapter_id"),
+        (tgi(temperature=0), "parameters.temperature"),
+        (tgi(temperature=1e-30), "parameters.temperature"),
+        (tgi(top_k=0), "parameters.top_k"),
+        (tgi(top_p=1.5), "parameters.top_p"),
+        (tgi(stop=["x"] * 17), "parameters.stop"),
+        (tgi(stop="x"), "parameters.stop"),
+        (tgi(seed=-1), "parameters.seed"),
+        (tgi(max_new_tokens=0), "parameters.max_new_tokens"),
+        (tgi(max_new_tokens=WINDOW), "", "window"),
+        (tgi(top_n_tokens=21), "parameters.top_n_tokens"),
+        (tgi(max_tokens=5), "parameters.max_tokens"),
+        ({**tgi(top_n_tokens=2), **semspec(strategy="token-level")}, "top_n_tokens"),
+        (tgi(grammar="[0-9]+"), "parameters.grammar"),
+        (grammar("yaml", {}), "parameters.grammar", "Input should be an object whose type is"),
+        (grammar("regex", "(a"), VALUE, "unclosed group"),
+        (grammar("regex", "a\\bb"), VALUE, "lookarounds not supported"),
+        (grammar("regex", "[^\\s\\S]"), VALUE, "no text matches it"),
+        (grammar("regex", ""), VALUE),
+        (grammar("regex", LONE), VALUE),
+        (grammar("regex", NUMBER), VALUE),
+        (grammar("regex"), VALUE),
+        (grammar("regex", "a", strict=True), "parameters.grammar.strict"),
+        (grammar("json", {"type": "objekt"}), VALUE, "Invalid type: objekt"),
+        (grammar("json", {"type": "array", "uniqueItems": True}), VALUE, "uniqueItems"),
+        (grammar("json", {"type": "array", "maxItems": 10**9}), VALUE, "the limit is 10000"),
+        (grammar("json", "{"), VALUE, "Input should be a JSON schema or its text"),
+        (grammar("json", "[]"), VALUE),
+        (grammar("json", DEEP), VALUE),
+        (grammar("json_schema", NUMBER), VALUE),
+        (grammar("json_schema", {"schema": {"type": 3}}), f"{VALUE}.schema"),
+        ({**grammar("regex", "a"), **semspec(strategy="semantic")}, "", "choose 'target'"),
+        (semspec(session="mine"), "session"),
+        (semspec(gamma=99), "semspec.gamma"),
+    ],
+    "/generate_stream": [({"stream": False}, "stream", "/generate")],
+    "/": [(tgi(best_of=2), "parameters.best_of")],
+    "/tokenize": [
+        ({"inputs": "Once", "add_special_tokens": True}, "add_special_tokens"),
+        ({"prompt": "Once", "return_token_strs": True}, "return_token_strs"),
+        ({"prompt": "Once", "inputs": "Once"}, "prompt"),
+        (called(DEEP), "messages.1.tool_calls.0.function.arguments"),
+    ],
+    "/detokenize": [({"tokens": []}, "tokens"), ({"tokens": [-1]}, "tokens.0")],
+}
+"""By path: changes of a sound body, the field that is named, and words of the message."""
 
 
-async def test_over_long_prompt_has_openais_code(gateway: Gateway) -> None:
-    response = await gateway.chat(messages=[{"role": "user", "content": "x" * WINDOW}])
-    assert_openai_error(response, 400, "context_length_exceeded")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(redis_url: str) -> AsyncIterator[Gateway]:
+    """A gateway whose target's chat template has variables."""
+    fakes = Fakes.make().told(target={"template_variables": ("enable_thinking", "reasoning_effort")})
+    async with running_gateway(make_settings(redis_url=redis_url), fakes) as gateway:
+        yield gateway
 
 
-@pytest.mark.parametrize("model", ["gpt-4", "semspec-demo:", "semspec-demo:psychic", "semspec-demo::target", ""])
-async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
-    error = assert_openai_error(await gateway.chat(model=model), 404, "model_not_found")
-    assert error["param"] == "model"
-
-
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'"text"',
-        b"\xff\xfe",
-        b'{"model": "\xff"}',
-        b"[" * 100_000,
-        b'{"seed": ' + b"9" * 5000,
-    ],
-    ids=lambda content: repr(content[:12]),
+    ("path", "change", "field", "words"),
+    [(path, change, field, words) for path, rows in REFUSED.items() for change, field, *words in rows],
+    ids=lambda one: str(one)[:60],
 )
-async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, content: bytes) -> None:
-    assert_openai_error(await gateway.http.post("/v1/chat/completions", content=content, headers=JSON), 400)
+async def test_bad_field_is_named_before_the_first_byte(
+    refusing: Gateway, path: str, change: Json, field: str | None, words: list[str]
+) -> None:
+    for asked, more, key in ((path, {}, {}), (*STREAMED.get(path, (path, {})), {"idempotency-key": "1"})):
+        content = json.dumps({**BODIES.get(path, {}), **more, **change})
+        response = await refusing.http.post(asked, content=content, headers={**JSON, **key})
+        if path in TGI_PATHS:
+            message = assert_tgi_error(response, 422)
+            assert str(field) in message.partition(":")[0]
+        else:
+            error = assert_openai_error(response, 400)
+            assert error["param"] == field and error["type"] == "invalid_request_error"
+            message = error["message"]
+        assert all(word in message for word in words) and "\n" not in message and len(message) < 1300, message
+    assert not refusing.fakes.target.asked and not refusing.fakes.drafter.asked
 
 
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_number_that_is_none_is_refused(gateway: Gateway, constant: str) -> None:
-    content = json.dumps(BODY)[:-1] + f', "temperature": {constant}}}'
-    response = await gateway.http.post("/v1/chat/completions", content=content, headers=JSON)
+def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> Json:
+    assert response.status_code == status, response.text
+    body: Json = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and body["error"]["type"]
+    assert response.headers["x-request-id"] and code in (None, body["error"]["code"])
+    return dict(body["error"])
+
+
+def assert_tgi_error(response: httpx.Response, status: int, error_type: str = "validation") -> str:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error", "error_type"} and body["error_type"] == error_type
+    return str(body["error"])
+
+
+@pytest.mark.parametrize("model", ["gpt-4", "semspec-demo:", "semspec-demo:psychic", "semspec-demo::target", "", LONE])
+async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
+    content = json.dumps({**BODIES[CHAT], "model": model})
+    response = await gateway.http.post(CHAT, content=content, headers=JSON)
+    assert assert_openai_error(response, 404, "model_not_found")["param"] == "model"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, GENERATE, "/tokenize"])
+async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: str) -> None:
+    deep, long = b"[" * 100_000, b"9" * 5000
+    for content in (
+        *(b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model": "\xff"}', b'{"seed": ' + long, deep),
+        *(b'{"messages": ' + deep + b"]" * 100_000 + b"}", b'{"seed": ' + long + b"}"),
+    ):
+        response = await gateway.http.post(path, content=content, headers=JSON)
+        assert response.status_code in (400, 422)
+        (assert_tgi_error if path in TGI_PATHS else assert_openai_error)(response, response.status_code)
+
+
+async def test_number_without_an_end_is_refused(gateway: Gateway) -> None:
+    content = json.dumps({**BODIES[CHAT], "temperature": 7}).replace("7", "1e999")
+    response = await gateway.http.post(CHAT, content=content, headers=JSON)
     assert assert_openai_error(response, 400)["param"] == "temperature"
 
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, announced: bool) -> None:
     gateway = await start_gateway(max_body_bytes=1024)
-    content = json.dumps({**BODY, "user": "x" * 2000}).encode()
+    content = json.dumps({**BODIES[CHAT], "user": "x" * 2000}).encode()
 
     async def chunks() -> Any:
         yield content[:1000]
         yield content[1000:]
 
-    body = content if announced else chunks()
-    response = await gateway.http.post("/v1/chat/completions", content=body, headers=JSON)
+    response = await gateway.http.post(CHAT, content=content if announced else chunks(), headers=JSON)
     assert_openai_error(response, 413, "request_too_large")
 
 
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=2, max_n=2, max_queued=0)
-    async with gateway.held(1, stream=True) as running:
-        error = await gateway.chat(n=2)
-        assert_openai_error(error, 429, "overloaded")
-        assert error.headers["retry-after"] == "1"
-        assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
+    async with gateway.held(1, n=2, stream=True) as running:
+        refused = await gateway.chat()
+        assert_openai_error(refused, 429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        refused = await gateway.http.post(GENERATE, json=BODIES[GENERATE])
+        assert_tgi_error(refused, 429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
         await running.hang_up()
     await eventually(lambda: gateway.app.state.admission.num_running == 0)
+    async with gateway.held(1, stream=True):
+        assert_openai_error(await gateway.chat(n=2), 429, "overloaded")
+        assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
     assert (await gateway.chat(n=2)).status_code == 200
 
 
@@ -215,22 +436,26 @@ async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) ->
     assert (await gateway.http.get("/health")).status_code == 200
 
 
-def routes(gateway: Gateway) -> Iterator[tuple[str, str]]:
-    for path, methods in gateway.app.openapi()["paths"].items():
-        for method in () if path in TGI_PATHS else methods:
-            yield method.upper(), path.replace("{id}", "unknown").replace("{name}", "unknown")
-
-
-async def test_every_route_fails_in_openais_shape(gateway: Gateway) -> None:
-    paths = dict.fromkeys(path for _, path in routes(gateway))
-    assert len(paths) >= 9
-    for path in paths:
+async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> None:
+    described = {
+        path.replace("{id}", "unknown").replace("{name}", "unknown"): methods
+        for path, methods in gateway.app.openapi()["paths"].items()
+        if path not in TGI_PATHS
+    }
+    assert len(described) >= 9
+    for path, methods in described.items():
         assert_openai_error(await gateway.http.patch(path), 405, "method_not_allowed")
-    for method, path in routes(gateway):
-        if "unknown" in path:
-            assert_openai_error(await gateway.http.request(method, path), 404)
-        elif method == "POST":
-            assert_openai_error(await gateway.http.post(path, json={"unknown": 1}), 400)
+        for method in methods:
+            if "unknown" in path:
+                assert_openai_error(await gateway.http.request(method, path), 404)
+            elif method == "post":
+                assert_openai_error(await gateway.http.post(path, json={"unknown": 1}), 400)
     for path in ("/v1", "/docs", "/v1/chat", "/%ff"):
         assert_openai_error(await gateway.http.get(path), 404)
     assert_openai_error(await gateway.http.get("/v1/generations/%7Ba%7D/trace"), 400)
+    for path in TGI_PATHS:
+        assert_tgi_error(await gateway.http.delete(path), 405)
+    for path in TGI_PATHS - {"/info"}:
+        assert "unknown" in assert_tgi_error(await gateway.http.post(path, json={"inputs": "x", "unknown": 1}), 422)
+        assert_tgi_error(await gateway.http.post(path, content=b"x" * 2_000_000), 413)
+    assert await gateway.metric('semspec_gateway_refusals_total{code="invalid_value"}') >= len(TGI_PATHS) - 1

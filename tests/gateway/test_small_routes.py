@@ -37,23 +37,10 @@ async def test_tokens_of_a_prompt_as_in_vllm(gateway: Gateway, body: dict[str, A
         assert back.status_code == 200 and back.json() == {"prompt": text}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "word"),
-    [
-        ("/tokenize", {"prompt": "Once", "model": "another"}, 404, "another"),
-        ("/tokenize", {"prompt": "Once", "return_token_strs": True}, 422, "return_token_strs"),
-        ("/tokenize", {"prompt": "Once", "inputs": "Once"}, 422, "prompt"),
-        ("/detokenize", {"tokens": []}, 400, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
-        ("/detokenize", {"tokens": [7], "model": "another"}, 404, "another"),
-    ],
-    ids=str,
-)
-async def test_tokens_that_cannot_be_told_are_refused(
-    gateway: Gateway, path: str, body: dict[str, Any], status: int, word: str
-) -> None:
-    answer = await gateway.http.post(path, json=body)
-    assert answer.status_code == status and word in answer.text
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "Once"}), ("/detokenize", {"tokens": [7]})])
+async def test_tokens_of_another_model_are_not_found(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
+    answer = await gateway.http.post(path, json={**body, "model": "another"})
+    assert answer.status_code == 404 and "another" in answer.text
 
 
 async def test_embeddings_are_refused_in_openais_shape(gateway: Gateway) -> None:

@@ -1,18 +1,19 @@
 """Text Generation Inference's API: answers, streams and refusals in its shapes."""
 
 import json
+import re
 from typing import Any
 
 import httpx
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import Gateway
 
 Json = dict[str, Any]
-TOP_TOKENS: Json = {"inputs": "Once", "parameters": {"top_n_tokens": 2}}
+SCHEMA: Json = {"type": "object", "properties": {"number": {"enum": [1, 22]}}, "required": ["number"]}
+REGEX: Json = {"type": "regex", "value": "(yes|no), [0-9]{1,3}"}
 
 
 async def ask(gateway: Gateway, path: str = "/generate", semspec: Json | None = None, **parameters: Any) -> Any:
@@ -40,14 +41,6 @@ def events(response: httpx.Response) -> list[Json]:
 
 def text_of(tokens: list[Json]) -> str:
     return "".join(token["text"] for token in tokens if not token["special"])
-
-
-def assert_tgi_error(response: httpx.Response, status: int, error_type: str = "validation") -> str:
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert set(body) == {"error", "error_type"} and body["error_type"] == error_type
-    message: str = body["error"]
-    return message
 
 
 async def test_generate_answers_whole(gateway: Gateway) -> None:
@@ -138,71 +131,42 @@ async def test_sampling_is_as_tgi_would_sample(gateway: Gateway) -> None:
         assert answer["details"]["seed"] == (7 if temperature else None)
 
 
-async def test_unserved_parameter_is_refused_by_name(gateway: Gateway) -> None:
-    cases: list[tuple[Json, str]] = [
-        ({"best_of": 2}, "best_of"),
-        ({"decoder_input_details": True}, "decoder_input_details"),
-        ({"truncate": 5}, "truncate"),
-        ({"typical_p": 0.9}, "typical_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"frequency_penalty": 0.1}, "frequency_penalty"),
-        ({"watermark": True}, "watermark"),
-        ({"grammar": {"type": "yaml", "value": {}}}, "grammar: Input should be an object whose type is"),
-        ({"adapter_id": "lora"}, "adapter_id"),
-        ({"temperature": 0}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"stop": ["x"] * 17}, "stop"),
-        ({"stop": "x"}, "stop"),
-        ({"seed": -1}, "seed"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": WINDOW}, "window"),
-        ({"top_n_tokens": 21}, "top_n_tokens"),
-        ({"max_tokens": 5}, "max_tokens"),
-    ]
-    for parameters, named in cases:
-        for path in ("/generate", "/generate_stream", "/"):
-            assert named in assert_tgi_error(await post(gateway, path, **parameters), 422)
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"type": "json", "value": SCHEMA},
+        {"type": "json", "value": json.dumps(SCHEMA)},
+        {"type": "json_schema", "value": {"name": "count", "schema": SCHEMA}},
+    ],
+    ids=["object", "text", "named"],
+)
+async def test_schema_is_held_by_the_target_alone(gateway: Gateway, grammar: Json) -> None:
+    gateway.fakes.target.says = '{"number": 22}'
+    answer = await ask(gateway, grammar=grammar, details=True)
+    assert answer["generated_text"] == '{"number": 22}' and answer["details"]["finish_reason"] == "eos_token"
+    assert answer["semspec"]["strategy"] == "target" and gateway.fakes.drafter.read == []
+    [held] = gateway.fakes.target.grammars
+    assert held.startswith("start: answer\n") and json.dumps(SCHEMA)[:-1] in held
 
 
-async def test_body_that_cannot_be_served_is_refused(gateway: Gateway) -> None:
-    cases: list[tuple[str, Json, str]] = [
-        ("/generate", {"inputs": ""}, "inputs"),
-        ("/generate", {"inputs": "Once", "stream": True}, "/generate_stream"),
-        ("/generate_stream", {"inputs": "Once", "stream": False}, "/generate"),
-        ("/generate", {"inputs": "Once", "model": "other"}, "model"),
-        ("/generate", {"inputs": "Once", "semspec": {"session": "mine"}}, "session"),
-        ("/generate", {"inputs": "Once", "semspec": {"gamma": 99}}, "semspec.gamma"),
-        ("/generate", {**TOP_TOKENS, "semspec": {"strategy": "token-level"}}, "top_n_tokens"),
-        ("/tokenize", {"inputs": "Once", "add_special_tokens": True}, "add_special_tokens"),
-    ]
-    for path, body, named in cases:
-        assert named in assert_tgi_error(await gateway.http.post(path, json=body), 422)
+async def test_reasoning_comes_first_only_where_the_prompt_opens_it(gateway: Gateway) -> None:
+    gateway.fakes.target.says = "Three.</think>\nyes, 3"
+    body = {"inputs": "How many?\n\n<think>\n\n", "parameters": {"grammar": REGEX}}
+    answer = (await gateway.http.post("/generate", json=body)).json()
+    assert answer["generated_text"] == "Three.</think>\nyes, 3"
+    assert gateway.fakes.target.grammars[0].startswith("start: thought spaced\n")
 
 
-async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> None:
-    for path in TGI_PATHS:
-        assert_tgi_error(await gateway.http.delete(path), 405)
-    for path in TGI_PATHS - {"/info"}:
-        assert "unknown" in assert_tgi_error(await gateway.http.post(path, json={"inputs": "x", "unknown": 1}), 422)
-        assert_tgi_error(await gateway.http.post(path, content=b"x" * 2_000_000), 413)
-    assert await gateway.metric('semspec_gateway_refusals_total{code="invalid_value"}') == len(TGI_PATHS) - 1
-
-
-async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
-    async with gateway.held(1) as running:
-        refused = await post(gateway, "/generate")
-        assert_tgi_error(refused, 429, "overloaded")
-        assert refused.headers["retry-after"]
-        await running.hang_up()
-    await eventually(lambda: gateway.app.state.admission.num_running == 0)
-    assert (await post(gateway, "/generate", max_new_tokens=1)).status_code == 200
+async def test_stream_and_chosen_strategy_are_held_too(gateway: Gateway) -> None:
+    gateway.fakes.drafter.says = "yes, 3"
+    assert (await stream(gateway, {"strategy": "draft"}, grammar=REGEX))[-1]["generated_text"] == "yes, 3"
+    assert "\nanswer: /(yes|no), " in gateway.fakes.drafter.grammars[0]
 
 
 async def test_lost_target_is_a_failed_generation(gateway: Gateway) -> None:
     gateway.fakes.target.lost = Unavailable("the target went away")
-    assert "target" in assert_tgi_error(await post(gateway, "/generate"), 424, "generation")
+    lost = await post(gateway, "/generate")
+    assert (lost.status_code, lost.json()) == (424, {"error": "the target went away", "error_type": "generation"})
 
 
 async def test_stream_that_breaks_ends_with_an_error(gateway: Gateway) -> None:
@@ -212,27 +176,15 @@ async def test_stream_that_breaks_ends_with_an_error(gateway: Gateway) -> None:
     assert text_of([chunk["token"] for chunk in chunks[:-1]]).count("\n\n") == 2
 
 
-async def test_stream_can_be_gone_on_with(start_gateway: GatewayFactory) -> None:
-    first, second = await start_gateway(), await start_gateway()
-    undisturbed = await stream(second)
-    seen = await _hang_up_after(first, 2)
-    events_of = f"/v1/generations/{seen[0]['semspec']['id']}/events"
-    rest = await second.http.get(events_of, headers={"last-event-id": "2"})
-    told = [chunk["token"] for chunk in (*seen, *events(rest))]
-    assert told == [chunk["token"] for chunk in undisturbed], "not a token twice, not one missing"
-
-
-async def _hang_up_after(gateway: Gateway, num_segments: int) -> list[Json]:
-    """The events of so many segments; then the client goes."""
-    gateway.fakes.drafter.pause_at = num_segments
-    body, text = {"inputs": "Once", "parameters": {"seed": 7, "do_sample": True}}, ""
-    async with gateway.http.stream("POST", "/generate_stream", json=body) as response:
-        async for part in response.aiter_text():
-            text += part
-            if f"id: {num_segments}\n" in text and text.endswith("\n\n"):
-                break
-    await eventually(lambda: gateway.fakes.num_writing == 0)
-    return [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: ")]
+@pytest.mark.parametrize("num_tokens", [1, 30, 45])
+async def test_stream_of_tokens_cut_anywhere_loses_nothing(gateway: Gateway, num_tokens: int) -> None:
+    whole = await post(gateway, "/generate_stream", max_new_tokens=60)
+    shown = [event["token"]["text"] for event in events(whole)]
+    before = whole.text.split("data: ", num_tokens)[:num_tokens]
+    last = re.findall(r"^id: (\d+)$", "".join(before), re.MULTILINE)
+    attached = events(await gateway.events(whole.headers["x-generation-id"], after=last[-1] if last else "0"))
+    rest = [event["token"]["text"] for event in attached]
+    assert shown[-len(rest) :] == rest and num_tokens + len(rest) >= len(shown)
 
 
 async def test_tokenize_tells_tokens_and_places(gateway: Gateway) -> None:
