@@ -12,14 +12,7 @@ import pytest
 from tests.gateway.engines import spelling
 from tests.gateway.fakes import Fakes
 from tests.gateway.processes import setting_error
-from tests.gateway.support import (
-    Gateway,
-    GatewayFactory,
-    RedisServer,
-    make_settings,
-    redis_server,
-    running_gateway,
-)
+from tests.gateway.support import Gateway, GatewayFactory, RedisServer, make_settings, redis_server, running_gateway
 
 __all__ = ["setting_error", "spelling"]
 

@@ -40,23 +40,18 @@ class Clustering(FakeVerifier):
         return [int(self.disagrees), *[0] * (len(ends) - 1)]
 
 
-class Audited:
-    """A gateway that audits every accepted segment, and its fakes."""
-
-    def __init__(self, gateway: Gateway, verifier: Clustering) -> None:
-        self.gateway, self.fakes, self.verifier = gateway, gateway.fakes, verifier
-
-    async def strictness_of(self, **semspec: Any) -> float | None:
-        response = await self.gateway.chat(semspec=semspec)
-        stored = await self.gateway.stored(response.json()["id"])
-        strictness: float | None = stored["parameters"]["strictness"]
-        return strictness
-
-
-async def audited(start_gateway: GatewayFactory, **options: Any) -> Audited:
+async def audited(start_gateway: GatewayFactory, **options: Any) -> tuple[Gateway, Clustering]:
+    """A gateway that audits every accepted segment, and its verifier."""
     verifier = Clustering()
-    fakes = Fakes.make(verifier=verifier)
-    return Audited(await start_gateway(fakes, audit={"share": 1.0, "samples": 3, **options}), verifier)
+    audit = {"share": 1.0, "samples": 3, **options}
+    return await start_gateway(Fakes.make(verifier=verifier), audit=audit), verifier
+
+
+async def strictness_of(gateway: Gateway, **semspec: Any) -> float | None:
+    """What a request is decoded with."""
+    stored = await gateway.stored((await gateway.chat(semspec=semspec)).json()["id"])
+    strictness: float | None = stored["parameters"]["strictness"]
+    return strictness
 
 
 async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
@@ -72,99 +67,99 @@ async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(start_g
 
 
 async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway)
-    body = (await audit.gateway.chat()).json()
-    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
-    trace = (await audit.gateway.stored(body["id"], "/trace"))["segments"]
+    gateway, verifier = await audited(start_gateway)
+    body = (await gateway.chat()).json()
+    await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
+    trace = (await gateway.stored(body["id"], "/trace"))["segments"]
     before = ["".join(one["text"] for one in trace[: segment["index"]]) for segment in trace]
     accepted = [segment for segment in trace if segment["verdict"] == "accepted"]
-    assert [group.segments[0] for group in audit.verifier.groups] == [segment["text"] for segment in accepted]
-    assert [group.reasoning for group in audit.verifier.groups] == [before[one["index"]] for one in accepted]
-    assert {group.question for group in audit.verifier.groups} == {"How many?"}
-    assert all(len(group.segments) == 4 for group in audit.verifier.groups)
-    samples = [params for params in audit.fakes.target.asked if params.is_ahead]
+    assert [group.segments[0] for group in verifier.groups] == [segment["text"] for segment in accepted]
+    assert [group.reasoning for group in verifier.groups] == [before[one["index"]] for one in accepted]
+    assert {group.question for group in verifier.groups} == {"How many?"}
+    assert all(len(group.segments) == 4 for group in verifier.groups)
+    samples = [params for params in gateway.fakes.target.asked if params.is_ahead]
     assert len(samples) == 3 * NUM_ACCEPTED and len({params.sampling.seed for params in samples}) == len(samples)
     assert all(params.max_segments == 1 for params in samples)
-    assert await audit.gateway.metric("semspec_gateway_audit_reference") == 1
-    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 0
+    assert await gateway.metric("semspec_gateway_audit_reference") == 1
+    assert await gateway.metric("semspec_gateway_audit_alarm") == 0
 
 
 async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway)
-    await audit.gateway.chat(semspec={"acceptance": {"threshold": 0.1}})
-    await audit.gateway.chat(semspec={"strictness": 0.0})
-    await audit.gateway.chat(semspec={"probes": "last-hidden"})
-    await audit.gateway.chat()
-    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
-    assert len(audit.verifier.groups) == NUM_ACCEPTED
+    gateway, verifier = await audited(start_gateway)
+    await gateway.chat(semspec={"acceptance": {"threshold": 0.1}})
+    await gateway.chat(semspec={"strictness": 0.0})
+    await gateway.chat(semspec={"probes": "last-hidden"})
+    await gateway.chat()
+    await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
+    assert len(verifier.groups) == NUM_ACCEPTED
 
 
 async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway)
-    target = audit.fakes.target
+    gateway, _ = await audited(start_gateway)
+    target = gateway.fakes.target
     target.pause_at = 1  # the request has this segment from the draft; the audit's samples stop there
-    await audit.gateway.chat()
+    await gateway.chat()
     await eventually(lambda: target.num_writing == 3)
     target.pause_at = None
-    async with holding(audit.fakes.drafter, 1, audit.gateway.chat(seed=8)) as second:
+    async with holding(gateway.fakes.drafter, 1, gateway.chat(seed=8)) as second:
         await eventually(lambda: target.num_writing == 0)  # while the request runs, no sample is written
     assert second.result().status_code == 200
-    await audit.gateway.metric_becomes(SUPPORTED, 2 * NUM_ACCEPTED)
-    assert await audit.gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
+    await gateway.metric_becomes(SUPPORTED, 2 * NUM_ACCEPTED)
+    assert await gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
 
 
 async def test_audit_without_spare_capacity_says_so_and_skips(
     start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semspec.gateway.generation.audit.MAX_WAITING", 2)
-    audit = await audited(start_gateway)
-    audit.fakes.drafter.pause_at = NUM_SEGMENTS - 1
+    gateway, verifier = await audited(start_gateway)
+    gateway.fakes.drafter.pause_at = NUM_SEGMENTS - 1
     with caplog.at_level(logging.WARNING):
-        requests = [asyncio.create_task(audit.gateway.chat(seed=seed)) for seed in range(2)]
+        requests = [asyncio.create_task(gateway.chat(seed=seed)) for seed in range(2)]
         skipped = 'semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}'
-        await audit.gateway.metric_becomes(skipped, 2 * NUM_ACCEPTED - 2)
-        assert await audit.gateway.metric("semspec_gateway_audit_waiting_segments") == 2
-        assert audit.verifier.groups == []
-        audit.fakes.drafter.resume.set()
+        await gateway.metric_becomes(skipped, 2 * NUM_ACCEPTED - 2)
+        assert await gateway.metric("semspec_gateway_audit_waiting_segments") == 2
+        assert verifier.groups == []
+        gateway.fakes.drafter.resume.set()
         assert [response.status_code for response in await asyncio.gather(*requests)] == [200, 200]
     assert sum("audit: skips segments: no spare capacity" in message for message in caplog.messages) == 1
 
 
 async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway, max_running=1)
-    async with holding(audit.fakes.drafter, NUM_SEGMENTS - 1, audit.gateway.chat()) as request:
-        await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
+    gateway, _ = await audited(start_gateway, max_running=1)
+    async with holding(gateway.fakes.drafter, NUM_SEGMENTS - 1, gateway.chat()) as request:
+        await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
     assert request.result().status_code == 200
 
 
 async def test_alarm_is_logged_and_tightens_what_no_client_chose(
     start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = await audited(start_gateway, strictness=1.0)
-    audit.verifier.disagrees = True
-    assert await audit.strictness_of() is None
+    gateway, verifier = await audited(start_gateway, strictness=1.0)
+    verifier.disagrees = True
+    assert await strictness_of(gateway) is None
     with caplog.at_level(logging.ERROR):
         for number in range(2, 9):
-            await audit.gateway.chat(seed=number)
-            await audit.gateway.metric_becomes(UNSUPPORTED, number * NUM_ACCEPTED)
-    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 1
-    assert await audit.gateway.metric("semspec_gateway_audit_evidence") >= 100
-    assert await audit.gateway.metric("semspec_gateway_audit_support") == 0
+            await gateway.chat(seed=number)
+            await gateway.metric_becomes(UNSUPPORTED, number * NUM_ACCEPTED)
+    assert await gateway.metric("semspec_gateway_audit_alarm") == 1
+    assert await gateway.metric("semspec_gateway_audit_evidence") >= 100
+    assert await gateway.metric("semspec_gateway_audit_support") == 0
     assert len([message for message in caplog.messages if "audit" in message]) == 1
-    assert await audit.strictness_of() == 1.0
-    assert await audit.strictness_of(strictness=0.2) == 0.2
-    assert await audit.strictness_of(acceptance={"threshold": 0.1}) is None
-    assert await audit.strictness_of(strategy="target") is None
-    audit.verifier.verifier_info = replace(audit.verifier.verifier_info, target_probe="c")
-    await audit.gateway.app.state.readiness.check()
-    await audit.gateway.chat()  # the first one under new probes begins a new test
-    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 0
+    assert await strictness_of(gateway) == 1.0
+    assert await strictness_of(gateway, strictness=0.2) == 0.2
+    assert await strictness_of(gateway, acceptance={"threshold": 0.1}) is None
+    assert await strictness_of(gateway, strategy="target") is None
+    verifier.verifier_info = replace(verifier.verifier_info, target_probe="c")
+    await gateway.app.state.readiness.check()
+    await gateway.chat()  # the first one under new probes begins a new test
+    assert await gateway.metric("semspec_gateway_audit_alarm") == 0
 
 
 async def test_failing_audit_is_counted_and_disturbs_no_request(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway)
-    audit.verifier.is_broken = True
-    assert (await audit.gateway.chat()).status_code == 200
-    await audit.gateway.metric_becomes('semspec_gateway_audit_skipped_segments_total{reason="failed"}', 1)
-    audit.verifier.is_broken = False
-    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED - 1)
+    gateway, verifier = await audited(start_gateway)
+    verifier.is_broken = True
+    assert (await gateway.chat()).status_code == 200
+    await gateway.metric_becomes('semspec_gateway_audit_skipped_segments_total{reason="failed"}', 1)
+    verifier.is_broken = False
+    await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED - 1)

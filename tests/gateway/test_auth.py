@@ -5,6 +5,7 @@ import base64
 import logging
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fastapi.routing import iter_route_contexts
@@ -32,7 +33,7 @@ from tests.gateway.support import (
 
 OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/ready"), ("GET", "/static/playground.js")}
 
-WRONG: dict[str, dict[str, str]] = {
+WRONG: dict[str, Any] = {
     "nothing": {"authorization": ""},
     "another key": bearer(new_key()),
     "the owner's name": bearer(OWNER),
@@ -41,6 +42,7 @@ WRONG: dict[str, dict[str, str]] = {
     "half the key": bearer(API_KEY[:-1]),
     "no scheme": {"authorization": API_KEY},
     "another scheme": {"authorization": f"Basic {base64.b64encode(f'{OWNER}:{API_KEY}'.encode()).decode()}"},
+    "bytes that are no text": {"authorization": b"Bearer \xff\xfe"},
     "another header": {"authorization": "", "x-api-key": API_KEY},
 }
 
@@ -84,11 +86,6 @@ async def test_scheme_is_taken_in_any_case(gateway: Gateway) -> None:
     for scheme in ("bearer", "BEARER", "Bearer "):
         response = await gateway.http.get("/v1/models", headers={"authorization": f"{scheme} {API_KEY}"})
         assert response.status_code == 200
-
-
-async def test_key_of_bytes_that_are_no_text_is_refused(gateway: Gateway) -> None:
-    headers = [(b"authorization", b"Bearer \xff\xfe\x00"[:-1])]
-    assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
 
 
 async def test_refused_key_is_counted_and_in_no_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:

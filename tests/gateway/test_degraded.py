@@ -32,23 +32,16 @@ async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gate
     assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
     streamed = await gateway.chat(stream=True)
     assert '"degraded":true' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
-    for path in ("", "/trace"):
-        stored = await gateway.http.get(f"/v1/generations/{answer.json()['id']}{path}")
-        assert stored.status_code == 503 and stored.json()["error"]["code"] == "service_unavailable"
-    refused = await gateway.chat(semspec={"session": "any"})
-    assert refused.status_code == 503, "an answer without the conversation would be a wrong one"
+    id = answer.json()["id"]
+    for method, path in (
+        *(("GET", f"/v1/generations/{id}{part}") for part in ("", "/trace", "/events")),
+        *(("POST", f"/v1/generations/{id}/cancel"), ("GET", "/v1/sessions/any"), ("DELETE", "/v1/sessions/any")),
+    ):
+        refused = await gateway.http.request(method, path)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "service_unavailable"
+    for refused in (await gateway.chat(semspec={"session": "any"}), await gateway.chat({"idempotency-key": "any"})):
+        assert refused.status_code == 503, "an answer without the conversation, or a second one, would be wrong"
     assert (await gateway.http.get("/ready")).status_code == 200
-
-
-async def test_redis_that_comes_back_is_used_again(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
-    gateway = await start_gateway(redis_url=mortal_redis.url)
-    assert (await gateway.chat()).json()["semspec"]["degraded"] is False
-    mortal_redis.kill()
-    assert (await gateway.chat()).json()["semspec"]["degraded"] is True
-    mortal_redis.restart()
-    answer = (await gateway.chat()).json()
-    assert answer["semspec"]["degraded"] is False
-    assert (await gateway.http.get(f"/v1/generations/{answer['id']}/trace")).status_code == 200
 
 
 async def test_generation_whose_end_redis_refused_is_not_running(

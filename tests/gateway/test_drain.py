@@ -8,16 +8,7 @@ import httpx
 import pytest
 
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import (
-    API_KEY,
-    GENEROUS_S,
-    MESSAGES,
-    Gateway,
-    GatewayFactory,
-    connection,
-    content,
-    eventually,
-)
+from tests.gateway.support import GENEROUS_S, MESSAGES, Gateway, GatewayFactory, content, eventually
 
 BODY = {"model": "semspec-demo:target", "messages": MESSAGES, "seed": 7}
 
@@ -102,13 +93,3 @@ async def test_request_whose_tokens_are_not_there_is_refused(gateway: Gateway, m
     response = await running
     assert response.status_code == 503 and response.headers["retry-after"]
     assert "shutting down" in response.json()["error"]
-
-
-async def test_request_whose_body_is_not_there_is_refused(gateway: Gateway) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\ncontent-length: 99\r\n\r\n"
-    async with connection(gateway.base_url) as (reader, writer):
-        writer.write(f"{head}{{".encode())
-        await gateway.http.get("/health")  # by now the other request has been read
-        gateway.app.state.drain.end()
-        answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in answer and b"shutting down" in answer

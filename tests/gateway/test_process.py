@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 
 import httpx
 import pytest
@@ -33,24 +32,10 @@ def test_bad_setting_is_one_line_that_names_it(variable: str, value: str, settin
     assert f"SEMSPEC_GATEWAY_{variable}:" in setting_error(**{variable: value})
 
 
-def test_process_with_a_bad_setting_ends_before_it_listens() -> None:
-    command, environment = [sys.executable, "-m", "semspec.gateway"], {"SEMSPEC_GATEWAY_PORT": "http"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 2 and result.stderr.count("\n") == 1
-
-
 def ended(gateway: subprocess.Popen[str]) -> None:
     _, log = gateway.communicate(timeout=30)
     assert gateway.returncode == 0, log
     assert "Traceback" not in log
-
-
-def test_process_serves_and_ends_on_sigterm() -> None:
-    with gateway_process() as (gateway, port):
-        assert httpx.get(f"http://127.0.0.1:{port}/health").json() == {"status": "ok"}
-        assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 503
-        gateway.terminate()
-        ended(gateway)
 
 
 def test_head_over_the_limit_is_refused() -> None:

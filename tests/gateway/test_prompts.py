@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import Gateway
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "count", "arguments": '{"of": "pens"}'}}
 
@@ -76,20 +76,3 @@ async def test_turns_of_tools_and_developers_reach_the_template(gateway: Gateway
     prompt = gateway.fakes.target.prompts[-1]
     assert prompt.startswith("<developer>Be brief.<user>How many?<assistant>[{") and prompt.endswith("<tool>25")
     assert '"name": "count"' in prompt
-
-
-async def test_turns_of_tools_are_kept_in_a_session(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway()
-    messages = [
-        {"role": "user", "content": "How many?"},
-        {"role": "assistant", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call-1", "content": "25"},
-    ]
-    first = await gateway.chat(messages=messages, semspec={"session": "tools"})
-    assert first.status_code == 200, first.text
-    await eventually(lambda: gateway.app.state.admission.num_running == 0)
-    again = await gateway.chat(messages=[{"role": "user", "content": "Sure?"}], semspec={"session": "tools"})
-    assert again.status_code == 200, again.text
-    assert '"name": "count"' in gateway.fakes.target.prompts[-1]
-    turns = (await gateway.http.get("/v1/sessions/tools")).json()["turns"]
-    assert [turn["role"] for turn in turns][:3] == ["user", "assistant", "tool"]

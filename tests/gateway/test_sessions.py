@@ -9,7 +9,6 @@ import pytest
 
 from tests.gateway.support import (
     GENEROUS_S,
-    NO_REDIS,
     OURS,
     THEIRS,
     TWO_OWNERS,
@@ -137,9 +136,3 @@ async def test_session_in_use_is_not_forgotten(gateway: Gateway, session: str) -
         refused = await gateway.http.delete(f"/v1/sessions/{session}")
         assert refused.status_code == 409 and refused.json()["error"]["param"] == "id"
     assert running.response.json()["semspec"]["degraded"] is False
-
-
-async def test_sessions_need_redis(start_gateway: GatewayFactory, session: str) -> None:
-    gateway = await start_gateway(redis_url=NO_REDIS)
-    assert (await gateway.http.get(f"/v1/sessions/{session}")).status_code == 503
-    assert (await gateway.http.delete(f"/v1/sessions/{session}")).status_code == 503

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from redis.asyncio import Redis
@@ -11,7 +10,6 @@ from redis.asyncio import Redis
 from semspec.gateway.readiness import describe
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually, text
 
-KEYS = ("meta", "segments", "events", "writer")
 ROUTES = ("", "/trace", "/events")
 
 
@@ -23,8 +21,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 async def finished(gateway: Gateway) -> str:
     """The id of a finished generation."""
-    id: str = (await gateway.chat(model="semspec-demo:target")).json()["id"]
-    return id
+    return str((await gateway.chat(model="semspec-demo:target")).json()["id"])
 
 
 async def assert_named(gateway: Gateway, id: str, route: str) -> None:
@@ -78,37 +75,37 @@ async def test_wrong_password_is_named_and_the_right_one_is_not(
         assert answer.status_code == status and given not in answer.text
 
 
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("route", ROUTES)
-async def test_key_of_a_wrong_type_is_named(gateway: Gateway, redis: Redis, key: str, route: str) -> None:
+@pytest.mark.parametrize("key", ["meta", "segments", "events", "writer"])
+async def test_key_of_a_wrong_type_is_named(gateway: Gateway, redis: Redis, key: str) -> None:
     id = await finished(gateway)
-    needed = {"": ["meta"], "/trace": ["meta", "segments"], "/events": ["meta", "segments"]}
     name = f"semspec:{{{id}}}:{key}"
     await redis.delete(name)
     await redis.sadd(name, "x")
-    if key in needed[route]:
-        await assert_named(gateway, id, route)
-    else:
-        assert (await gateway.http.get(f"/v1/generations/{id}{route}")).status_code == 200
+    for route in ROUTES:
+        if key == "meta" or (key == "segments" and route):
+            await assert_named(gateway, id, route)
+        else:
+            assert (await gateway.http.get(f"/v1/generations/{id}{route}")).status_code == 200
 
 
-@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"null", b'{"verdict": 1}'])
-@pytest.mark.parametrize("route", ["/trace", "/events"])
-async def test_record_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes, route: str) -> None:
-    id = await finished(gateway)
-    await redis.lset(f"semspec:{{{id}}}:segments", 1, value)  # type: ignore[arg-type]  # bytes as well
-    await assert_named(gateway, id, route)
-
-
-@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"[", b"7", b"{}"])
-@pytest.mark.parametrize("field", ["call", "prompt"])
-@pytest.mark.parametrize("route", ROUTES)
-async def test_field_that_cannot_be_read_is_named(
-    gateway: Gateway, redis: Redis, field: str, value: bytes, route: str
+@pytest.mark.parametrize(
+    ("command", "routes", "values"),
+    [
+        ("LSET segments 1", ROUTES[1:], [b"\xff\xfe", b"", b"{", b"7", b"null", b'{"verdict": 1}']),
+        ("HSET meta call", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
+        ("HSET meta prompt", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
+    ],
+    ids=["record", "call", "prompt"],
+)
+async def test_value_that_cannot_be_read_is_named(
+    gateway: Gateway, redis: Redis, command: str, routes: Sequence[str], values: list[bytes]
 ) -> None:
     id = await finished(gateway)
-    await redis.hset(f"semspec:{{{id}}}:meta", field, value)
-    await assert_named(gateway, id, route)
+    verb, key, place = command.split()
+    for value in values:
+        await redis.execute_command(verb, f"semspec:{{{id}}}:{key}", place, value)  # type: ignore[no-untyped-call]
+        for route in routes:
+            await assert_named(gateway, id, route)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +120,7 @@ async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis,
     assert (await gateway.chat(semspec={"session": name})).status_code == 200
     [key] = await redis.keys(f"semspec:session:*{name}*:turns")
     await redis.rpush(key, value)
-    for response in (
-        await gateway.http.get(f"/v1/sessions/{name}"),
-        await gateway.chat(semspec={"session": name}),
-    ):
+    for response in (await gateway.http.get(f"/v1/sessions/{name}"), await gateway.chat(semspec={"session": name})):
         assert response.status_code == 503 and f"{name} cannot be read" in response.json()["error"]["message"]
     assert (await gateway.http.delete(f"/v1/sessions/{name}")).status_code == 200
     assert (await gateway.chat(semspec={"session": name})).status_code == 200, "deleting it was the remedy"
@@ -152,12 +146,6 @@ async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayF
         await eventually(lambda: describe(readiness.status) == "ready")  # noqa: B023
 
 
-def copied(log: Path, num_lost_bytes: int) -> None:
-    """Put the log back as it was, without its end."""
-    data = log.with_suffix(".whole").read_bytes()
-    log.write_bytes(data[: max(0, len(data) - num_lost_bytes)])
-
-
 async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     start_gateway: GatewayFactory, mortal_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +159,9 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     id, whole, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
     mortal_redis.kill()
     [log] = [path for path in mortal_redis.folder.rglob("*.aof") if path.stat().st_size]
-    log.with_suffix(".whole").write_bytes(log.read_bytes())
-    whole_bytes, found = log.stat().st_size, set[int]()
+    logged, found = log.read_bytes(), set[int]()
     for share in (0.02, 0.1, 0.25, 0.5, 0.8, 1.0):
-        copied(log, int(share * whole_bytes))
+        log.write_bytes(logged[: len(logged) - int(share * len(logged))])
         mortal_redis.restart()
         async with asyncio.timeout(GENEROUS_S):
             while (meta := await gateway.http.get(f"/v1/generations/{id}")).status_code == 503:
