@@ -31,15 +31,6 @@ def prompt(server: Server) -> str:
     return f"{server.question}\n\n<think>\n\n"
 
 
-def test_chat_completion_whole_and_streamed(server: Server, client: InferenceClient) -> None:
-    messages = [{"role": "user", "content": server.question}]
-    whole = client.chat_completion(messages, model="semspec-demo", seed=1, max_tokens=500)
-    assert server.answer in str(whole.choices[0].message.content)
-    stream = client.chat_completion(messages, model="semspec-demo", seed=1, max_tokens=500, stream=True)
-    said = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
-    assert said == whole.choices[0].message.content
-
-
 def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
     output = client.text_generation(prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6)
     assert server.answer in output.generated_text and output.details is not None
