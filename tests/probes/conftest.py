@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from semspec.probes.verifier import ProbeVerifier
-from tests.probes.support import card, save, save_pair
+from tests.probes.support import card, load, save_pair
 
 
 @pytest.fixture
 def verifier(tmp_path: Path) -> ProbeVerifier:
-    draft = save(tmp_path / "draft.safetensors", card("draft"))
-    target = save(tmp_path / "target.safetensors", card("target", "states+surprisal"))
-    return ProbeVerifier.load(draft, target)
+    save_pair(tmp_path, card("draft"), card("target", "states+surprisal"))
+    return load(tmp_path)
 
 
 @pytest.fixture

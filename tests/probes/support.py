@@ -34,11 +34,19 @@ def reading(fingerprint: str, value: float = 0.5) -> SegmentScore:
     return SegmentScore(states(fingerprint, value), (0.1,) * len(SURPRISAL_FEATURES), 5, 1.0)
 
 
+QUESTION = [states("draft-fingerprint")], [reading("target-fingerprint")]
+"""What the verifier judges: one segment of the models of `card("draft")` and `card("target")`."""
+
+
 def save_pair(folder: Path, draft: ProbeCard, target: ProbeCard) -> None:
     save(folder / "draft.safetensors", draft)
     save(folder / "target.safetensors", target)
 
 
+def load(folder: Path, **options: Any) -> ProbeVerifier:
+    return ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors", **options)
+
+
 def load_with(alternatives: Path) -> ProbeVerifier:
-    own = save(alternatives.parent / "draft.safetensors", card("draft"))
-    return ProbeVerifier.load(own, save(alternatives.parent / "target.safetensors", card("target")), alternatives)
+    save_pair(alternatives.parent, card("draft"), card("target"))
+    return load(alternatives.parent, alternatives=alternatives)

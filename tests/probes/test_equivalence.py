@@ -9,10 +9,9 @@ import pytest
 from semspec.clustering.equivalence import Alternatives
 from semspec.clustering.loading import served_equivalence
 from semspec.errors import Mismatch
-from semspec.probes.verifier import ProbeVerifier
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import SegmentEnd
-from tests.probes.support import card, save
+from tests.probes.support import card, load, save_pair
 
 PARSER = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
 PROBES = BUNDLED_PAIR / "probes"
@@ -20,23 +19,19 @@ STEPS = ("That was the last day, all counted.\n\n", "No day is left, that is all
 ENDS = [SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
 
 
-def bundled(equivalence: str | None) -> ProbeVerifier:
-    return ProbeVerifier.load(PROBES / "draft.safetensors", PROBES / "target.safetensors", equivalence=equivalence)
-
-
 @pytest.mark.parametrize("source", ["card", "file"])
 async def test_verifier_clusters_by_the_equivalence_of_its_choice(source: str, tmp_path: Path) -> None:
     if source == "file":
         (tmp_path / "equivalence.json").write_text(json.dumps(PARSER))
         source = str(tmp_path / "equivalence.json")
-    verifier = bundled(source)
+    verifier = load(PROBES, equivalence=source)
     assert (await verifier.info()).equivalence == PARSER["object"]
     group = Alternatives("", "Tom has pens: 25. How many pens does Tom have now?", "", STEPS)
     assert await verifier.cluster(group, ENDS) == [0, 0, 1, None]
 
 
 async def test_verifier_without_an_equivalence_says_so() -> None:
-    verifier = bundled(None)
+    verifier = load(PROBES)
     assert (await verifier.info()).equivalence == ""
     with pytest.raises(Mismatch, match="set SEMSPEC_VERIFIER_EQUIVALENCE"):
         await verifier.cluster(Alternatives("", "", "", STEPS), ENDS)
@@ -44,12 +39,10 @@ async def test_verifier_without_an_equivalence_says_so() -> None:
 
 def test_class_that_a_card_names_is_imported_by_choice_only(tmp_path: Path) -> None:
     foreign = {"equivalence": {"kind": "python", "object": "no.such.module:Equivalence"}}
-    draft, target = [
-        save(tmp_path / f"{role}.safetensors", card(role, training=foreign)) for role in ("draft", "target")
-    ]
-    ProbeVerifier.load(draft, target)
+    save_pair(tmp_path, card("draft", training=foreign), card("target", training=foreign))
+    load(tmp_path)
     with pytest.raises(Mismatch, match=r"cannot find no\.such\.module:Equivalence"):
-        ProbeVerifier.load(draft, target, equivalence="card")
+        load(tmp_path, equivalence="card")
 
 
 @pytest.mark.parametrize(

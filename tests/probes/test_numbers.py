@@ -12,7 +12,7 @@ import torch
 from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from tests.probes.support import card, reading, save, states
+from tests.probes.support import QUESTION, card, save
 
 NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
 
@@ -25,19 +25,19 @@ def spoilt(data: bytes, value: float) -> bytes:
 @pytest.mark.parametrize("value", NUMBERS)
 @pytest.mark.parametrize("field", ["draft_states[1].pooled", "readings[1].states.pooled", "readings[1].surprisal"])
 async def test_state_that_is_no_number_is_refused_by_name(verifier: ProbeVerifier, field: str, value: float) -> None:
-    drafted, read = states("draft-fingerprint"), reading("target-fingerprint")
+    (drafted,), (read,) = QUESTION
+    bad_draft, bad_read = drafted, read
     match field:
         case "draft_states[1].pooled":
-            drafts, reads = [drafted, replace(drafted, data=spoilt(drafted.data, value))], [read, read]
+            bad_draft = replace(drafted, data=spoilt(drafted.data, value))
         case "readings[1].states.pooled":
-            broken = replace(read, states=replace(read.states, data=spoilt(read.states.data, value)))
-            drafts, reads = [drafted, drafted], [read, broken]
+            bad_read = replace(read, states=replace(read.states, data=spoilt(read.states.data, value)))
         case _:
-            drafts, reads = [drafted, drafted], [read, replace(read, surprisal=(*read.surprisal[:-1], value))]
+            bad_read = replace(read, surprisal=(*read.surprisal[:-1], value))
     with pytest.raises(InvalidRequest) as refusal:
-        await verifier.judge(drafts, reads)
+        await verifier.judge([drafted, bad_draft], [read, bad_read])
     assert refusal.value.parameter == field
-    assert await verifier.judge([drafted], [read])
+    assert await verifier.judge(*QUESTION)
 
 
 @pytest.mark.parametrize(

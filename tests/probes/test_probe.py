@@ -8,29 +8,12 @@ import pytest
 import torch
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import (
-    LEAST_PROBABILITY,
-    Probe,
-    ProbeCard,
-    assemble,
-    load_probe,
-    save_probe,
-)
+from semspec.probes.probe import LEAST_PROBABILITY, Probe, ProbeCard, assemble, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.types import Segmentation
-from tests.probes.support import card, load_with, reading, save, save_pair, states
+from tests.probes.support import QUESTION, card, load, load_with, reading, save, save_pair, states
 
 SENTENCES = (Segmentation.SENTENCE,)
-
-
-def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.safetensors", card("m", metrics={"r2": 0.9}))
-    artifact = load_probe(path)
-    assert artifact.card == card("m", metrics={"r2": 0.9})
-    torch.manual_seed(0)
-    inputs = torch.randn(5, 12)
-    torch.manual_seed(0)
-    assert torch.equal(artifact.probe(inputs), Probe(12).eval()(inputs))
 
 
 async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> None:
@@ -40,19 +23,18 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
     judged = {}
     for name in ("", "last-hidden", "surprisal"):
         folder = alternatives / name if name else alternatives.parent
-        alone = ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors")
+        alone = load(folder)
         judged[name] = await verifier.judge(drafted, readings, name)
         assert judged[name] == await alone.judge(drafted, readings)
     assert len({judgement.target_probability for [judgement] in judged.values()}) == 3
 
 
 async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path, verifier: ProbeVerifier) -> None:
-    question = [states("draft-fingerprint")], [reading("target-fingerprint")]
     with pytest.raises(InvalidRequest, match="'psychic' beside the pair's own: last-hidden, surprisal") as caught:
-        await load_with(alternatives).judge(*question, probes="psychic")
+        await load_with(alternatives).judge(*QUESTION, probes="psychic")
     assert caught.value.parameter == "probes"
     with pytest.raises(InvalidRequest, match="beside the pair's own: none"):
-        await verifier.judge(*question, probes="last-hidden")
+        await verifier.judge(*QUESTION, probes="last-hidden")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +42,7 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
     [
         (card("other"), card("target"), "'third': the draft probe was trained on other"),
         (card("draft"), card("other"), "'third': the target probe was trained on other"),
-        (card("draft", "states+surprisal"), card("target"), "'third': the draft probe wants"),
+        (card("draft", "states+surprisal"), card("target"), "'third': the draft probe wants .* states only"),
         (replace(card("draft"), segmentations=SENTENCES), replace(card("target"), segmentations=SENTENCES), "'third'"),
     ],
 )
@@ -93,26 +75,15 @@ async def test_states_of_another_model_are_refused_with_the_remedy(verifier: Pro
         await verifier.judge([], [reading("target-fingerprint")])
 
 
-def test_damaged_or_missing_artifacts_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match=r"demo/probes\.yaml"):
+def test_missing_artifact_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match=r"cannot read .*demo/probes\.yaml"):
         load_probe(tmp_path / "missing.safetensors")
-    path = save(tmp_path / "p.safetensors", card("m"))
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(Mismatch, match="cannot read"):
-        load_probe(path)
 
 
-def test_draft_probe_that_wants_surprisal_is_refused(tmp_path: Path) -> None:
-    draft = save(tmp_path / "draft.safetensors", card("draft", "states+surprisal"))
-    target = save(tmp_path / "target.safetensors", card("target"))
-    with pytest.raises(Mismatch, match="states only"):
-        ProbeVerifier.load(draft, target)
-
-
-def test_layer_subset_survives_a_round_trip(tmp_path: Path) -> None:
+def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
     torch.manual_seed(1)
     probe = Probe(8, (5, 3)).eval()
-    wanted = card("m", layers=(0, 2), calibration="temperature")
+    wanted = card("m", layers=(0, 2), calibration="temperature", metrics={"r2": 0.9})
     save_probe(probe, wanted, tmp_path / "p.safetensors")
     artifact = load_probe(tmp_path / "p.safetensors")
     assert artifact.card == wanted
@@ -159,8 +130,7 @@ async def test_draft_probability_that_divides_is_never_zero(tmp_path: Path) -> N
     torch.nn.init.constant_(never.network[-1].bias, -200.0)  # type: ignore[arg-type]
     for role in ("draft", "target"):
         save_probe(never, card(role), tmp_path / f"{role}.safetensors")
-    verifier = ProbeVerifier.load(tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
-    [judgement] = await verifier.judge([states("draft-fingerprint")], [reading("target-fingerprint")])
+    [judgement] = await load(tmp_path).judge(*QUESTION)
     assert judgement.draft_probability == pytest.approx(LEAST_PROBABILITY)
     assert judgement.target_probability == 0
 
@@ -172,6 +142,6 @@ def test_artifact_can_be_read_by_whoever_serves_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    draft, target = (save(tmp_path / f"{role}.safetensors", card(role)) for role in ("draft", "target"))
+    save_pair(tmp_path, card("draft"), card("target"))
     with pytest.raises(Mismatch, match="no device 'cuda' for the probes"):
-        ProbeVerifier.load(draft, target, device="cuda")
+        load(tmp_path, device="cuda")

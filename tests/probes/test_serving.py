@@ -15,7 +15,7 @@ from semspec.probes.probe import LayerSet, assemble, load_probe
 from semspec.probes.projection import ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
-from tests.probes.support import SHAPE, card, load_with, reading, save, states
+from tests.probes.support import QUESTION, SHAPE, card, load_with, reading, save, states
 
 
 async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: Path) -> None:
@@ -32,7 +32,7 @@ async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: 
 
 
 async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVerifier) -> None:
-    drafted, read = states("draft-fingerprint"), reading("target-fingerprint")
+    (drafted,), (read,) = QUESTION
     bad = replace(drafted, data=drafted.data[:-4] + struct.pack("<f", float("nan")))
     calls = [([drafted, bad if i % 4 == 1 else drafted], [read, read]) for i in range(20)]
     results = await asyncio.gather(*(verifier.judge(*call) for call in calls), return_exceptions=True)
@@ -44,24 +44,7 @@ async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVe
             assert result == pytest.approx(alone, abs=1e-6) if isinstance(result, float) else result == alone
 
 
-async def test_event_loop_runs_while_a_batch_is_judged(
-    verifier: ProbeVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released, judge = threading.Event(), ProbePair.judge
-
-    def held(pair: ProbePair, *arguments: Any) -> Any:
-        assert released.wait(10)
-        return judge(pair, *arguments)
-
-    monkeypatch.setattr(ProbePair, "judge", held)
-    running = asyncio.create_task(verifier.judge([states("draft-fingerprint")], [reading("target-fingerprint")]))
-    await asyncio.sleep(0.01)  # would not return while the loop is blocked
-    assert not running.done()
-    released.set()
-    assert len(await running) == 1
-
-
-async def test_call_cancelled_before_its_batch_is_not_judged(
+async def test_call_cancelled_while_a_batch_is_judged_is_not_in_the_next(
     verifier: ProbeVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released, judge, sizes = threading.Event(), ProbePair.judge, list[int]()
@@ -72,10 +55,9 @@ async def test_call_cancelled_before_its_batch_is_not_judged(
         return judge(pair, draft_states, scores)
 
     monkeypatch.setattr(ProbePair, "judge", held)
-    question = [states("draft-fingerprint")], [reading("target-fingerprint")]
-    calls = [asyncio.create_task(verifier.judge(*question)) for _ in range(4)]
+    calls = [asyncio.create_task(verifier.judge(*QUESTION)) for _ in range(4)]
     while not sizes:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # would not return while the loop is blocked
     first = sizes[0]
     calls[-1].cancel()
     await asyncio.sleep(0)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from semspec.errors import Mismatch
-from semspec.probes.verifier import ProbeVerifier, operating_points
+from semspec.probes.verifier import operating_points
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import OperatingPoint
-from tests.probes.support import card, save
+from tests.probes.support import card, load, save_pair
 
 
 def row(threshold: float | None, acceptance: float | None = 0.5, **others: float | None) -> dict[str, Any]:
@@ -22,8 +22,7 @@ def points(*rows: object) -> tuple[OperatingPoint, ...]:
 
 
 async def test_bundled_pair_tells_its_operating_points() -> None:
-    probes = BUNDLED_PAIR / "probes"
-    info = await ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors").info()
+    info = await load(BUNDLED_PAIR / "probes").info()
     *by_threshold, sample = info.operating_points
     thresholds = [point.threshold for point in by_threshold if point.threshold is not None]
     assert thresholds == sorted(set(thresholds)) and len(thresholds) == len(by_threshold) > 10
@@ -64,7 +63,6 @@ def test_report_without_a_curve_gives_no_points(metrics: dict[str, Any]) -> None
     ],
 )
 def test_verifier_with_a_malformed_curve_is_refused(tmp_path: Path, broken: object) -> None:
-    draft = save(tmp_path / "draft.safetensors", card("draft"))
-    target = save(tmp_path / "target.safetensors", card("target", metrics={"strictness": [broken]}))
+    save_pair(tmp_path, card("draft"), card("target", metrics={"strictness": [broken]}))
     with pytest.raises(Mismatch, match="strictness"):
-        ProbeVerifier.load(draft, target)
+        load(tmp_path)
