@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,10 +84,10 @@ class Data:
     def wanted(self, role: Role = "target") -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability
 
-    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target") -> Fit:
+    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target", **options: Any) -> Fit:
+        train, validation = (self.rows(split, role) for split in ("train", "validation"))
         source = self.source(recipe, role)
-        rows = [self.rows(split, role) for split in ("train", "validation")]
-        return fit(source, self.wanted(role), self.labels, rows[0], rows[1], recipe)
+        return fit(source, self.wanted(role), self.labels, train, validation, recipe, **options)
 
     def predict(
         self, probe: Probe, recipe: FitRecipe, split: str = "test", role: Role = "target"
@@ -95,9 +96,8 @@ class Data:
 
 
 def resumed_fit(folder: str, progress: Callable[[float], None]) -> Fit:
-    data = Data(Path(folder) / "samples")
-    rows, path = (data.rows("train"), data.rows("validation")), Path(folder) / "fit.checkpoint"
-    return fit(data.source(RESUMED), data.wanted(), data.labels, *rows, RESUMED, progress, path)
+    path = Path(folder) / "fit.checkpoint"
+    return Data(Path(folder) / "samples").fit(RESUMED, progress=progress, checkpoint=path)
 
 
 class Watched(FeatureSource):

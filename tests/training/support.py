@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from semspec.clustering.equivalence import Alternatives
+from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import TextPair, TokenIds
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
@@ -50,12 +50,8 @@ def group(*segments: str, question: str = "?") -> Alternatives:
 class ByLength:
     """Segments whose lengths leave the same remainder by four mean the same."""
 
-    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int]]:
-        clusters = []
-        for group in groups:
-            numbers: dict[int, int] = {}
-            clusters.append([numbers.setdefault(len(text) % 4, len(numbers)) for text in group.segments])
-        return clusters
+    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
+        return [in_order_of_appearance([len(text) % 4 for text in group.segments]) for group in groups]
 
 
 class ByAlphabet:
@@ -148,7 +144,18 @@ def config(draft: Path, target: Path, output: Path, **changes: object) -> Pipeli
 
 def semspec_train(command: str, settings: PipelineConfig, folder: Path) -> object:
     """The exit code of the command; its configuration is then `folder`/pair.yaml, its work folder `folder`/work."""
-    (folder / "pair.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
+    content = settings.model_dump(mode="json", exclude_none=True)
+    (folder / "pair.yaml").write_text(yaml.safe_dump(content))
+    return semspec_train_in(folder / "work", command, folder / "pair.yaml")
+
+
+def semspec_train_in(work: Path, command: str, path: Path, *options: str) -> object:
+    """The exit code of the command with the configuration in `path`."""
     with pytest.raises(SystemExit) as end:
-        main([command, "--config", str(folder / "pair.yaml"), "--work", str(folder / "work"), "--threads", "1"])
+        main([command, "--config", str(path), "--work", str(work), "--threads", "1", *options])
     return end.value.code
+
+
+def complaints(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines in which `semspec train` said why it ended."""
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]

@@ -14,14 +14,7 @@ from semspec import cli as semspec_cli
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
 from semspec.training import cli, collect
-from semspec.training.config import (
-    DatastoreConfig,
-    PipelineConfig,
-    ServerSampler,
-    load_config,
-    quick,
-    read_config,
-)
+from semspec.training.config import DatastoreConfig, PipelineConfig, ServerSampler, load_config, quick, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PAIRS = sorted((ROOT / "training" / "configs").glob("*.yaml"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.ngrams import DOCUMENT_END, as_text
@@ -16,11 +17,12 @@ from semspec.training.datastore import DatastoreBuild
 from semspec.training.files import read_rows
 
 QUESTIONS = {"python": "tests.training.support:solved", "id": "id", "limit": 12}
+Configured = Callable[..., DatastoreConfig]
 HELD_OUT = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "report"}, "id": "id", "limit": 4}
 
 
 @pytest.fixture
-def configured(models: tuple[Path, Path], tmp_path: Path) -> Callable[..., DatastoreConfig]:
+def configured(models: tuple[Path, Path], tmp_path: Path) -> Configured:
     def configure(**changes: Any) -> DatastoreConfig:
         whole = {
             "name": "tiny",
@@ -37,16 +39,12 @@ def configured(models: tuple[Path, Path], tmp_path: Path) -> Callable[..., Datas
 
 
 def tokens_of(folder: Path) -> np.ndarray:
-    from safetensors.numpy import load_file
-
     [path] = folder.glob("tokens-*")
     tokens: np.ndarray = load_file(path)["tokens"]
     return tokens
 
 
-def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
-    configured: Callable[..., DatastoreConfig], tmp_path: Path
-) -> None:
+def test_datastore_holds_the_targets_answers_to_all_but_test_questions(configured: Configured, tmp_path: Path) -> None:
     config = configured()
     DatastoreBuild(config, tmp_path / "work").run()
     datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
@@ -61,7 +59,7 @@ def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
     assert (tokens == DOCUMENT_END).sum() == 12
 
 
-def test_given_answers_are_taken_from_the_data(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+def test_given_answers_are_taken_from_the_data(configured: Configured, tmp_path: Path) -> None:
     config = configured(
         questions=[QUESTIONS | {"trace": "solution"}, HELD_OUT | {"role": "test"}], answers={"source": "data"}
     )
@@ -75,7 +73,7 @@ def test_given_answers_are_taken_from_the_data(configured: Callable[..., Datasto
     assert not (tmp_path / "other").exists()
 
 
-def test_keys_are_the_states_before_the_tokens(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+def test_keys_are_the_states_before_the_tokens(configured: Configured, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     config = configured(neighbours=True, width=16, layer=1, fit_tokens=64)
     DatastoreBuild(config, tmp_path / "work").run()
@@ -89,24 +87,20 @@ def test_keys_are_the_states_before_the_tokens(configured: Callable[..., Datasto
         assert place in near[:3] or datastore.static.following(near[0], 1) == chr(tokens[place])
 
 
-def test_layer_the_target_lacks_is_refused(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+def test_layer_the_target_lacks_is_refused(configured: Configured, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     with pytest.raises(InvalidRequest, match="layer: 99"):
         DatastoreBuild(configured(neighbours=True, layer=99), tmp_path / "work").run()
 
 
-def test_other_settings_in_the_same_folder_are_refused(
-    configured: Callable[..., DatastoreConfig], tmp_path: Path
-) -> None:
+def test_other_settings_in_the_same_folder_are_refused(configured: Configured, tmp_path: Path) -> None:
     DatastoreBuild(configured(), tmp_path / "work").run()
     with pytest.raises(Mismatch, match="max_tokens"):
         DatastoreBuild(configured(answers={"max_tokens": 13}), tmp_path / "work").run()
 
 
 @pytest.mark.slow
-def test_shares_of_several_workers_make_the_same_datastore(
-    configured: Callable[..., DatastoreConfig], tmp_path: Path
-) -> None:
+def test_shares_of_several_workers_make_the_same_datastore(configured: Configured, tmp_path: Path) -> None:
     whole, parts = configured(), configured(output=tmp_path / "parts")
     DatastoreBuild(whole, tmp_path / "work").run()
     DatastoreBuild(parts, tmp_path / "shared", shard=(1, 2)).run()

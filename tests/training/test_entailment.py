@@ -1,6 +1,7 @@
 """Clusters by bidirectional entailment: the model's inputs, the definition of a cluster, and what it costs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,14 @@ def tiny_model(kind: str, labels: dict[int, str] = MNLI) -> PreTrainedModel:
     return model
 
 
+def tiny(**settings: Any) -> NliModel:
+    return NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny", **settings))
+
+
+def on_cpu(name: str, **settings: Any) -> EntailmentConfig:
+    return EntailmentConfig(model=name, device="cpu", **settings)
+
+
 def save_tiny(folder: Path, kind: str = "v2", labels: dict[int, str] = MNLI) -> str:
     tiny_model(kind, labels).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -83,7 +92,7 @@ def test_verdict_is_the_models_own_in_batches_of_any_size(kind: str, tmp_path: P
         wanted.append(MNLI[int(reference(**inputs).logits.argmax())] == "ENTAILMENT")
     assert len(set(wanted)) > 1
     for batch_size in (1, 5, 64):
-        model = NliModel.load(EntailmentConfig(model=name, batch_size=batch_size, device="cpu"))
+        model = NliModel.load(on_cpu(name, batch_size=batch_size))
         sides = [side for side in model.encode("", texts) if side]
         assert model.judge(list(zip(sides, sides[::-1], strict=True))) == wanted
 
@@ -93,17 +102,15 @@ HALF = (32 - 3) // 2
 
 
 def test_all_texts_of_a_group_follow_the_same_end_of_the_context() -> None:
-    model = NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny", context_tokens=3))
+    model = tiny(context_tokens=3)
     sides = model.encode("one " * 10_000 + "two three ", ["four", " ".join(["five"] * (HALF - 3))])
     assert sides == [(4, 5, 6, 7), (4, 5, 6, *[8] * (HALF - 3))]
     assert model.encode("two ", ["four"]) == [(5, 7)]
-    assert NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny")).encode("one " * 9, ["two"]) == [
-        (4,) * (32 // 8) + (5,)
-    ]
+    assert tiny().encode("one " * 9, ["two"]) == [(4,) * (32 // 8) + (5,)]
 
 
 def test_text_that_does_not_fit_is_not_truncated() -> None:
-    model = NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny", context_tokens=3))
+    model = tiny(context_tokens=3)
     tail = " ".join(["three"] * HALF)
     assert model.encode("one ", [f"one {tail}", f"two {tail}", "two"]) == [None, None, (4, 5)]
     fitting = " ".join(["two"] * (HALF - 2))
@@ -111,7 +118,7 @@ def test_text_that_does_not_fit_is_not_truncated() -> None:
 
 
 def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -> None:
-    equivalence = EntailmentEquivalence.load(EntailmentConfig(model=save_tiny(tmp_path), device="cpu"))
+    equivalence = EntailmentEquivalence.load(on_cpu(save_tiny(tmp_path)))
     tail = " ".join(["three"] * HALF)
     segments = [f"one {tail}", "four", f"two {tail}", f"one {tail}", "four"]
     assert equivalence.clusters([group(*segments)]) == [[None, 0, None, None, 0]]
@@ -120,7 +127,7 @@ def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -
 
 
 def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -> None:
-    model = NliModel.load(EntailmentConfig(model=save_tiny(tmp_path), device="cpu"))
+    model = NliModel.load(on_cpu(save_tiny(tmp_path)))
     cases = [(f"{word} " * 8, pair) for word in WORDS for pair in zip(WORDS, WORDS[3:], strict=False)]
     verdicts = []
     for others in ([], ["one"], ["two three"], [" ".join(WORDS)], [" ".join(["ten"] * 100)]):
@@ -130,14 +137,12 @@ def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -
 
 
 def test_two_long_sides_fit_the_window() -> None:
-    tokenizer = tiny_tokenizer()
+    pairs = PairFormat.of(tiny_tokenizer())
     for max_tokens in (None, 16, 17):
-        model = NliModel(
-            tiny_model("v2"), tokenizer, EntailmentConfig(model="tiny", max_tokens=max_tokens, context_tokens=2)
-        )
+        model = tiny(max_tokens=max_tokens, context_tokens=2)
         [side] = model.encode("one " * 100, [" ".join(["two"] * (model.side_tokens - 2))])
         assert side is not None
-        assert (max_tokens or 32) - 1 <= len(PairFormat.of(tokenizer).join((side, side))[0]) <= (max_tokens or 32)
+        assert (max_tokens or 32) - 1 <= len(pairs.join((side, side))[0]) <= (max_tokens or 32)
 
 
 CHAIN = "ab ba bc cb"
@@ -156,10 +161,11 @@ CHAIN = "ab ba bc cb"
         (CHAIN, ["a", "b", "b", "c"], [0, 0, 0, 0], ["ba", "ab", "bc", "cb"]),
         ("", ["u v", "x y", "x z"], [0, 1, 2], ["u vx y", "x yx z", "u vx z"]),
         ("", ["", "\n\n", "a", "  ", "a"], [0, 0, 1, 0, 1], []),
+        ("", ["a b.", " a  b\n\n", "a b", "A b"], [0, 0, 0, 1], ["a b.A b"]),
     ],
     ids=[
         "both-ways", "forward", "backward", "neither", "chain-ends", "chain-order", "most-frequent-represents",
-        "most-words-in-common-first", "no-word",
+        "most-words-in-common-first", "no-word", "duplicates",
     ],
 )  # fmt: skip
 def test_segments_mean_the_same_if_each_entails_their_representative(
@@ -167,20 +173,14 @@ def test_segments_mean_the_same_if_each_entails_their_representative(
 ) -> None:
     """No pair is asked twice, and the reverse only after a forward entailment."""
     judge = FakeJudge(arrows.split())
-    assert EntailmentEquivalence(judge).clusters([group(*segments)] * 2) == [clusters] * 2
-    assert judge.asked == asked
-
-
-def test_duplicates_cost_no_forward() -> None:
-    judge = FakeJudge([])
     equivalence = EntailmentEquivalence(judge)
-    assert equivalence.clusters([group("a b.", " a  b\n\n", "a b", "A b")]) == [[0, 0, 0, 1]]
-    assert judge.asked == ["a b.A b"]
-    assert [equivalence.take_counts()["num_forwards"] for _ in range(2)] == [1, 0]
+    assert equivalence.clusters([group(*segments)] * 2) == [clusters] * 2
+    assert judge.asked == asked
+    assert [equivalence.take_counts()["num_forwards"] for _ in range(2)] == [len(asked), 0]
 
 
 def test_groups_together_are_clustered_as_one_by_one_in_fewer_batches(tmp_path: Path) -> None:
-    config = EntailmentConfig(model=save_tiny(tmp_path), device="cpu")
+    config = on_cpu(save_tiny(tmp_path))
     groups = [group(*WORDS[start : start + 5], question=WORDS[start]) for start in range(6)]
     together, alone = EntailmentEquivalence.load(config), EntailmentEquivalence.load(config)
     wanted: list[list[int | None]] = [alone.clusters([one])[0] for one in groups]
@@ -198,8 +198,7 @@ def test_context_matters_only_when_asked_for(tmp_path: Path) -> None:
     groups = [group(*WORDS, question=" ".join([word] * 3)) for word in WORDS]
 
     def clusters(with_context: bool) -> list[list[int | None]]:
-        config = EntailmentConfig(model=name, device="cpu", with_context=with_context)
-        return EntailmentEquivalence.load(config).clusters(groups)
+        return EntailmentEquivalence.load(on_cpu(name, with_context=with_context)).clusters(groups)
 
     assert len({tuple(own) for own in clusters(False)}) == 1
     assert len({tuple(own) for own in clusters(True)}) > 1
@@ -226,11 +225,11 @@ def test_entailment_label_is_found_by_name(labels: list[str], found: int) -> Non
 def test_model_without_entailment_label_is_refused_until_it_is_named(tmp_path: Path) -> None:
     name = save_tiny(tmp_path, labels={0: "LABEL_0", 1: "LABEL_1"})
     with pytest.raises(Mismatch, match=r"LABEL_0.*LABEL_1.*entailment_label"):
-        NliModel.load(EntailmentConfig(model=name, device="cpu"))
+        NliModel.load(on_cpu(name))
     with pytest.raises(Mismatch, match=r"no label 'yes' among .*LABEL_1.*correct entailment_label"):
-        NliModel.load(EntailmentConfig(model=name, device="cpu", entailment_label="yes"))
+        NliModel.load(on_cpu(name, entailment_label="yes"))
     for label in (1, "label_1"):
-        assert NliModel.load(EntailmentConfig(model=name, device="cpu", entailment_label=label))
+        assert NliModel.load(on_cpu(name, entailment_label=label))
 
 
 def test_model_that_cannot_be_loaded_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -238,10 +237,10 @@ def test_model_that_cannot_be_loaded_is_refused_with_the_remedy(tmp_path: Path) 
     (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
     tiny_model("v2").save_pretrained(bare)
     for config, words in (
-        (EntailmentConfig(model=name, device="cpu", max_tokens=64), "max_tokens is 64"),
-        (EntailmentConfig(model=str(tmp_path / "nowhere"), device="cpu"), "there is no folder"),
-        (EntailmentConfig(model=pickled, device="cpu"), r"revision that has them .*pytorch_model\.bin"),
-        (EntailmentConfig(model=str(bare), device="cpu"), r"cannot load the tokenizer .*tokenizer\.json"),
+        (on_cpu(name, max_tokens=64), "max_tokens is 64"),
+        (on_cpu(str(tmp_path / "nowhere")), "there is no folder"),
+        (on_cpu(pickled), r"revision that has them .*pytorch_model\.bin"),
+        (on_cpu(str(bare)), r"cannot load the tokenizer .*tokenizer\.json"),
     ):
         with pytest.raises(Mismatch, match=words):
             NliModel.load(config)
@@ -250,8 +249,8 @@ def test_model_that_cannot_be_loaded_is_refused_with_the_remedy(tmp_path: Path) 
 def test_window_too_small_for_the_segments_is_refused(tmp_path: Path) -> None:
     name = save_tiny(tmp_path)
     longest = HALF - 32 // 8
-    EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu"), 4 * longest)
+    EntailmentEquivalence.load(on_cpu(name), 4 * longest)
     with pytest.raises(Mismatch, match=f"texts of at most {longest} tokens, segments have up to {4 * longest + 1}"):
-        EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu"), 4 * longest + 1)
+        EntailmentEquivalence.load(on_cpu(name), 4 * longest + 1)
     with pytest.raises(Mismatch, match="lower context_tokens"):
-        EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu", context_tokens=HALF))
+        EntailmentEquivalence.load(on_cpu(name, context_tokens=HALF))

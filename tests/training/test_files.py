@@ -49,10 +49,7 @@ except Unavailable as error:
 
 @pytest.mark.parametrize(
     ("writer", "content"),
-    [
-        ("write_rows", "[{'a': str(i) * 9} for i in range(99_999)]"),
-        ("write_tensors", "{'a': torch.ones(99_999)}"),
-    ],
+    [("write_rows", "[{'a': str(i) * 9} for i in range(99_999)]"), ("write_tensors", "{'a': torch.ones(99_999)}")],
 )
 def test_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, writer: str, content: str) -> None:
     program = FILL.format(writer=writer, content=content)

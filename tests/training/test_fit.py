@@ -1,7 +1,6 @@
 """Fitting: from memory or from disk, projected or not, interrupted or not, served or not: the same probabilities."""
 
 import signal
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -48,10 +47,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def same(one: Probe, other: Probe) -> bool:
-    states = one.state_dict(), other.state_dict()
-    return states[0].keys() == states[1].keys() and all(
-        torch.equal(states[0][name], states[1][name]) for name in states[0]
-    )
+    own, others = one.state_dict(), other.state_dict()
+    return own.keys() == others.keys() and all(torch.equal(own[name], others[name]) for name in own)
 
 
 @pytest.mark.parametrize("projection", [None, 16])
@@ -149,13 +146,12 @@ def test_killed_fit_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> No
 
 
 def test_checkpoint_of_another_fit_or_a_damaged_one_is_not_used(data: Data, tmp_path: Path) -> None:
-    path, rows = tmp_path / "fit.checkpoint", (data.rows("train"), data.rows("validation"))
-    other = QUICK.model_copy(update={"learning_rate": 0.01})
-    fit(data.source(), data.wanted(), data.labels, *rows, other, checkpoint=path)
-    again = fit(data.source(), data.wanted(), data.labels, *rows, QUICK, checkpoint=path)
+    path = tmp_path / "fit.checkpoint"
+    data.fit(QUICK.model_copy(update={"learning_rate": 0.01}), checkpoint=path)
+    again = data.fit(checkpoint=path)
     assert same(again.probe, data.fit().probe)
     path.write_bytes(path.read_bytes()[:500])
-    assert same(fit(data.source(), data.wanted(), data.labels, *rows, QUICK, checkpoint=path).probe, again.probe)
+    assert same(data.fit(checkpoint=path).probe, again.probe)
 
 
 def test_what_cannot_be_fitted_is_refused_with_the_remedy(data: Data) -> None:
@@ -199,14 +195,6 @@ def last_layer(probe: Probe) -> nn.Linear:
     return layer
 
 
-def biased(data: Data, recipe: FitRecipe = QUICK, role: Role = "target") -> Probe:
-    """A probe with a known fault: far too sure, and too high."""
-    probe = data.fit(recipe, role=role).probe
-    last_layer(probe).weight.mul_(4)
-    last_layer(probe).bias.mul_(4).add_(1.5)
-    return probe
-
-
 def test_temperature_finds_the_scale_and_shift_put_in() -> None:
     generator = np.random.default_rng(0)
     logits = generator.normal(0, 2, 4000)
@@ -238,37 +226,27 @@ async def test_verifier_serves_what_was_fitted(data: Data, tmp_path: Path) -> No
     """Layers (0, 2) of the target, the last of the draft, a projection and a calibration: none of it shows."""
     recipe = QUICK.model_copy(update={"layers": (0, 2), "draft_layers": "last", "projection": WIDTH})
     shapes: dict[Role, tuple[int, int]] = {"target": (NUM_LAYERS, HIDDEN_SIZE), "draft": DRAFT_SHAPE}
-    wanted: dict[Role, NDArray[np.float32]] = {}
+    wanted, sent = dict[Role, NDArray[np.float32]](), dict[Role, list[States]]()
+    rows = data.rows("test", "draft")
     for role, shape in shapes.items():
-        probe = biased(data, recipe, role)
-        rows = data.rows("calibration", role)
-        probe = calibrate(
-            probe, data.predict(probe, recipe, "calibration", role), data.wanted(role)[rows], "temperature"
-        )
+        probe = data.fit(recipe, role).probe
+        last_layer(probe).weight.mul_(4)  # far too sure, and too high
+        last_layer(probe).bias.mul_(4).add_(1.5)
+        label = data.wanted(role)[data.rows("calibration", role)]
+        probe = calibrate(probe, data.predict(probe, recipe, "calibration", role), label, "temperature")
         features, layers = recipe.inputs(role)
         card = ProbeCard(role, role, "tok", shape, features, layers, (Segmentation.PARAGRAPH,), "cross", "d")
         save_probe(probe, replace(card, calibration="temperature"), tmp_path / f"{role}.safetensors")
-        wanted[role] = predict(probe, data.source(recipe, role=role), data.labels, data.rows("test", "draft"), "cpu")
+        wanted[role] = predict(probe, data.source(recipe, role=role), data.labels, rows, "cpu")
+        states = FeatureSource(data.store, role, "states", "all").read(data.labels, rows)
+        sent[role] = [States(one.numpy().tobytes(), shape, role) for one in states]
     verifier = ProbeVerifier.load(tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
-    rows = data.rows("test", "draft")
-    judgements = await verifier.judge(served_states(data, rows, "draft"), readings(data, rows))
+    surprisal = FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
+    scores = [SegmentScore(one, tuple(own), 1, 1.0) for one, own in zip(sent["target"], surprisal, strict=True)]
+    judgements = await verifier.judge(sent["draft"], scores)
     # Standardisation is folded into the first layer: the last digits differ.
     np.testing.assert_allclose([one.target_probability for one in judgements], wanted["target"], atol=1e-5)
     np.testing.assert_allclose([one.draft_probability for one in judgements], wanted["draft"], atol=1e-5)
-
-
-def served_states(data: Data, rows: NDArray[np.int64], role: Role) -> list[States]:
-    source = FeatureSource(data.store, role, "states", "all")
-    return [
-        States(struct.pack(f"<{len(row)}f", *row), source.shape, role)
-        for row in source.read(data.labels, rows).tolist()
-    ]
-
-
-def readings(data: Data, rows: NDArray[np.int64]) -> list[SegmentScore]:
-    surprisal = FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
-    states = served_states(data, rows, "target")
-    return [SegmentScore(one, tuple(numbers), 1, 1.0) for one, numbers in zip(states, surprisal, strict=True)]
 
 
 def test_half_precision_of_the_weights_leaves_the_scaling_whole(tmp_path: Path) -> None:

@@ -144,6 +144,6 @@ def test_small_pilot_ends_in_one_line_and_writes_nothing(
     models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = train(tmp_path, models, limit=8)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
-    assert code == 2 and len(lines) == 1 and "questions with labels, at least 20" in lines[0]
+    [line] = support.complaints(capsys)
+    assert code == 2 and "questions with labels, at least 20" in line
     assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "likelihood").exists()

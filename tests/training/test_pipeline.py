@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +11,7 @@ import yaml
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.verifier import ProbeVerifier
-from semspec.training.cli import main
-from semspec.training.config import PipelineConfig, load_config
+from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
@@ -24,26 +21,11 @@ pytestmark = pytest.mark.slow
 UNSOLVED = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "tune"}, "id": "id", "limit": 20}
 
 
-def semspec_train(config: Path, work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "semspec.cli", "train", *arguments, "--config", str(config)]
-    command += ["--work", str(work), "--threads", "1"]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def write(config: PipelineConfig, path: Path) -> Path:
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `pair.yaml`, `work` and `out` of a run that has ended well."""
-    folder = tmp_path_factory.mktemp("run")
-    samples = {"num_samples": 6, "num_test_samples": 8, "temperature": 1.0, "top_p": 1.0}
-    config = write(support.config(*models, folder / "out", samples=samples), folder / "pair.yaml")
-    result = semspec_train(config, folder / "work", "run")
-    assert result.returncode == 0, result.stderr
-    return folder
+@pytest.fixture
+def unlabelled(run: Path, tmp_path: Path) -> Path:
+    """A copy of the work folder, without what is made from all shards."""
+    made = shutil.ignore_patterns("labels", "probes", "report")
+    return Path(shutil.copytree(run / "work", tmp_path / "work", ignore=made))
 
 
 async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Path]) -> None:
@@ -51,7 +33,8 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
         TransformersEngine.load(str(path), writer=writer, device="cpu")
         for path, writer in zip(models, (Writer.DRAFT, Writer.TARGET), strict=True)
     )
-    verifier = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors")
+    folder = run / "out" / "alternatives"
+    verifier = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
     info = await verifier.info()
     assert info.draft_model == (await draft.info()).fingerprint
     assert info.target_model == (await target.info()).fingerprint
@@ -60,13 +43,10 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     [written] = [one async for one in draft.generate(context, order)]
     assert written.states is not None
     readings = await target.score(context, [written.segment])
-    [judgement] = await verifier.judge([written.states], readings)
-    assert 0 < judgement.draft_probability <= 1 and 0 <= judgement.target_probability <= 1
-    folder = run / "out" / "alternatives"
-    whole = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
-    assert (await whole.info()).alternatives == ("last-hidden", "surprisal")
-    judged = [await whole.judge([written.states], readings, name) for name in ("", "last-hidden", "surprisal")]
-    assert judged[0] == [judgement] and len({one.target_probability for [one] in judged}) == 3
+    assert info.alternatives == ("last-hidden", "surprisal")
+    judged = [await verifier.judge([written.states], readings, name) for name in ("", *info.alternatives)]
+    assert all(0 < one.draft_probability <= 1 and 0 <= one.target_probability <= 1 for [one] in judged)
+    assert len({one.target_probability for [one] in judged}) == 3
     cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]
     assert [(card["features"], card["layers"]) for card in cards] == [("states", "last"), ("surprisal", "all")]
     assert all("auroc" in card["metrics"] and "verdict" not in card["metrics"] for card in cards)
@@ -138,11 +118,10 @@ def test_estimate_names_the_preset_where_the_run_is_long(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    arguments = ["estimate", "--config", str(run / "pair.yaml"), "--threads", "1", "--pilot", "1"]
     for least_s, is_named in ((0.0, True), (1e9, False)):
         monkeypatch.setattr("semspec.training.cli.LONG_S", least_s)
-        with pytest.raises(SystemExit, match="0"):
-            main([*arguments, "--work", str(tmp_path / str(is_named))])
+        work = tmp_path / str(is_named)
+        assert support.semspec_train_in(work, "estimate", run / "pair.yaml", "--pilot", "1") == 0
         assert ("--preset quick" in capsys.readouterr().out) is is_named
 
 
@@ -168,51 +147,44 @@ def flipped(data: bytes) -> bytes:
     ],
 )
 def test_damaged_file_is_named_by_run_and_check_and_not_overwritten(
-    run: Path, tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+    run: Path, unlabelled: Path, name: str, spoil: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = tmp_path / "work"
-    shutil.copytree(run / "work", work, ignore=shutil.ignore_patterns("labels", "probes", "report"))
-    path = work / name
+    path = unlabelled / name
     path.write_bytes(spoil(path.read_bytes()))
-    before = {one: one.read_bytes() for one in work.rglob("*") if one.is_file()}
+    before = {one: one.read_bytes() for one in unlabelled.rglob("*") if one.is_file()}
     for command, status in (("run", 2), ("check", 2 if path.name == "recipe.json" else 1)):
-        with pytest.raises(SystemExit) as end:
-            main([command, "--config", str(run / "pair.yaml"), "--work", str(work), "--threads", "1"])
-        told = capsys.readouterr()
+        code, told = support.semspec_train_in(unlabelled, command, run / "pair.yaml"), capsys.readouterr()
         lines = [line for line in (told.err + told.out).splitlines() if str(path) in line]
-        assert (end.value.code, len(lines)) == (status, 1), told
+        assert (code, len(lines)) == (status, 1), told
         if status == 2:
             assert lines[0].startswith(f"semspec train: {path} is damaged: ") and "delete" in lines[0]
-    after = {one: one.read_bytes() for one in work.rglob("*") if one.is_file()}
+    after = {one: one.read_bytes() for one in unlabelled.rglob("*") if one.is_file()}
     assert {one: after[one] for one in before} == before
 
 
-def test_file_deleted_as_advised_is_made_again(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "work", tmp_path / "work", ignore=shutil.ignore_patterns("labels", "probes", "report"))
-    path = tmp_path / "work" / "samples" / "00001.parquet"
+def test_file_deleted_as_advised_is_made_again(run: Path, unlabelled: Path) -> None:
+    path = unlabelled / "samples" / "00001.parquet"
     whole = path.read_bytes()
     path.unlink()
-    config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})
-    Pipeline(config, tmp_path / "work").make("samples")
+    config = load_config(run / "pair.yaml")
+    Pipeline(config, unlabelled).make("samples")
     assert path.read_bytes() == whole
-    assert Pipeline(config, tmp_path / "work").damaged() == []
+    assert Pipeline(config, unlabelled).damaged() == []
 
 
 def test_folder_that_cannot_be_written_ends_in_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--config", str(run / "pair.yaml"), "--work", str(tmp_path / "file" / "work")])
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
-    assert end.value.code == 1 and str(tmp_path / "file") in line
+    assert support.semspec_train_in(tmp_path / "file" / "work", "run", run / "pair.yaml") == 1
+    [line] = support.complaints(capsys)
+    assert str(tmp_path / "file") in line
 
 
-def test_check_names_settings_that_the_recipe_lacks(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "work", tmp_path / "work")
-    recipe = tmp_path / "work" / "samples" / "recipe.json"
+def test_check_names_settings_that_the_recipe_lacks(run: Path, unlabelled: Path) -> None:
+    recipe = unlabelled / "samples" / "recipe.json"
     recipe.write_text(recipe.read_text().replace('"num_samples": 6', '"num_samples": 7'))
-    [line] = Pipeline(load_config(run / "pair.yaml"), tmp_path / "work").damaged()
+    [line] = Pipeline(load_config(run / "pair.yaml"), unlabelled).damaged()
     assert line == f"{recipe}: samples.num_samples: 7 there, 6 now"
 
 
@@ -240,8 +212,7 @@ def test_unusable_configuration_ends_in_one_line(
 ) -> None:
     content = support.config(*models, tmp_path / "out").model_dump(mode="json", exclude_none=True) | change
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--config", str(tmp_path / "pair.yaml"), "--work", str(tmp_path / "work"), "--threads", "1"])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
-    assert end.value.code == 2 and len(lines) == 1 and complaint in lines[0]
+    assert support.semspec_train_in(tmp_path / "work", "run", tmp_path / "pair.yaml") == 2
+    [line] = support.complaints(capsys)
+    assert complaint in line
     assert not (tmp_path / "out").exists()

@@ -93,28 +93,23 @@ def test_turns_of_a_collected_conversation_are_on_one_side(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "fields", "complaint"),
+    ("content", "source", "complaint"),
     [
         ('{"problem": "x"}', {}, "row 1, has no field question; it has problem: name one of those"),
         ('{"question": "x"}', {"trace": "cot"}, "row 1, has no field cot; it has question"),
         ("oops", {}, ":1 is not JSON"),
         ('["x"]', {}, ":1 is not a JSON object"),
         ('{"question": "x"}', {}, "1 questions leave none for"),
+        ("", {"file": "none.jsonl"}, "cannot read"),
+        ("", {"file": None, "hub": "./none"}, "cannot load dataset"),
+        ("", {"file": None, "python": "semspec.demo.probe_data:no"}, "cannot find semspec.demo.probe_data:no"),
     ],
 )
-def test_unusable_file_is_refused_by_name(tmp_path: Path, content: str, fields: dict[str, str], complaint: str) -> None:
-    path = tmp_path / "questions.jsonl"
-    path.write_text(content)
+def test_unusable_source_is_refused_by_name(
+    tmp_path: Path, content: str, source: dict[str, str | None], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("questions.jsonl").write_text(content)
     with pytest.raises(InvalidRequest) as caught:
-        gather([QuestionSource.model_validate({"file": path, **fields})], (), SHARES)
+        gather([QuestionSource.model_validate({"file": "questions.jsonl", **source})], (), SHARES)
     assert complaint in caught.value.message
-
-
-def test_missing_sources_are_refused_by_name(tmp_path: Path) -> None:
-    for source, complaint in (
-        (QuestionSource(file=tmp_path / "none.jsonl"), "cannot read"),
-        (QuestionSource(hub=str(tmp_path / "none")), "cannot load dataset"),
-        (QuestionSource(python="semspec.demo.probe_data:nothing"), "cannot find semspec.demo.probe_data:nothing"),
-    ):
-        with pytest.raises(InvalidRequest, match=complaint):
-            gather([source], (), SHARES)

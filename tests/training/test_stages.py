@@ -5,6 +5,8 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
-from semspec.training.config import ContextsConfig, PipelineConfig
+from semspec.training.config import ContextsConfig, PipelineConfig, load_config
 from semspec.training.data.contexts import choose_depths
 from semspec.training.data.labels import Labels, gather_labels, label
 from semspec.training.data.questions import Question
@@ -27,13 +29,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def made(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+def made(run: Path) -> Pipeline:
     """A pipeline whose shards are all there."""
-    folder = tmp_path_factory.mktemp("made")
-    pipeline = Pipeline(support.config(*models, folder / "out"), folder / "work")
-    for name in SHARDED:
-        pipeline.make(name)
-    return pipeline
+    return Pipeline(load_config(run / "pair.yaml"), run / "work")
 
 
 def digests(pipeline: Pipeline) -> dict[str, str]:
@@ -43,13 +41,11 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
 
 def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(made: Pipeline, tmp_path: Path) -> None:
     first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
-    for name in SHARDED:
-        first.make(name)
+    first.run()
     with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"):
         first.make("labels")
     assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
-    for name in SHARDED:
-        second.make(name)
+    second.run()
     assert digests(second) == digests(made)
     assert second.damaged() == []
 
@@ -94,7 +90,7 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
     drafted = [row for row in rows if row["writer"] == "draft"]
-    assert len(drafted) == len(tensors["draft_states"]) and 2 * len(drafted) == len(rows)
+    assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(tensors["target_states"])
     for index in range(0, len(rows), 3):
         segment = segment_of(rows[index], engines)
         [reading] = await engines[Writer.TARGET].score(contexts[rows[index]["context"]].context, [segment])
@@ -149,18 +145,16 @@ def rows(target: str, draft: str) -> list[Row]:
     return [{"context": "q/0", "depth": 0, "writer": w, "text": t, "num_tokens": len(t)} for w, t in written]
 
 
-def labelled(data: list[Row], clusters: list[int | None]) -> Labels:
-    found = [{"cluster": cluster, "valid": None} for cluster in clusters]
+def labelled(data: list[Row], clusters: Sequence[int | None], valid: Sequence[bool | None] = ()) -> Labels:
+    pairs = zip_longest(clusters, valid)
+    found = [{"cluster": cluster, "valid": is_valid} for cluster, is_valid in pairs]
     return gather_labels([label(data, found, 7, {"q": 0})], [Question("q", "text", "all", "train")])
 
 
 def test_labels_are_shares_of_each_models_other_samples() -> None:
     data = rows("a1 a2 a3 b1", "a4 c1 c2 ?")
-    clusters = [
-        {"cluster": ord(row["text"][0]), "valid": {"a": True, "?": None}.get(row["text"][0], False)} for row in data
-    ]
-    question = Question("q", "text", "all", "train")
-    labels = gather_labels([label(data, clusters, 7, {"q": 0})], [question])
+    valid = [{"a": True, "?": None}.get(row["text"][0], False) for row in data]
+    labels = labelled(data, [ord(row["text"][0]) for row in data], valid)
     np.testing.assert_allclose(labels.target_probability, [2 / 3, 2 / 3, 2 / 3, 0, 0.75, 0, 0, 0])
     np.testing.assert_allclose(labels.draft_probability, [0.25, 0.25, 0.25, 0, 0, 1 / 3, 1 / 3, 0])
     assert labels.by_draft.tolist() == [False] * 4 + [True] * 4
@@ -209,9 +203,8 @@ def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipe
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
     with pytest.raises(Mismatch, match=r"clusters was made with other settings \(equivalence\.object"):
         pipeline.make("clusters")
-    data = rows("a a", "a a")
     with pytest.raises(InvalidRequest, match="fewer than two clusters"):
-        gather_labels([label(data, [{"cluster": 0, "valid": None}] * 4, 0, {"q": 0})], [Question("q", "", "", "train")])
+        labelled(rows("a a", "a a"), [0] * 4)
 
 
 def test_too_small_a_disk_is_told_before_the_first_forward(
