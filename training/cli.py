@@ -12,14 +12,7 @@ import transformers
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.training import collect
-from semspec.training.config import (
-    QUICK_CONTEXTS,
-    QUICK_QUESTIONS,
-    DatastoreConfig,
-    load_config,
-    quick,
-    read_config,
-)
+from semspec.training.config import QUICK_CONTEXTS, QUICK_QUESTIONS, DatastoreConfig, load_config, quick, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
@@ -46,21 +39,15 @@ def main(arguments: Sequence[str]) -> None:
     try:
         sys.exit((collect.run if is_collect else _run)(options, reporter))
     except SemspecError as error:
-        reporter.say(f"semspec train: {error.message}")
-        sys.exit(2 if isinstance(error, InvalidRequest | Mismatch) else 1)
+        code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, error.message
     except OSError as error:  # a folder of another user, a full disk under a library's temporary files
-        reporter.say(
-            f"semspec train: {error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written"
-        )
-        sys.exit(1)
+        code, reason = 1, f"{error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written"
     except torch.OutOfMemoryError as error:
-        reporter.say(
-            f"semspec train: {str(error).splitlines()[0]} Lower samples.rows_at_once or equivalence.batch_size"
-        )
-        sys.exit(1)
+        code, reason = 1, f"{str(error).splitlines()[0]} Lower samples.rows_at_once or equivalence.batch_size"
     except KeyboardInterrupt:
-        reporter.say("semspec train: stopped; run the same command to resume")
-        sys.exit(130)
+        code, reason = 130, "stopped; run the same command to resume"
+    reporter.say(f"semspec train: {reason}")
+    sys.exit(code)
 
 
 def _run(options: argparse.Namespace, reporter: Reporter) -> int:
@@ -68,7 +55,9 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.command == "datastore":
         if options.preset:
             raise InvalidRequest("--preset is for probes; name fewer questions in the datastore's configuration")
-        _build_datastore(options, reporter)
+        built = read_config(options.config, DatastoreConfig)
+        work = options.work or Path(".work") / f"datastore-{built.name}"
+        DatastoreBuild(built, work, options.shard, reporter).run()
         return 0
     config = load_config(options.config)
     if options.preset == "quick":
@@ -95,12 +84,6 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             print("\n".join(damaged) or "every file is as its manifest says")
             return 1 if damaged else 0
     return 0
-
-
-def _build_datastore(options: argparse.Namespace, reporter: Reporter) -> None:
-    config = read_config(options.config, DatastoreConfig)
-    work = options.work or Path(".work") / f"datastore-{config.name}"
-    DatastoreBuild(config, work, options.shard, reporter).run()
 
 
 def quiet_libraries() -> None:
