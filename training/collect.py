@@ -12,7 +12,7 @@ from pathlib import Path
 from semspec.client import Gateway, Json
 from semspec.errors import Conflict, InvalidRequest, Mismatch
 from semspec.keys import checked_key
-from semspec.training.data.collected import COLLECTION_FORMAT, opened
+from semspec.training.data.questions import COLLECTION_FORMAT, opened
 from semspec.training.files import Row, StageFolder, read_rows, write_rows
 from semspec.training.progress import Reporter
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from semspec.clustering.loading import load_equivalence
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.training.checks import check_models, check_output
+from semspec.training.checks import check_collections, check_models, check_output
 from semspec.training.config import PipelineConfig
-from semspec.training.data.collected import check_collections
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import questions_recipe, stored_questions

@@ -18,7 +18,7 @@ from semspec.client import Gateway as Client
 from semspec.errors import Conflict, InvalidRequest, Mismatch, NotFound
 from semspec.keys import Keys, entry, new_key
 from semspec.training.collect import alone, fetch, forget, num_answers
-from semspec.training.data.collected import collected_rows
+from semspec.training.data.questions import collected_rows
 from semspec.training.files import StageFolder, read_rows, write_json, write_rows
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, bearer, make_settings

@@ -1,6 +1,12 @@
-"""Stage 0: questions, each in one split, without those of the evaluation sets."""
+"""Stage 0: questions, each in one split, without those of the evaluation sets.
+
+A collection of answers, which `semspec train collect` fetches from a gateway, has the files of a stage: in
+`recipe.json` the models and the segmentation, and in each shard rows with `id`, `owner`, `conversation`, `question`,
+`pieces` and `draft_prompt`.
+"""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from semspec.clustering.equivalence import resolve
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import QuestionSource, Shares, WorkConfig
-from semspec.training.data.collected import collected_rows
-from semspec.training.files import Row, StageFolder, json_lines, write_json, write_rows
+from semspec.training.files import Row, StageFolder, json_lines, read_json, read_rows, write_json, write_rows
 from semspec.training.progress import Reporter
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5
 """A question counts as a repetition if one evaluation question contains this share of its word n-grams."""
+
+COLLECTION_FORMAT = 1
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -54,7 +61,7 @@ def gather(
     seen = _SeenQuestions()
     for source in evaluation_sets:
         for row in _rows(source):
-            seen.add_with_parts(str(row[source.question]), _title(source))
+            seen.add(str(row[source.question]), _title(source), with_parts=True)
     questions: list[Question] = []
     dropped: list[Dropped] = []
     # Test questions first, so that of two equal questions the training question is dropped.
@@ -147,13 +154,11 @@ class _SeenQuestions:
         self._exact: dict[str, str] = {}
         self._ngrams: dict[tuple[str, ...], set[str]] = {}
 
-    def add(self, text: str, where: str) -> None:
-        self._exact.setdefault(" ".join(_words(text)), where)
-
-    def add_with_parts(self, text: str, where: str) -> None:
-        """Add a question, and detect later ones that share long passages with it."""
-        self.add(text, where)
-        for ngram in _ngrams(_words(text)):
+    def add(self, text: str, where: str, with_parts: bool = False) -> None:
+        """`with_parts`: later questions are also repetitions if they share long passages with it."""
+        words = _words(text)
+        self._exact.setdefault(" ".join(words), where)
+        for ngram in _ngrams(words) if with_parts else ():
             self._ngrams.setdefault(ngram, set()).add(f"{where}: {text[:60]!r}")
 
     def where(self, text: str) -> str | None:
@@ -215,3 +220,32 @@ def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
             "hub",
         ) from error
     return rows
+
+
+def opened(path: Path) -> tuple[StageFolder, Row]:
+    """The shards of a collection, and its recipe. Raises: InvalidRequest when there is none, Mismatch for another
+    format or a damaged recipe."""
+    recipe = read_json(path / "recipe.json") if (path / "recipe.json").exists() else {}
+    if (found := recipe.get("collection")) is None:
+        raise InvalidRequest(
+            f"{path} is no collection; `semspec train collect --output {path}` makes one", "collection"
+        )
+    if found != COLLECTION_FORMAT:
+        raise Mismatch(f"{path} is a collection of format {found}, this version reads format {COLLECTION_FORMAT}")
+    return StageFolder(path), recipe
+
+
+def collected_rows(path: Path) -> Iterator[Row]:
+    """The answers of a collection, each with `collected` for its `Question`.
+
+    Raises: InvalidRequest when there are none, Mismatch naming a shard that is not what its manifest says.
+    """
+    folder, _ = opened(path)
+    if not folder.numbers():
+        raise InvalidRequest(f"{path} has no answers yet; run `semspec train collect --output {path}`", "collection")
+    for number in folder.numbers():
+        if names := folder.damaged(number):
+            manifest = folder.file(number, ".json")
+            raise Mismatch(f"{path}: {', '.join(names)} is damaged; delete {manifest} to leave this shard out")
+        for row in read_rows(folder.file(number, ".parquet")):
+            yield row | {"collected": json.dumps({name: row[name] for name in ("pieces", "draft_prompt")})}
