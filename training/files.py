@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -230,6 +230,10 @@ class StageFolder:
         except ValidationError as error:
             raise Mismatch(f"{path} is damaged: it is no manifest; {AGAIN.format(path)}") from error
 
+    def manifests(self, numbers: Iterable[int]) -> list[Manifest]:
+        """Those of the finished shards among `numbers`."""
+        return [manifest for number in numbers if (manifest := self.manifest(number))]
+
     def rows(self, number: int) -> list[Row]:
         """The rows of a finished shard. Raises: InvalidRequest when it is missing, Mismatch when it is damaged."""
         self.verify(number, (".parquet",))
@@ -269,8 +273,7 @@ class StageFolder:
     @property
     def digest(self) -> str:
         """Digest of all finished shards' contents."""
-        manifests = (self.manifest(number) for number in self.numbers())
-        return digest_of([manifest.digest for manifest in manifests if manifest])
+        return digest_of([manifest.digest for manifest in self.manifests(self.numbers())])
 
 
 def file_digest(path: Path) -> str:

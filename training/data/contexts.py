@@ -143,12 +143,7 @@ def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
 
 def _piece_row(piece: Piece) -> Row:
     writer = piece.writer.value if isinstance(piece, Segment) else Writer.USER.value
-    return {
-        "text": piece.text,
-        "token_ids": list(piece.token_ids),
-        "tokenizer": piece.tokenizer,
-        "writer": writer,
-    }
+    return {"text": piece.text, "token_ids": list(piece.token_ids), "tokenizer": piece.tokenizer, "writer": writer}
 
 
 def _piece_or_none(row: Row | None) -> Piece | None:

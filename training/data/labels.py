@@ -53,6 +53,14 @@ class Labels:
         return len(self.context)
 
 
+_STORED: dict[type, tuple[str, ...]] = {
+    np.bool_: ("by_draft",),
+    np.float32: ("target_probability", "draft_probability", "valid"),
+    np.int64: ("question", "depth", "num_tokens", "shard", "row", "draft_row"),
+}
+"""Fields that a row of `label` has as it is, by their types."""
+
+
 def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]) -> Iterator[Row]:
     """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
 
@@ -114,20 +122,14 @@ def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
     contexts = {name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))}
     own = [questions[row["question"]] for row in rows]
 
-    def column(name: str, dtype: type) -> NDArray[np.generic]:
-        return np.array([row[name] for row in rows], dtype=dtype)
-
-    columns: dict[str, object] = {
+    columns = {
         "context": np.array([contexts[row["context"]] for row in rows]),
         "domain": np.array([question.domain for question in own]),
         "split": np.array([question.split for question in own]),
-        "by_draft": column("by_draft", np.bool_),
     }
-    columns |= {name: column(name, np.float32) for name in ("target_probability", "draft_probability", "valid")}
-    columns |= {
-        name: column(name, np.int64) for name in ("question", "depth", "num_tokens", "shard", "row", "draft_row")
-    }
-    return Labels(**columns)  # type: ignore[arg-type]
+    for dtype, names in _STORED.items():
+        columns |= {name: np.array([row[name] for row in rows], dtype) for name in names}
+    return Labels(**columns)
 
 
 def write_labels(path: Path, labels: Labels) -> None:

@@ -43,6 +43,8 @@ class Stage(ABC):
     name: ClassVar[str]
     unit: ClassVar[str] = "contexts"
     suffixes: ClassVar[Sequence[str]] = (".parquet",)
+    before: "Stage"
+    """The stage before; the first one overrides what asks for it."""
 
     def __init__(self, work: Path, config: PipelineConfig) -> None:
         self.folder, self._config = StageFolder(work / self.name), config
@@ -51,13 +53,14 @@ class Stage(ABC):
     def recipe(self) -> dict[str, Any]:
         """The settings that its shards depend on."""
 
-    @abstractmethod
     def inputs(self, number: int) -> str:
-        """Digest of the inputs of shard `number`."""
+        """Digest of the inputs of shard `number`: of the shard of the stage before."""
+        manifest = self.before.folder.manifest(number)
+        return manifest.digest if manifest else ""
 
-    @abstractmethod
     def size(self, number: int) -> int:
         """Number of units of work in shard `number`."""
+        return self.before.size(number)
 
     @abstractmethod
     def write(self, number: int, advance: Advance) -> dict[str, Any]:
@@ -164,15 +167,13 @@ class SamplesStage(Stage):
 
     def __init__(self, work: Path, config: PipelineConfig, contexts: ContextsStage, pair: Pair) -> None:
         super().__init__(work, config)
-        self.contexts, self._pair = contexts, pair
+        self.before = self.contexts = contexts
+        self._pair = pair
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "segmentation", "max_segment_tokens"}
         samples = _sampling(self._config) | {"states_dtype": self._config.samples.states_dtype}
         return _without_devices(self._config.model_dump(mode="json", include=names)) | {"samples": samples}
-
-    def inputs(self, number: int) -> str:
-        return _digest(self.contexts.folder, number)
 
     def size(self, number: int) -> int:
         return self.contexts.num_contexts(number)
@@ -197,7 +198,8 @@ class ClustersStage(Stage):
 
     def __init__(self, work: Path, config: PipelineConfig, samples: SamplesStage) -> None:
         super().__init__(work, config)
-        self.samples, self.contexts = samples, samples.contexts
+        self.before = self.samples = samples
+        self.contexts = samples.contexts
         self._equivalence: Equivalence | None = None
         self._truth: Truth | None = resolve(config.truth) if config.truth else None
         self._reference: Equivalence | None = resolve(config.reference)() if config.reference else None
@@ -207,12 +209,6 @@ class ClustersStage(Stage):
         for name in ("device", "dtype", "batch_size"):
             recipe["equivalence"].pop(name, None)
         return recipe
-
-    def inputs(self, number: int) -> str:
-        return _digest(self.samples.folder, number)
-
-    def size(self, number: int) -> int:
-        return self.contexts.num_contexts(number)
 
     def load(self) -> Equivalence:
         """The equivalence, loaded once."""
@@ -251,9 +247,8 @@ class ClustersStage(Stage):
     def counted(self) -> Counter[str]:
         """The facts of all finished shards, added up."""
         counted = Counter[str]()
-        for number in self.folder.numbers():
-            manifest = self.folder.manifest(number)
-            counted.update(manifest.facts if manifest else {})
+        for manifest in self.folder.manifests(self.folder.numbers()):
+            counted.update(manifest.facts)
         return counted
 
     def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
@@ -278,11 +273,6 @@ def _agreement(reference: Sequence[int | None], clusters: Sequence[int | None]) 
     """Adjusted Rand index over the segments that both have a cluster of."""
     pairs = [pair for pair in zip(reference, clusters, strict=True) if None not in pair]
     return float(adjusted_rand_score([one for one, _ in pairs], [other for _, other in pairs]))
-
-
-def _digest(folder: StageFolder, number: int) -> str:
-    manifest = folder.manifest(number)
-    return manifest.digest if manifest else ""
 
 
 def _sampling(config: PipelineConfig) -> dict[str, Any]:
