@@ -23,8 +23,7 @@ from semspec.training.data.stages import ClustersStage
 from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
-from semspec.training.evaluation.likelihood_page import headline, write_likelihood
-from semspec.training.evaluation.report import examples_table, write_report
+from semspec.training.evaluation.report import examples_table, headline, write_likelihood, write_report
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
@@ -112,12 +111,12 @@ class Export:
 
     def _infos(self) -> dict[str, ModelInfo]:
         """Infos of the models that computed the states. Raises: Mismatch when a model changed between two shards."""
-        manifests = [self._samples.folder.manifest(number) for number in self._samples.folder.numbers()]
-        first, *others = [manifest.facts["models"] for manifest in manifests if manifest]
+        folder = self._samples.folder
+        first, *others = [manifest.facts["models"] for manifest in folder.manifests(folder.numbers())]
         for role, fields in first.items():
             if any(other[role]["fingerprint"] != fields["fingerprint"] for other in others):
                 raise Mismatch(
-                    f"the {role}'s weights changed between two shards of {self._samples.folder.path}; "
+                    f"the {role}'s weights changed between two shards of {folder.path}; "
                     "delete the shards of the one that is not to be served and run the same command again"
                 )
         return {role: info_of(fields) for role, fields in first.items()}
@@ -141,8 +140,7 @@ class Export:
         """Raises: InvalidRequest when nothing can be calibrated on the pilot."""
         config, pilot = self._config, self._pilot
         shards = np.unique(self._labels.shard[np.isin(self._labels.question, pilot.question)]).tolist()
-        manifests = [self._clusters.folder.manifest(number) for number in shards]
-        digest = digest_of([manifest.digest for manifest in manifests if manifest])
+        digest = digest_of([manifest.digest for manifest in self._clusters.folder.manifests(shards)])
         limit = config.likelihood.max_wrong_accepted
         return calibrated(pilot, self._infos(), config.segmentation, cost, limit, digest)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semspec.training.evaluation.metrics import Floats, Mask
+from semspec.training.files import plain
 from semspec.types import Acceptance
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
@@ -168,11 +169,7 @@ def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:
     """The curve for strictness in a probe's card. A threshold of None is the rule `sample`; any other None is a number
     that could not be computed."""
     names = ("threshold", "acceptance", "right_accepted", "wrong_accepted", "speed_up")
-    return [{name: _rounded(getattr(point, name)) for name in names} for point in curve]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or isnan(value) else round(value, 4)
+    return [plain({name: getattr(point, name) for name in names}, 4) for point in curve]
 
 
 def _mean(values: NDArray[Any]) -> float:

@@ -99,6 +99,12 @@ class LikelihoodPoint:
     wrong_accepted: Measured
     speed_up: float
 
+    @property
+    def rounded(self) -> OperatingPoint:
+        names = ("acceptance", "right_accepted", "wrong_accepted")
+        shares = {name: round(getattr(self, name).value, 4) for name in names}
+        return OperatingPoint(threshold=self.threshold, speed_up=round(self.speed_up, 3), **shares)
+
 
 @dataclass(frozen=True, slots=True)
 class LikelihoodReport:
@@ -146,7 +152,7 @@ def calibrated(
         num_questions=pilot.num_questions,
         num_right=pilot.num_right,
         num_wrong=pilot.num_wrong,
-        curve=tuple(_operating_point(point) for point in points.values()),
+        curve=tuple(point.rounded for point in points.values()),
         data_digest=data_digest,
     )
     separation = partial(auroc, dense_ranks(probability[drafted]), pilot.said[drafted])
@@ -246,13 +252,3 @@ def _point(pilot: Pilot, probability: Floats, threshold: float, cost: Cost, resa
 def _share(accepted: Mask, weight: Floats) -> float:
     total = weight.sum()
     return float(weight @ accepted / total) if total else float("nan")
-
-
-def _operating_point(point: LikelihoodPoint) -> OperatingPoint:
-    return OperatingPoint(
-        threshold=point.threshold,
-        acceptance=round(point.acceptance.value, 4),
-        right_accepted=round(point.right_accepted.value, 4),
-        wrong_accepted=round(point.wrong_accepted.value, 4),
-        speed_up=round(point.speed_up, 3),
-    )

@@ -1,6 +1,7 @@
-"""Writes the report: an HTML page, its numbers as JSON, and its pictures."""
+"""Writes the reports of probes and of a calibration of `likelihood`: an HTML page, numbers as JSON, and pictures."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,11 @@ from matplotlib.ticker import MultipleLocator
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
-from semspec.training.evaluation.evaluate import Report
-from semspec.training.evaluation.verdict import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+from semspec.training.evaluation.evaluate import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED, Report
+from semspec.training.evaluation.likelihood import LikelihoodPoint, LikelihoodReport
 from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
-from semspec.training.files import write_json
-from semspec.training.report.document import (
-    Block,
-    Bullets,
-    Section,
-    Table,
-    Text,
-    as_html,
-    write_pictures,
-    write_text,
-)
+from semspec.training.files import plain, write_json
+from semspec.training.report.document import Block, Bullets, Section, Table, Text, as_html, write_pictures, write_text
 from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, panels
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
@@ -239,7 +231,7 @@ def _drawn(report: Report) -> Figure:
         expected = report.recommendation.expected
         point = ([expected.right_accepted], [expected.wrong_accepted])
         axes.plot(*point, "o", color="black", markersize=10, fillstyle="none", label="recommended rule", zorder=5)
-        axes.set_xlabel("right segments accepted")
+        axes.set(xlabel="right segments accepted")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
     bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
@@ -250,3 +242,49 @@ def _drawn(report: Report) -> Figure:
     corner.yaxis.set_major_locator(MultipleLocator(0.05))
     figure.legend(*corner.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def headline(report: LikelihoodReport) -> str:
+    """What the threshold does, in one sentence."""
+    chosen = report.chosen
+    return (
+        f"likelihood accepts where the calibrated probability is at least {chosen.threshold:.3f}: "
+        f"{measured_share(chosen.acceptance)} of the draft's segments, {measured_share(chosen.right_accepted)} of the "
+        f"right and {measured_share(chosen.wrong_accepted)} of the wrong ones, estimated speed-up "
+        f"{decimal(chosen.speed_up, 2)}x"
+    )
+
+
+def write_likelihood(name: str, report: LikelihoodReport, folder: Path) -> None:
+    """Write the self-contained `report.html` and `report.json`, each file atomically."""
+    contents = [Section("", tuple(_calibration(report)))]
+    write_json(folder / "report.json", plain(asdict(report), 5))
+    write_text(folder / "report.html", as_html(f"{name} without probes", contents))
+
+
+def _calibration(report: LikelihoodReport) -> Iterator[Block]:
+    one = report.calibration
+    yield Text(f"{headline(report)}.")
+    yield Text(
+        f"From {one.num_questions} questions: {one.num_right:,} right drafted segments, and about {one.num_wrong:,} "
+        f"wrong ones. AUROC {measured_decimal(report.auroc)}. Each question is judged by weights of the others; ± is "
+        "one standard error, by resampling questions."
+    )
+    yield Table(
+        ("threshold", "accepted", "right accepted", "wrong accepted", "speed-up (estimate)"),
+        [_point_row(point, point.threshold == one.threshold) for point in report.curve],
+    )
+    yield Bullets(
+        (
+            "Right: one of the target's samples at that context means the same.",
+            f"{share(report.missed)} of the target's own segments are meant by none of its other samples. As many of "
+            "the draft's segments that none of them means are not counted as wrong; the others are.",
+            "Semantic acceptance is lossy. Only pass@1 of whole answers, beside the target alone, tells what it costs.",
+        )
+    )
+
+
+def _point_row(point: LikelihoodPoint, is_chosen: bool) -> tuple[str, ...]:
+    name = f"{point.threshold:.3f}"
+    shares = (point.acceptance, point.right_accepted, point.wrong_accepted)
+    return (f"{name}, served" if is_chosen else name, *map(measured_share, shares), f"{decimal(point.speed_up, 2)}x")
