@@ -35,13 +35,7 @@ class Projection:
     """`hidden = weight @ (states - mean)`; `states`: the rows that the probe uses, flattened, `[num_inputs]`."""
 
     def __init__(
-        self,
-        model: str,
-        rows: Sequence[int],
-        shape: tuple[int, int],
-        mean: Tensor,
-        weight: Tensor,
-        device: str,
+        self, model: str, rows: Sequence[int], shape: tuple[int, int], mean: Tensor, weight: Tensor, device: str
     ) -> None:
         """`model`: fingerprint of the model whose states it applies to; `rows`: of the states, ascending; `shape`:
         `(num_layers + 1, hidden_size)` of the states; `mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided

@@ -20,15 +20,7 @@ from semspec.engine.protocol import StepCounter
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
-from semspec.types import (
-    Judgement,
-    OperatingPoint,
-    ProbeProjections,
-    SegmentEnd,
-    SegmentScore,
-    States,
-    VerifierInfo,
-)
+from semspec.types import Judgement, OperatingPoint, ProbeProjections, SegmentEnd, SegmentScore, States, VerifierInfo
 
 MAX_BATCH = 64
 """Number of segments from which on a batch takes no further call."""

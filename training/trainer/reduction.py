@@ -68,11 +68,7 @@ class Reduction(nn.Module):
 
 
 def fit_reduction(
-    source: FeatureSource,
-    labels: Labels,
-    indices: Indices,
-    projection: int | None,
-    device: torch.device,
+    source: FeatureSource, labels: Labels, indices: Indices, projection: int | None, device: torch.device
 ) -> Reduction:
     """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision.
 
