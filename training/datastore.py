@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from semspec.decoding.retrieval.datastore import write_datastore
-from semspec.decoding.retrieval.neighbours import Projection, build_index, import_faiss
+from semspec.decoding.retrieval.datastore import Projection, build_index, import_faiss, write_datastore
 from semspec.decoding.retrieval.ngrams import DOCUMENT_END, TokenArray, sorted_places
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine

@@ -15,9 +15,8 @@ from time import perf_counter, process_time
 import numpy as np
 from numpy.typing import NDArray
 
-from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.datastore import Datastore, import_faiss
 from semspec.decoding.retrieval.drafter import propose
-from semspec.decoding.retrieval.neighbours import import_faiss
 from semspec.errors import SemspecError
 from semspec.training.report.document import Table
 from semspec.types import Context, Piece, Retrieval, RetrievalSource

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semspec.decoding.retrieval.datastore import Card, write_datastore
-from semspec.decoding.retrieval.neighbours import Projection, build_index
+from semspec.decoding.retrieval.datastore import Card, Projection, build_index, write_datastore
 from semspec.decoding.retrieval.ngrams import DOCUMENT_END, sorted_places
 from semspec.types import ModelInfo
 
