@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.types import Event, Finished, FinishReason, Writer
+from semspec.records import SegmentTrace
+from semspec.types import Acceptance, Event, Finished, FinishReason, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -40,6 +42,72 @@ UNNOTICED = {"random", "likelihood", "token-level", "retrieval", "spec-reason", 
 """Strategies that never ask the verifier."""
 
 
+UNGRADED, GRADED = Acceptance(threshold=0.0), Acceptance(threshold=9.0, score_method="average")
+"""For `spec-reason`: accepts every step, and none of the fakes'."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "alone", "options", "target_probability"),
+    [
+        ("semantic", "draft", {}, 0.9),
+        ("semantic", "target", {}, 0.0),
+        ("semantic+token-level", "target", {}, 0.0),
+        *(("likelihood", "draft", {"acceptance": Acceptance(threshold=0.0), "gamma": gamma}, 0.0) for gamma in (1, 3)),
+        *(("likelihood", "target", {"acceptance": Acceptance(threshold=1.0), "gamma": gamma}, 0.9) for gamma in (1, 3)),
+        *(("token-level", "target", {"num_speculative_tokens": number}, 0.9) for number in (1, 2, 3, 4, 7, 16)),
+        ("spec-reason", "draft", {"acceptance": UNGRADED}, 0.0),
+        ("spec-reason", "target", {"acceptance": GRADED}, 0.9),
+    ],
+)
+async def test_all_kept_equals_the_draft_alone_and_none_kept_the_target_alone(
+    strategy: str, alone: str, options: dict[str, Any], target_probability: float
+) -> None:
+    fakes = players(ConstantVerifier(0.5, target_probability), agreement=0.0)
+    events = await run(await generation(strategy=strategy, **options), fakes)
+    assert segments(events) == segments(await run(await generation(strategy=alone), players()))
+    assert events[-1] == Finished(FinishReason.STOP)
+    for record in records(events):
+        assert record.accepted is (None if strategy == "token-level" else alone == "draft")
+        assert (record.rejected is not None) is (record.accepted is False)
+        assert record.num_accepted_tokens == 0 and (record.num_proposed_tokens > 0) is ("token-level" in strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "stages", "num_calls"),
+    [
+        ("target", {}, {"write_ms"}, (1, 0)),
+        ("draft", {}, {"draft_ms"}, (1, 0)),
+        ("semantic", {}, {"draft_ms", "read_ms", "write_ms"}, (3, 0)),
+        ("semantic", {"gamma": 3, "max_tokens": 200}, {"draft_ms", "read_ms", "write_ms"}, (5, 0)),
+        ("semantic+token-level", {}, {"draft_ms", "read_ms", "write_ms"}, (2, 2)),
+        ("semantic+retrieval", {}, {"draft_ms", "read_ms", "write_ms"}, (2, 2)),
+        ("token-level", {}, {"draft_ms", "read_ms"}, (0, 2)),
+        ("retrieval", {}, {"draft_ms", "read_ms"}, (0, 2)),
+        ("spec-reason", {"acceptance": GRADED}, {"draft_ms", "read_ms", "write_ms"}, (3, 0)),
+        ("spec-reason", {"acceptance": UNGRADED}, {"draft_ms", "read_ms"}, (2, 0)),
+    ],
+)
+async def test_waits_are_told_by_stage_and_wire_is_what_no_engine_spent(
+    strategy: str, options: dict[str, Any], stages: set[str], num_calls: tuple[int, int]
+) -> None:
+    """The fakes say that each call took 1 ms for a segment, and take 5 or more. `num_calls`: of a segment, and of each
+    of its tokens. Times of a round are those of its kept segments, whatever else was drafted in it."""
+    fakes = players(ConstantVerifier(0.5, 0.0), num_segments=30, delay_s=0.005, agreement=0.0)
+    asked = await generation(**{"strategy": strategy, "max_tokens": 40, "draft_ahead": False} | options)
+    for record in records(await run(asked, fakes))[:2]:
+        waits = asdict(record.times)
+        wire_ms = waits.pop("wire_ms")
+        assert {stage for stage, wait_ms in waits.items() if wait_ms > 4 and stage != "judge_ms"} == stages
+        expected_ms = num_calls[0] + num_calls[1] * len(record.segment.token_ids)
+        assert wire_ms == pytest.approx(sum(waits.values()) - expected_ms)
+
+
+@pytest.mark.parametrize("strategy", VARIANTS)
+async def test_record_is_read_from_its_json_as_it_was(strategy: str) -> None:
+    for record in records(await run(await generation(strategy=strategy), players(num_segments=12, remarks=CUES))):
+        assert SegmentTrace.model_validate_json(SegmentTrace.of(record).model_dump_json()).record() == record
+
+
 @pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("max_tokens", [1, 2, 17, 40, 63])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
@@ -59,7 +127,7 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
     first = await generation(strategy=strategy)
     whole = outcome(await run(first, players(num_segments=30, remarks=CUES)))
     kept = segments(await run(first, players(num_segments=30, remarks=CUES)))
-    assert len(kept) >= 15
+    assert len(kept) >= 15 and whole[-1] == Finished(FinishReason.STOP)
     for cut in range(1, len(kept)):
         rest = outcome(await run(resumed(first, kept[:cut]), players(num_segments=30, remarks=CUES)))
         assert rest == whole[cut:]

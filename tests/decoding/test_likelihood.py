@@ -19,7 +19,7 @@ from semspec.types import (
     Writer,
 )
 from tests.calibrations import calibration
-from tests.decoding.support import Players, generation, outcome, players, records, run, segments
+from tests.decoding.support import Players, generation, outcome, players, records, run
 from tests.fakes import FakeModel
 
 MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGET).model_info)
@@ -51,16 +51,6 @@ async def _score(context: Context, before: list, record) -> SegmentScore:  # typ
     context = context.extended(*(one.segment for one in before))
     [score] = await FakeModel(Writer.TARGET).score(context, [record.rejected or record.segment])
     return score
-
-
-@pytest.mark.parametrize(("threshold", "acceptance"), [(0.0, 0.0), (1.0, 1e9)])
-@pytest.mark.parametrize("gamma", [1, 3])
-async def test_ends_of_the_threshold_equal_those_of_semantic(threshold: float, acceptance: float, gamma: int) -> None:
-    by_likelihood = await generation(strategy="likelihood", acceptance=Acceptance(threshold=threshold), gamma=gamma)
-    by_probes = await generation(strategy="semantic", acceptance=Acceptance("threshold", acceptance), gamma=gamma)
-    one, other = await run(by_likelihood, players()), await run(by_probes, players())
-    assert segments(one) == segments(other)
-    assert {record.accepted for record in records(one)} == {threshold == 0}
 
 
 async def test_requests_threshold_overrides_the_calibrations() -> None:

@@ -61,12 +61,6 @@ async def test_target_is_asked_about_the_kept_steps_and_the_drafted_one() -> Non
         text += record.segment.text
 
 
-async def test_all_kept_equals_the_draft_alone_and_none_kept_the_target_alone() -> None:
-    for grade, alone in (("9", "draft"), ("0", "target")):
-        events = await run(await generation(strategy="spec-reason"), graded(grade * 6))
-        assert segments(events) == segments(await run(await generation(strategy=alone), players()))
-
-
 async def test_threshold_is_the_requests() -> None:
     strict = await generation(strategy="spec-reason", acceptance=Acceptance(threshold=9))
     assert [r.accepted for r in records(await run(strict, graded("898989")))] == [False, True] * 3
@@ -76,16 +70,6 @@ async def test_no_step_is_drafted_ahead() -> None:
     fakes = players(delay_s=0.002)
     await run(await generation(strategy="spec-reason"), fakes)
     assert fakes.drafter.num_written == 6 and fakes.drafter.num_cancelled == 0
-
-
-async def test_asking_is_timed_as_reading() -> None:
-    fakes = players(delay_s=0.004)
-    for record in records(await run(await generation(strategy="spec-reason"), fakes)):
-        times = record.times
-        assert times.draft_ms > 3 and times.read_ms > 3 and times.judge_ms == 0
-        assert (times.write_ms > 3) is (record.segment.writer is Writer.TARGET)
-        num_calls = 2 if record.accepted else 3
-        assert times.wire_ms == pytest.approx(times.draft_ms + times.read_ms + times.write_ms - num_calls)
 
 
 @pytest.mark.parametrize(

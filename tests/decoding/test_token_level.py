@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.decoding import decode
-from semspec.errors import InternalError, Unavailable
+from semspec.errors import InternalError
 from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
 from tests.decoding.support import (
     ConstantVerifier,
@@ -37,16 +36,6 @@ class Attentive(FakeModel):
     ) -> VerifiedTokens:
         self.calls.append((len(open_ids), len(proposal.token_ids), params))
         return await super().verify_tokens(context, open_ids, proposal, params)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 7, 16])
-async def test_all_refused_equals_the_target_alone(num_tokens: int) -> None:
-    alone = await run(await generation(strategy="target"), players())
-    events = await run(
-        await generation(strategy="token-level", num_speculative_tokens=num_tokens), players(agreement=0.0)
-    )
-    assert segments(events) == segments(alone)
-    assert all(r.num_accepted_tokens == 0 < r.num_proposed_tokens for r in records(events))
 
 
 async def test_all_accepted_is_what_the_draft_proposed() -> None:
@@ -91,19 +80,6 @@ async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_who
     assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [4, 4, 3, 2, 1, 0]
 
 
-async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> None:
-    fakes = players(agreement=0.0)
-    alone = segments(await run(await generation(strategy="target"), players()))
-    fakes.drafter.errors = []
-    events = []
-    async for event in decode(await generation(strategy="token-level", num_speculative_tokens=1), fakes.backends):
-        events.append(event)
-        if len(events) == 2:
-            fakes.drafter.errors.append(Unavailable("gone"))
-    assert segments(events) == alone
-    assert [r.fallback for r in records(events)] == [None] * 2 + ["the draft does not answer"] * 4
-
-
 async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
     class Speechless(FakeModel):
         async def propose(
@@ -138,13 +114,3 @@ async def test_resumed_generation_goes_on_where_the_kept_segments_end() -> None:
     kept = segments(await run(first, players()))[:2]
     rest = records(await run(resumed(first, kept), players()))
     assert [r.index for r in rest] == [2, 3, 4, 5]
-
-
-async def test_times_are_the_waits_of_all_rounds_of_a_segment() -> None:
-    """The fakes say that each call took 1 ms, and take 2 or more."""
-    fakes = players(agreement=0.0, delay_s=0.002, num_segments=1)
-    [record] = records(await run(await generation(strategy="token-level"), fakes))
-    rounds = len(record.segment.token_ids)
-    assert record.times.draft_ms >= 2 * rounds and record.times.read_ms >= 2 * rounds
-    assert record.times.write_ms == record.times.judge_ms == 0
-    assert record.times.wire_ms == pytest.approx(record.times.draft_ms + record.times.read_ms - 2 * rounds)
