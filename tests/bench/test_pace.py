@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from semspec.bench.cli import main
 from semspec.bench.gpu.shapes import PAPER
 from semspec.bench.pace.counts import Counts, CountsFile, read_counts
 from semspec.bench.pace.paced import PacedStep, load_paced
@@ -246,24 +245,3 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
         str((FOLDER / "h200-32b.csv").resolve()),
     )
     assert config.commands["verifier"] == StackConfig().commands["verifier"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--dilate", "4"], "name a --pace"),
-        (["--pace", "h100"], "unknown pace"),
-        (["--pace", "h200-1.5b-32b", "--gateway", "http://127.0.0.1:9"], "leave out --gateway"),
-        (["--pace", "h200-1.5b-32b", "--strategy", "target,in-process/semantic"], "cannot be paced"),
-        (["--pace", "h200-1.5b-32b", "--dilate", "0.5"], "choose 1 to 100"),
-        (["--pace", "h200-1.5b-32b", "--sessions", "0"], "choose 1 to 128"),
-        (["--sessions", "4", "--strategy", "target,in-process/semantic"], "leave --sessions out"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--task", "demo-tune", "--limit", "1", *arguments])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
