@@ -1,8 +1,11 @@
-"""The committed pair: small enough to commit, its parts fit each other, and it answers."""
+"""The committed pair: small enough to commit, its parts fit each other, and it answers, also every question that the
+documents, the playground and `semspec serve` show."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,11 +14,27 @@ from semspec.bench.configuration import parse
 from semspec.bench.runners.in_process import InProcessRunner, open_in_process
 from semspec.bench.runners.protocol import Ask, Outcome
 from semspec.bench.tasks import Question, load_task
+from semspec.demo.client import MAX_TOKENS, boxed
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Message
+from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
 MEBIBYTE = 1 << 20
+ROOT = Path(__file__).parents[2]
+SHOWN_IN = ("README.md", "docs/**/*.md", "gateway/api/static/*", "semspec/commands/*.py")
+QUESTION = re.compile(r"(?:[A-Z][a-z]+ has [a-z]+: \d+\.|Four boxes hold digits:)[^?]*\bnow\?")
+NUM_SEEDS = 12
+
+
+def questions() -> list[str]:
+    """The questions, whose strings may go over several lines of source."""
+    texts = (
+        path.read_text(errors="ignore") for pattern in SHOWN_IN for path in sorted(ROOT.glob(pattern)) if path.is_file()
+    )
+    joined = (re.sub(r'"\s*\+?\s*"', "", text) for text in texts)
+    return sorted({question for text in joined for question in QUESTION.findall(text)})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,3 +71,21 @@ async def test_target_answers_and_the_loop_accepts_and_rewrites(runner: InProces
     assert sum(task.is_right(question, outcome.text) for question, outcome in semantic) >= 8
     verdicts = Counter(row["verdict"] for _, outcome in semantic for row in outcome.trace)
     assert verdicts["accepted"] > verdicts["rewritten"] > 0
+
+
+def test_documents_show_both_kinds() -> None:
+    assert {question.startswith("Four boxes") for question in questions()} == {True, False}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("question", questions())
+async def test_question_is_answered_rightly(runner: InProcessRunner, question: str) -> None:
+    """Greedy, and with all but one of the seeds."""
+
+    async def is_right(temperature: float, seed: int) -> bool:
+        messages = (Message("user", question),)
+        outcome = await runner.ask(Ask(messages, parse("in-process/semantic"), temperature, 0.95, seed, MAX_TOKENS))
+        return boxed(outcome.text) == str(solve(question))
+
+    assert await is_right(0.0, 0)
+    assert sum([await is_right(0.6, seed) for seed in range(NUM_SEEDS)]) >= NUM_SEEDS - 1
