@@ -44,12 +44,15 @@ _IDEMPOTENT_CALLS = {
     "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Verify", "Ask"),
     "semspec.v1.Verifier": ("Info", "Judge"),
 }
-_RETRY_POLICY = {
-    "maxAttempts": 3,
-    "initialBackoff": "0.05s",
-    "maxBackoff": "0.5s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
+_RETRIES = {
+    "name": [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls],
+    "retryPolicy": {
+        "maxAttempts": 3,
+        "initialBackoff": "0.05s",
+        "maxBackoff": "0.5s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
 }
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -97,7 +100,7 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # a larger request would not be retried
-        ("grpc.service_config", json.dumps(_service_config())),
+        ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds
         ("grpc.keepalive_time_ms", 20_000),
@@ -106,11 +109,6 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
         ("grpc.http2.max_pings_without_data", 0),  # no limit on pings during a long prefill
         ("grpc.enable_http_proxy", 0),  # services are in the same network
     )
-
-
-def _service_config() -> dict[str, object]:
-    names = [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls]
-    return {"methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}]}
 
 
 class _Method(NamedTuple):
