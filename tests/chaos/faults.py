@@ -9,8 +9,9 @@ from semspec.stack.config import ROLES
 from tests.chaos import injections as made
 from tests.chaos.asking import Asking, repeated, streamed
 from tests.chaos.injections import Holding
+from tests.chaos.lossy import behind_lossy_link, has_namespaces
 from tests.chaos.proxy import Link
-from tests.chaos.site import ALONE, CLIENTS, FIRST, SECOND
+from tests.chaos.site import ALONE, CLIENTS, FAR, FIRST, SECOND
 from tests.processes import GENEROUS_S
 
 
@@ -53,7 +54,6 @@ class Fault:
 
 
 SILENT, SLOW, NARROW = Link(is_silent=True), Link(delay_s=0.05), Link(bytes_per_s=200_000)
-LOSSY = Link(delay_s=0.01, loss=0.05)
 RESET = "every connection reset at once"
 UNTIL_ANSWERED = "until the answers are there"
 FROZEN_S, SILENT_S = 4.0, 4.0
@@ -143,9 +143,12 @@ NETWORK = (
     ),
     Fault(
         "packets lost",
-        "5% of the pieces to and from the target come 0.25 s late, as after TCP has sent a lost packet again",
+        "5% of those to and from the target, the others 5 to 15 ms late (network namespaces; asks for root)",
         SAME,
-        made.linked("target", LOSSY),
+        made.nothing,
+        FAR,
+        prepared=behind_lossy_link,
+        why_not=has_namespaces,
     ),
 )
 

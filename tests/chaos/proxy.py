@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import random
 import socket
 import struct
 import threading
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 CHUNK_BYTES = 16 * 1024
 NUM_CHUNKS_UNDER_WAY = 16
 UNIX = "unix://"
-RETRANSMISSION_S = 0.25
-"""After which TCP sends a packet again of which it has heard nothing: 0.2 s, and the way."""
 ABORT_WITH_RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of no time at all: closing tells the peer that the connection is broken."""
 
@@ -27,8 +24,6 @@ class Link:
 
     delay_s: float = 0.0
     bytes_per_s: float = math.inf
-    loss: float = 0.0
-    """Share of the pieces that are `RETRANSMISSION_S` late, with all behind them, as after a lost packet."""
     is_silent: bool = False
     """Nothing passes and nobody is told, as behind a firewall that drops packets; it passes once that is over."""
 
@@ -112,8 +107,6 @@ class Proxy:
     async def _give_out(self, under_way: "Queue[tuple[float, bytes]]", writer: StreamWriter) -> None:
         while True:
             arrived, data = await under_way.get()
-            if random.random() < self._link.loss:
-                arrived += RETRANSMISSION_S
             await self._passed(arrived, len(data))
             if not data:
                 writer.write_eof()

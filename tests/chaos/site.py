@@ -26,7 +26,7 @@ from tests.processes import GENEROUS_S, POLL_S, Process, second
 from tests.stack.support import SEGMENTS, Json, redis_of
 
 START_S = 900.0
-FIRST, SECOND, ALONE = "gateway", "gateway 2", "gateway alone"
+FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"
 CLIENTS = "clients"
 
 ENVIRONMENT = {

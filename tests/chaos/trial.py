@@ -193,15 +193,18 @@ async def _client(fault: Fault, request: Request, over: asyncio.Event) -> Told:
 
 async def _told(fault: Fault, request: Request) -> tuple[int, Answer | str, float]:
     begin = monotonic()
-    told: Answer | str
+    answer = await _answer(fault, request)
+    return request.seed, answer, monotonic() - begin
+
+
+async def _answer(fault: Fault, request: Request) -> Answer | str:
     try:
         async with asyncio.timeout(BOUND_S):
-            told = await fault.asking(request)
+            return await fault.asking(request)
     except TimeoutError:
-        told = f"no answer within {BOUND_S:g} s"
+        return f"no answer within {BOUND_S:g} s"
     except SemspecError as error:
-        told = f"{type(error).__name__}: {error.message}"
-    return request.seed, told, monotonic() - begin
+        return f"{type(error).__name__}: {error.message}"
 
 
 def _short(site: Site) -> Request:
