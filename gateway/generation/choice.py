@@ -77,7 +77,7 @@ class Choice:
         self.degraded = False
         """Whether the trace or the session's turns could not be stored in full."""
         self.emit: Callable[[ChoiceEvent], None] = lambda event: None
-        """Hands an event to whoever answers the request."""
+        """Sends an event to the task that answers the request."""
         self._start = perf_counter()
         self._end: float | None = None
 
@@ -187,10 +187,8 @@ def numbers(choices: Sequence[Choice]) -> dict[str, Any]:
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """OpenAI's token counts over all choices; the common prompt of several choices counts once."""
     firsts = choices[:: choices[0].request.num_choices_per_prompt]
-    num_prompt, num_completion = (
-        sum(choice.num_prompt_tokens for choice in firsts),
-        sum(choice.num_tokens for choice in choices),
-    )
+    num_prompt = sum(choice.num_prompt_tokens for choice in firsts)
+    num_completion = sum(choice.num_tokens for choice in choices)
     reasoning = [choice.num_reasoning_tokens for choice in choices if choice.num_reasoning_tokens is not None]
     cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
     return {
