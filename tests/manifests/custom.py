@@ -41,7 +41,7 @@ def check_certificates(objects: Objects) -> None:
     if not certificates:
         return
     for name, certificate in certificates.items():
-        assert certificate["spec"]["issuerRef"]["name"] in issuers, f"Certificate/{name}: nobody issues it"
+        assert certificate["spec"]["issuerRef"]["name"] in issuers, f"Certificate/{name}: its issuer does not exist"
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):

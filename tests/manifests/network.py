@@ -36,7 +36,7 @@ def check_policies(objects: Objects) -> None:
 
 def _check_open(name: str, rule: Manifest, others: list[Pod]) -> None:
     ports = {port for one in others for port in one.ports.values()}
-    assert {port["port"] for port in rule["ports"]} <= ports, f"{name}: nobody there listens on {rule['ports']}"
+    assert {port["port"] for port in rule["ports"]} <= ports, f"{name}: no container there listens on {rule['ports']}"
 
 
 def check_ways(objects: Objects) -> None:

@@ -51,12 +51,12 @@ def check_sources(objects: Objects) -> None:
             assert names <= named(objects, kind).keys(), f"{one}: not every {kind} of {names} is there"
         used_configs |= _used(one)["ConfigMap"]
     for name, config in named(objects, "ConfigMap").items():
-        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], f"nobody uses {name}"
+        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], f"{name} is not used"
     issued = {one["spec"]["secretName"]: set(certificates()) for one in of_kind(objects, "Certificate")}
     secrets = {name: set(keys) for name, keys in SECRETS.items()} | issued
     for manifest in objects:
         for secret, key in _used_secrets(manifest):
-            assert key in secrets[secret], f"{name_of(manifest)}: nobody makes the Secret {secret} with {key}"
+            assert key in secrets[secret], f"{name_of(manifest)}: nothing makes the Secret {secret} with {key}"
 
 
 def _used(one: Pod) -> dict[str, set[str]]:
