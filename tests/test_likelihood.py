@@ -55,10 +55,17 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         load_calibration(tmp_path / "likelihood.json")
 
 
-def test_small_pilot_is_refused(tmp_path: Path) -> None:
-    """`training/test_likelihood.py` has the other reasons."""
-    path = write(tmp_path / "likelihood.json", replace(MADE_UP, num_wrong=9))
-    with pytest.raises(Mismatch, match="has 9 wrong drafted segments, at least 10"):
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_questions": 19}, "has 19 questions with labels, at least 20"),
+        ({"num_wrong": 9}, "has 9 wrong drafted segments, at least 10"),
+        ({"num_right": 0}, "has 0 right drafted segments, at least 10"),
+    ],
+)
+def test_small_pilot_is_refused(tmp_path: Path, changes: dict[str, int], reason: str) -> None:
+    path = write(tmp_path / "likelihood.json", replace(MADE_UP, **changes))  # type: ignore[arg-type]
+    with pytest.raises(Mismatch, match=reason):
         load_calibration(path)
 
 

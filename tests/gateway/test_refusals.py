@@ -321,7 +321,9 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     ],
     "/detokenize": [({"tokens": []}, "tokens"), ({"tokens": [-1]}, "tokens.0")],
 }
-"""By path: changes of a sound body, the field that is named, and words of the message."""
+"""By path: changes of a sound body, the field that is named in the error, and words of the message."""
+ENCODED = ({"max_tokens": 2000}, {"prompt": ["a", ""]}, tgi(max_new_tokens=2000))
+"""Changes that are found once prompts are encoded."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -341,6 +343,7 @@ async def refusing(redis_url: str) -> AsyncIterator[Gateway]:
 async def test_bad_field_is_named_before_the_first_byte(
     refusing: Gateway, path: str, change: Json, field: str | None, words: list[str]
 ) -> None:
+    refusing.fakes.target.prompts.clear()
     for asked, more, key in ((path, {}, {}), (*STREAMED.get(path, (path, {})), {"idempotency-key": "1"})):
         content = json.dumps({**BODIES.get(path, {}), **more, **change})
         response = await refusing.http.post(asked, content=content, headers={**JSON, **key})
@@ -353,6 +356,7 @@ async def test_bad_field_is_named_before_the_first_byte(
             message = error["message"]
         assert all(word in message for word in words) and "\n" not in message and len(message) < 1300, message
     assert not refusing.fakes.target.asked and not refusing.fakes.drafter.asked
+    assert change in ENCODED or not refusing.fakes.target.prompts
 
 
 def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> Json:

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from semspec.decoding import Drafter, Prompts, Target, prompts_of
+from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
-from semspec.types import Context, Message, Writer
+from semspec.records import record_json
+from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
+from tests.checkpoints import random_probes
+from tests.decoding.test_three_ways import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory, content
-from tests.variants import OF_PRODUCT, VARIANTS
+from tests.gateway.support import Gateway, GatewayFactory, content, make_settings, running_gateway
+from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -60,15 +63,42 @@ async def prompts(drafter: Drafter, target: Target) -> Prompts:
     return await prompts_of(messages, target.encode(messages), drafter, await drafter.info(), await target.info())
 
 
+async def trace(backends: Backends, strategy: str) -> list[Any]:
+    read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
+    generation = changed(Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy)
+    events = [event async for event in decode(generation, backends)]
+    return comparable([dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)])
+
+
 async def ask(gateway: Gateway, **fields: Any) -> Any:
     return (await gateway.chat(messages=[{"role": "user", "content": QUESTION}], **fields)).json()
 
 
-async def test_each_engine_reads_its_own_template(engines: Engines, tmp_path: Path, redis_url: str) -> None:
+def comparable(records: list[Any]) -> list[Any]:
+    """Without times, what was cached, and the last bits of probabilities."""
+    rounded = ("draft_probability", "target_probability", "score")
+    varying = dict.fromkeys(("times", "ratio", "num_cached_tokens", *rounded))
+    return [
+        {**one, **varying, **{name: one[name] and pytest.approx(one[name], abs=1e-3) for name in rounded}}
+        for one in records
+    ]
+
+
+async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
+    engines: Engines, tmp_path: Path, redis_url: str
+) -> None:
     draft, target = engines
-    async with served(engines, tmp_path, redis_url=redis_url) as gateway:
+    backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
+    async with (
+        behind_sockets(*engines, backends.verifier) as remote,
+        running_gateway(make_settings(redis_url=redis_url), remote) as gateway,
+    ):
         for strategy in ("semantic", "token-level", "spec-reason"):
-            answer = await ask(gateway, max_tokens=50, semspec={"strategy": strategy})
+            local = await trace(backends, strategy)
+            assert await trace(remote, strategy) == local
+            options = {"strategy": strategy, "trace": True}
+            answer = await ask(gateway, temperature=1.0, top_p=0.97, max_tokens=50, semspec=options)
+            assert comparable(answer["semspec"]["trace"]) == local
             assert answer["semspec"]["fallback"] is None
             stored = await gateway.stored(answer["id"])
             assert stored["prompt"]["token_ids"] == rendered(target)

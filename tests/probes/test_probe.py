@@ -75,9 +75,13 @@ async def test_states_of_another_model_are_refused_with_the_remedy(verifier: Pro
         await verifier.judge([], [reading("target-fingerprint")])
 
 
-def test_missing_artifact_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_damaged_or_missing_artifacts_are_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match=r"cannot read .*demo/probes\.yaml"):
         load_probe(tmp_path / "missing.safetensors")
+    path = save(tmp_path / "p.safetensors", card("m"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Mismatch, match="cannot read"):
+        load_probe(path)
 
 
 def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
     drafted = [row for row in rows if row["writer"] == "draft"]
     assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(tensors["target_states"])
+    numbers = Counter((row["context"], row["writer"]) for row in rows)
+    for writer, wanted in (("draft", {6}), ("target", {6, 8})):  # the target has more where the probes are tested
+        assert {numbers[context, writer] for context in contexts} == wanted
     for index in range(0, len(rows), 3):
         segment = segment_of(rows[index], engines)
         [reading] = await engines[Writer.TARGET].score(contexts[rows[index]["context"]].context, [segment])
