@@ -15,8 +15,8 @@ from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
+from tests.decoding.engines import behind_sockets
 from tests.decoding.support import ConstantVerifier
-from tests.decoding.test_three_ways import behind_sockets
 from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt, tokens_of
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write

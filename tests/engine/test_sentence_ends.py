@@ -13,8 +13,8 @@ from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import cut, ended_by_look_ahead
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from tests.decoding.engines import trace
 from tests.decoding.support import ConstantVerifier
-from tests.decoding.test_three_ways import trace
 from tests.engine.support import Load, assert_distributed, params, prompt, segments_of, speculated
 from tests.variants import changed
 

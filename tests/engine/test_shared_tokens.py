@@ -22,7 +22,7 @@ from semspec.types import (
     shares_ordinary_tokens,
 )
 from tests.checkpoints import random_probes
-from tests.decoding.test_three_ways import assert_same, behind_sockets, trace
+from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
 from tests.variants import changed
 

@@ -10,7 +10,7 @@ import pytest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Writer
 from tests.checkpoints import random_probes, save_spelling_checkpoint
-from tests.decoding.test_three_ways import behind_sockets
+from tests.decoding.engines import behind_sockets
 from tests.gateway.support import Gateway, make_settings, running_gateway
 
 Engines = tuple[TransformersEngine, TransformersEngine]

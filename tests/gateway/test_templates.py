@@ -17,7 +17,7 @@ from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Una
 from semspec.records import record_json
 from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
 from tests.checkpoints import random_probes
-from tests.decoding.test_three_ways import behind_sockets
+from tests.decoding.engines import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, content, make_settings, running_gateway

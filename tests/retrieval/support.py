@@ -11,6 +11,9 @@ from semspec.decoding.retrieval.ngrams import DOCUMENT_END, sorted_places
 from semspec.types import ModelInfo
 
 WIDTH = 32
+TARGET = ModelInfo("target", "sha256-full:1", "tokens.1", 2, 64, 1000)
+STATES = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
+DOCUMENTS = [list(range(10, 49))]
 
 
 def write(

@@ -15,12 +15,7 @@ import pytest
 
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.errors import Mismatch
-from semspec.types import ModelInfo
-from tests.retrieval.support import write
-
-TARGET = ModelInfo("target", "sha256-full:1", "tokens.1", 2, 64, 1000)
-STATES = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
-DOCUMENTS = [list(range(10, 49))]
+from tests.retrieval.support import DOCUMENTS, STATES, TARGET, write
 
 
 def test_written_datastore_is_read_back(tmp_path: Path) -> None:
@@ -114,7 +109,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from semspec.decoding.retrieval import datastore
-from tests.retrieval.test_datastore import TARGET, write
+from tests.retrieval.support import TARGET, write
 replace, left = Path.replace, [int(sys.argv[2])]
 def replacing(path, name):
     if left[0] == 0:

@@ -10,8 +10,7 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import LEAST_MATCH, propose
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Piece, Retrieval, RetrievalSource
-from tests.retrieval.support import write
-from tests.retrieval.test_datastore import DOCUMENTS, STATES, TARGET
+from tests.retrieval.support import DOCUMENTS, STATES, TARGET, write
 
 
 def context(*ids: int) -> Context:

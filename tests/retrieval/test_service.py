@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.retrieval.support import write
-from tests.retrieval.test_datastore import DOCUMENTS, TARGET
+from tests.retrieval.support import DOCUMENTS, TARGET, write
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States, Writer
-from tests.decoding.test_three_ways import PROMPT, Players, assert_same, behind_sockets, engines, trace
+from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.rpc.pools import GENEROUS_S
 from tests.variants import changed
 

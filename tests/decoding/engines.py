@@ -1,0 +1,89 @@
+"""Engines in this process and behind real sockets, and what a generation on them leaves behind."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from semspec.decoding import Backends, Generation, Verifier, decode
+from semspec.engine.protocol import Engine
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.connection import ClientOptions
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import DraftServicer, ServedVerifier, Servicer, TargetServicer, VerifierServicer
+from semspec.settings import ServiceSettings
+from semspec.types import SegmentRecord, StageTimes, Writer
+from tests.checkpoints import random_probes
+from tests.variants import STRATEGIES
+
+PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+TURNS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
+"""A chat template that keeps earlier turns, so that the target can be asked."""
+Players = tuple[Engine, Engine, ServedVerifier]
+
+
+@asynccontextmanager
+async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> AsyncIterator[Backends]:
+    """The same roles, each behind a server of its own."""
+    async with AsyncExitStack() as stack:
+
+        async def serve(servicer: Servicer[Any]) -> str:
+            server = ServiceServer(servicer, ServiceSettings())
+            await server.start()
+            stack.push_async_callback(server.abandon)
+            await server.load()
+            return server.address
+
+        options = ClientOptions()
+        clients = (
+            RemoteDrafter(await serve(DraftServicer(lambda: draft)), options),
+            RemoteTarget(await serve(TargetServicer(lambda: target)), options),
+            RemoteVerifier(await serve(VerifierServicer(lambda: cast(ServedVerifier, verifier))), options),
+        )
+        for client in clients:
+            stack.push_async_callback(client.aclose)
+        yield Backends(*clients)
+
+
+@asynccontextmanager
+async def engines(
+    checkpoints: dict[str, Path], folder: Path, window: int | None = None, probes: Path | None = None
+) -> AsyncIterator[Players]:
+    """A Llama and a Qwen2 of one vocabulary in this process, with probes that know nothing, in `folder`.
+
+    `probes`: the folder from which both engines have projections once they read it again.
+    """
+    target_folder = shutil.copytree(checkpoints["qwen2"], folder / "target")
+    (target_folder / "chat_template.jinja").write_text(TURNS)
+    models = (str(checkpoints["llama"]), Writer.DRAFT), (str(target_folder), Writer.TARGET)
+    draft, target = (
+        TransformersEngine.load(name, writer=writer, device="cpu", max_context_tokens=window, probes=probes)
+        for name, writer in models
+    )
+    yield draft, target, await random_probes(draft, target, folder)
+    await draft.aclose()
+    await target.aclose()
+
+
+async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
+    """The records, without times."""
+    events = [event async for event in decode(generation, backends, STRATEGIES)]
+    return [replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)]
+
+
+def assert_same(one: list[SegmentRecord], other: list[SegmentRecord]) -> None:
+    """Everything equal; probabilities and scores as far as cached and recomputed states agree."""
+    blank = [[replace(record, judgement=None, score=None) for record in records] for records in (one, other)]
+    assert blank[0] == blank[1]
+    for a, b in zip(one, other, strict=True):
+        if a.judgement and b.judgement:
+            assert a.judgement.draft_probability == pytest.approx(b.judgement.draft_probability, abs=1e-3)
+            assert a.judgement.target_probability == pytest.approx(b.judgement.target_probability, abs=1e-3)
+        else:
+            assert a.judgement is b.judgement is None
+        assert a.score == pytest.approx(b.score, abs=1e-3)
