@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import which
 
@@ -60,7 +61,9 @@ class Process:
         self.stack.processes[self.name] = await Child.start(self.role, self.command, self.environment, log)
         try:
             async with asyncio.timeout(GENEROUS_S):
-                await self._until_it_serves()
+                while not await self._serves():
+                    self.child.check_alive()
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise StackError(f"{self.name} does not serve", self.child.log_tail()) from None
 
@@ -107,11 +110,6 @@ class Process:
             async with self.killed():
                 pass
 
-    async def _until_it_serves(self) -> None:
-        while not await self._serves():
-            self.child.check_alive()
-            await asyncio.sleep(POLL_S)
-
     async def _serves(self) -> bool:
         if self._port_file is not None:
             return self._port_file.exists()
@@ -133,6 +131,12 @@ async def second(first: Process, name: str) -> Process:
     port = port_file.read_text().strip()
     replica.environment[f"{prefix}_PORT"], replica.address = port, f"127.0.0.1:{port}"
     return replica
+
+
+def another_gateway(first: Process, name: str, port: int, **environment: str) -> Process:
+    """At a port of its own, with these variables beside those of the first; not started."""
+    own = {**first.environment, "SEMSPEC_GATEWAY_PORT": str(port), **environment}
+    return replace(first, name=name, environment=own, address=f"127.0.0.1:{port}")
 
 
 async def _accepts(url: str) -> bool:
@@ -173,6 +177,11 @@ def is_running(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def succeeds(*command: str) -> bool:
+    """Whether there is such a command, and it ends well."""
+    return which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def ordinary_user() -> tuple[str, ...]:

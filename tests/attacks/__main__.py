@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tests.attacks import files, malformed_services, odd_http
 from tests.attacks.case import Family, Result, Verdict, tried
-from tests.attacks.fixtures import Victim, started
+from tests.attacks.fixtures import CONFIG, Victim
 from tests.attacks.report import line, write
+from tests.served import stack_of
 
 FAMILIES: tuple[Family, ...] = (odd_http.FAMILY, malformed_services.FAMILY, files.FAMILY)
 RESULTS = Path("bench/results/attacks")
@@ -39,7 +40,7 @@ async def _run(families: list[Family], seed: int, share: float, case: int | None
     """All results, which are also written into the folder if there is one."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
-        async with started() as stack, Victim.of(stack) as victim:
+        async with stack_of(CONFIG) as stack, Victim.of(stack) as victim:
             for family in families:
                 numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
                 async with family.opened(victim, Path(folder)) as draw:

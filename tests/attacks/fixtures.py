@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from semspec.stack import Stack, StackConfig
 from tests.attacks.case import Broken, Verdict
-from tests.processes import GENEROUS_S
-from tests.stack.support import QUESTION, answer_of, chat_body
+from tests.stack.support import QUESTION, answer_of, chat_body, http_of
 
 DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""
-START_S = 600.0
 PATIENT = {
     "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60",
     "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
 }
+CONFIG = StackConfig(environment=PATIENT, start_timeout_s=600.0)
 """Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
 CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})
 
@@ -41,13 +39,12 @@ class Logs:
         """Forget what was logged before."""
         self.begun = {name: path.stat().st_size for name, path in self.paths.items()}
 
-    def defects(self, words: tuple[bytes, ...]) -> list[str]:
-        """Lines since with one of the words in them."""
-        lines = []
+    def check(self, words: tuple[bytes, ...]) -> None:
+        """Raises: Broken when a line since has one of the words in it."""
         for name, path in self.paths.items():
-            new = path.read_bytes()[self.begun.get(name, 0) :].splitlines()
-            lines += [f"{name}: {line.decode(errors='replace')}" for line in new if any(word in line for word in words)]
-        return lines
+            for line in path.read_bytes()[self.begun.get(name, 0) :].splitlines():
+                if any(word in line for word in words):
+                    raise Broken(Verdict.MEDIUM, f"logged: {name}: {line.decode(errors='replace')[:500]}")
 
 
 @dataclass(slots=True)
@@ -63,8 +60,7 @@ class Victim:
     @asynccontextmanager
     async def of(cls, stack: Stack) -> AsyncIterator["Victim"]:
         """The stack as a victim, until the block is left."""
-        options: dict[str, Any] = {"timeout": GENEROUS_S, "trust_env": False}
-        async with httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, **options) as http:
+        async with http_of(stack) as http:
             victim = cls(stack, http, Logs.of(stack))
             victim.answer = await victim.asked()
             yield victim
@@ -91,16 +87,6 @@ class Victim:
         yield
         if gone := [name for name, child in self.stack.processes.items() if not child.is_alive]:
             raise Broken(Verdict.LOST, f"ended: {', '.join(gone)}")
-        if lines := self.logs.defects(DEFECTS):
-            raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
+        self.logs.check(DEFECTS)
         if (answer := await self.asked()) != self.answer:
             raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
-
-
-@asynccontextmanager
-async def started() -> AsyncIterator[Stack]:
-    """A stack to attack."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(StackConfig(environment=PATIENT, start_timeout_s=START_S)) as stack:
-            yield stack

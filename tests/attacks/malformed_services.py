@@ -21,9 +21,9 @@ from grpc import aio
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
 from tests.attacks.fixtures import Logs, Victim
 from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, Process
+from tests.processes import Process, another_gateway
 from tests.security.support import METHODS, path_of, spoil
-from tests.stack.support import LONG_QUESTION, answer_of, chat_body
+from tests.stack.support import LONG_QUESTION, answer_of, chat_body, http_of
 from tests.variants import VARIANTS
 
 RECOVERY_S = 300.0
@@ -113,8 +113,7 @@ class AlteredSite:
         response = await self.http.post("/v1/chat/completions", json=body)
         answer: Json = response.json()
         if response.status_code not in (200, 503, 504):
-            verdict = Verdict.MEDIUM
-            raise Broken(verdict, f"{response.status_code}: {response.text[:300]}")
+            raise Broken(Verdict.MEDIUM, f"{response.status_code}: {response.text[:300]}")
         return answer if response.status_code == 200 else {}
 
     async def until_normal(self, body: Json, text: str) -> None:
@@ -145,8 +144,7 @@ def _draw(site: AlteredSite, texts: dict[str, str], chance: Random) -> Case:
         await site.until_normal(_body("semantic"), texts["semantic"])
         if not site.gateway.child.is_alive:
             raise Broken(Verdict.LOST, "the gateway ended")
-        if lines := site.logs.defects((b"Traceback",)):
-            raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
+        site.logs.check((b"Traceback",))
         if answer:
             _check(answer, texts[strategy], service, kind)
         elif service != "Target":
@@ -185,11 +183,7 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[Draw]:
             held.push_async_callback(server.stop, 0)
         gateway = _gateway(victim, places)
         await gateway.start()
-        http = await held.enter_async_context(
-            httpx.AsyncClient(
-                base_url=f"http://{gateway.address}", headers=victim.stack.headers, timeout=GENEROUS_S, trust_env=False
-            )
-        )
+        http = await held.enter_async_context(http_of(victim.stack, gateway.address))
         site = AlteredSite(http, Logs({"gateway": gateway.child.log}), proxies, gateway)
         texts = {strategy: answer_of(await site.asked(_body(strategy))) for strategy in dict.fromkeys(STRATEGIES)}
         try:
@@ -203,11 +197,9 @@ _OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_messag
 
 
 def _gateway(victim: Victim, places: dict[str, str]) -> Process:
-    first = Process.of(victim.stack, "gateway")
-    port = str(free_port())
     own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": place for role, place in places.items()}
-    own |= {"SEMSPEC_GATEWAY_PORT": port, "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"}
-    return Process(victim.stack, "gateway altered", first.command, {**first.environment, **own}, f"127.0.0.1:{port}")
+    own["SEMSPEC_GATEWAY_TARGET_PATIENCE_S"] = "1"
+    return another_gateway(Process.of(victim.stack, "gateway"), "gateway altered", free_port(), **own)
 
 
 FAMILY = Family("lying services", 70, opened)

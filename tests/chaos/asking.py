@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -12,18 +12,10 @@ from semspec.client import Gateway, refusal
 from semspec.errors import Overloaded, Unavailable
 from tests.chaos.site import Site
 from tests.processes import GENEROUS_S
-from tests.stack.support import (
-    LONG_QUESTION,
-    NUM_SEGMENTS_BEFORE,
-    SEGMENTS,
-    Json,
-    answer_of,
-    begun_since,
-    chat_body,
-    records_of,
-    text_of,
-)
+from tests.stack.support import LONG_QUESTION, SEGMENTS, Json, answer_of, chat_body, records_of, text_of
 
+NUM_SEGMENTS_BEFORE = 2
+"""How far a generation is when something happens to it."""
 RETRY_S = 0.25
 WORTH_A_RETRY = (409, 429, 503)
 
@@ -37,12 +29,6 @@ class Answer:
     records: list[Json]
     fallback: str | None
     degraded: bool
-    num_breaks: int = 0
-    """How often the client had to attach again."""
-
-    @property
-    def is_normal(self) -> bool:
-        return self.fallback is None and not self.degraded
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +74,26 @@ async def streamed(request: Request) -> Answer:
 
 
 async def _followed(gateway: Gateway, request: Request, told: list[Json]) -> Answer:
-    breaks: list[str] = []
-    async with aclosing(gateway.chat(request.body, breaks.append)) as chunks:
+    async with aclosing(gateway.chat(request.body, lambda _: None)) as chunks:
         async for chunk in chunks:
             told.append(chunk)
             if len(records_of(told)) == NUM_SEGMENTS_BEFORE:
                 request.under_way.set()
     said = told[-1]["semspec"]
-    return Answer(
-        told[0]["id"], text_of(told), records_of(told), said["fallback"], said["degraded"], num_breaks=len(breaks)
-    )
+    return Answer(told[0]["id"], text_of(told), records_of(told), said["fallback"], said["degraded"])
 
 
 async def repeated(request: Request) -> Answer:
     """Without a stream: sent again under its key until it is answered. Raises: SemspecError when it is lost."""
-    key, num_breaks = {"idempotency-key": secrets.token_hex(8)}, 0
+    key = {"idempotency-key": secrets.token_hex(8)}
     watch = asyncio.create_task(_watch(request))
     try:
         async with request.client() as http:
             while True:
-                try:
+                with suppress(httpx.TransportError):
                     response = await http.post("/v1/chat/completions", json=request.body, headers=key)
-                except httpx.TransportError:
-                    num_breaks += 1
-                else:
                     if response.status_code == 200:
-                        return _answer(response.json(), num_breaks)
+                        return _answer(response.json())
                     if response.status_code not in WORTH_A_RETRY:
                         raise refusal(response)
                 await asyncio.sleep(RETRY_S)
@@ -121,13 +101,17 @@ async def repeated(request: Request) -> Answer:
         watch.cancel()
 
 
-def _answer(body: Json, num_breaks: int) -> Answer:
+def _answer(body: Json) -> Answer:
     said = body["semspec"]
-    return Answer(body["id"], answer_of(body), said["trace"], said["fallback"], said["degraded"], num_breaks)
+    return Answer(body["id"], answer_of(body), said["trace"], said["fallback"], said["degraded"])
 
 
 async def _watch(request: Request) -> None:
     """Look in Redis how far a generation is that was not there before."""
     async with request.site.redis as redis:
-        await begun_since(await redis.keys(SEGMENTS.format("*")), redis)
-        request.under_way.set()
+        before = await redis.keys(SEGMENTS.format("*"))
+        while not request.under_way.is_set():
+            for key in set(await redis.keys(SEGMENTS.format("*"))).difference(before):
+                if await redis.llen(key) >= NUM_SEGMENTS_BEFORE:
+                    request.under_way.set()
+            await asyncio.sleep(0.01)

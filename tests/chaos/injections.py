@@ -5,15 +5,17 @@ import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from tests.chaos.proxy import PASSING, Link
 from tests.chaos.site import ALONE, FIRST, SECOND, Site
+from tests.processes import succeeds
 
 Holding = Callable[[Site], AbstractAsyncContextManager[None]]
+P = ParamSpec("P")
 
 DISK_BYTES = 4 << 20
 LOST_LOG_BYTES = 3001
@@ -21,10 +23,19 @@ LOST_LOG_BYTES = 3001
 SHIFTED_CLOCK = Path(__file__).with_name("clock.c")
 
 
-@asynccontextmanager
-async def nothing(site: Site) -> AsyncIterator[None]:
+def nothing(site: Site) -> AbstractAsyncContextManager[None]:
     """No fault."""
-    yield
+    return nullcontext()
+
+
+def injection(inject: Callable[Concatenate[Site, P], AsyncIterator[None]]) -> Callable[P, Holding]:
+    """Lets it be called without the site: the result is a `Holding`, which takes that."""
+    holding = asynccontextmanager(inject)
+
+    def of(*arguments: P.args, **options: P.kwargs) -> Holding:
+        return lambda site: holding(site, *arguments, **options)
+
+    return of
 
 
 def killed(name: str) -> Holding:
@@ -37,74 +48,54 @@ def frozen(name: str) -> Holding:
     return lambda site: site.processes[name].frozen()
 
 
-def turned_away(holding: Holding) -> Holding:
+@injection
+async def turned_away(site: Site, holding: Holding) -> AsyncIterator[None]:
     """Clients that connect are led to the other gateway, as a balancer does for one that does not answer."""
-
-    @asynccontextmanager
-    async def held(site: Site) -> AsyncIterator[None]:
-        async with holding(site):
-            site.lead_to(SECOND)
-            yield
-
-    return held
+    async with holding(site):
+        site.lead_to(SECOND)
+        yield
 
 
-def linked(name: str, link: Link) -> Holding:
+@injection
+async def linked(site: Site, name: str, link: Link) -> AsyncIterator[None]:
     """The proxy before `name` so."""
+    site.links[name].set(link)
+    try:
+        yield
+    finally:
+        site.links[name].set(PASSING)
 
-    @asynccontextmanager
-    async def held(site: Site) -> AsyncIterator[None]:
-        site.links[name].set(link)
+
+@injection
+async def reset(site: Site, name: str) -> AsyncIterator[None]:
+    """Every connection of the proxy before `name` broken once."""
+    site.links[name].reset()
+    yield
+
+
+@injection
+async def restarted(site: Site, *names: str) -> AsyncIterator[None]:
+    """SIGTERM to one after the other, each when the gateways know the one in the place of that before."""
+    for name in names:
+        if name in (FIRST, SECOND):
+            site.lead_to(SECOND if name == FIRST else FIRST)
+        await site.processes[name].restart()
+        await site.until_whole()
+    yield
+
+
+@injection
+async def commanded(site: Site, *commands: str, undo: tuple[str, ...] = ()) -> AsyncIterator[None]:
+    """Redis does these commands, and `undo` at the end."""
+    async with site.redis as client:
+        redis: Any = client
+        for command in commands:
+            await redis.execute_command(*command.split())
         try:
             yield
         finally:
-            site.links[name].set(PASSING)
-
-    return held
-
-
-def reset(name: str) -> Holding:
-    """Every connection of the proxy before `name` broken once."""
-
-    @asynccontextmanager
-    async def held(site: Site) -> AsyncIterator[None]:
-        site.links[name].reset()
-        yield
-
-    return held
-
-
-def restarted(*names: str) -> Holding:
-    """SIGTERM to one after the other, each when the gateways know the one in the place of that before."""
-
-    @asynccontextmanager
-    async def held(site: Site) -> AsyncIterator[None]:
-        for name in names:
-            if name in (FIRST, SECOND):
-                site.lead_to(SECOND if name == FIRST else FIRST)
-            await site.processes[name].restart()
-            await site.until_whole()
-        yield
-
-    return held
-
-
-def commanded(*commands: str, undo: tuple[str, ...] = ()) -> Holding:
-    """Redis does these commands, and `undo` at the end."""
-
-    @asynccontextmanager
-    async def held(site: Site) -> AsyncIterator[None]:
-        async with site.redis as client:
-            redis: Any = client
-            for command in commands:
-                await redis.execute_command(*command.split())
-            try:
-                yield
-            finally:
-                if undo:
-                    await redis.execute_command(*undo)
-
-    return held
+            if undo:
+                await redis.execute_command(*undo)
 
 
 @asynccontextmanager
@@ -193,8 +184,3 @@ def can_mount() -> str | None:
 def has_compiler() -> str | None:
     """Why not."""
     return None if which("cc") and sys.platform == "linux" else "asks for a C compiler, and Linux"
-
-
-def succeeds(*command: str) -> bool:
-    """Whether there is such a command, and it ends well."""
-    return which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
-from tests.chaos.injections import succeeds
 from tests.chaos.site import ALONE, FAR, Site
+from tests.processes import succeeds
 
 NAMESPACE = f"semspec-{os.getpid()}"
 NEAR_IP, FAR_IP, PORT = "10.77.0.1", "10.77.0.2", "50052"

@@ -89,10 +89,8 @@ class Proxy:
             async with asyncio.TaskGroup() as directions:
                 directions.create_task(self._carry(reader, up_writer))
                 directions.create_task(self._carry(up_reader, writer))
-        except (OSError, ExceptionGroup):  # which the other side is to hear of
-            pass
-        except asyncio.CancelledError:  # the proxy's end, which asyncio's streams would report as a failure
-            pass
+        except (OSError, ExceptionGroup, asyncio.CancelledError):
+            pass  # the other side hears of it; cancelled at the proxy's end, which asyncio would report as a failure
         finally:
             self._ends.difference_update(ends)
             for end in ends:

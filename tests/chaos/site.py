@@ -9,7 +9,7 @@ All gateways reach Redis through one proxy.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -22,7 +22,8 @@ from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
 from tests.chaos.proxy import Proxy, listening
 from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, POLL_S, Process, second
+from tests.processes import GENEROUS_S, POLL_S, Process, another_gateway, second
+from tests.served import stack_of
 from tests.stack.support import SEGMENTS, Json, redis_of
 
 START_S = 900.0
@@ -63,17 +64,14 @@ class Site:
 
     async def until_whole(self) -> None:
         """Return when the gateways over two of each know of both. Raises: TimeoutError."""
-        async with asyncio.timeout(GENEROUS_S):
-            while not await self._is_whole():
+        urls = [f"http://{self.processes[name].address}/metrics" for name in (FIRST, SECOND)]
+        wanted = {f'semspec_gateway_service_replicas{{service="{role}"}} 2.0' for role in ROLES}
+        async with (
+            asyncio.timeout(GENEROUS_S),
+            httpx.AsyncClient(headers=self.stack.headers, timeout=GENEROUS_S, trust_env=False) as http,
+        ):
+            while not all([wanted <= set((await http.get(url)).text.splitlines()) for url in urls]):
                 await asyncio.sleep(POLL_S)
-
-    async def _is_whole(self) -> bool:
-        async with httpx.AsyncClient(headers=self.stack.headers, timeout=GENEROUS_S, trust_env=False) as http:
-            urls = [f"http://{self.processes[name].address}/metrics" for name in (FIRST, SECOND)]
-            pages = [(await http.get(url)).text.splitlines() for url in urls]
-        return all(
-            f'semspec_gateway_service_replicas{{service="{role}"}} 2.0' in page for role in ROLES for page in pages
-        )
 
     async def stored(self, generation: str) -> tuple[str, list[Json]]:
         """The status of a generation, empty if there is none, and its segments' records, as they are in Redis."""
@@ -84,14 +82,13 @@ class Site:
 
 
 @asynccontextmanager
-async def built(environment: Mapping[str, str] = ENVIRONMENT) -> AsyncIterator[Site]:
-    """A running site; `environment` is that of its processes."""
+async def built() -> AsyncIterator[Site]:
+    """A running site."""
     async with AsyncExitStack() as held:
         patch = held.enter_context(pytest.MonkeyPatch.context())
-        patch.delenv("REDIS_URL", raising=False)
         patch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
-        config = StackConfig(environment=dict(environment), start_timeout_s=START_S)
-        stack = await held.enter_async_context(Stack(config))
+        config = StackConfig(environment=ENVIRONMENT, start_timeout_s=START_S)
+        stack = await held.enter_async_context(stack_of(config))
         processes = {name: Process.of(stack, name) for name in (*ROLES, "redis", FIRST)}
         links = {name: await held.enter_async_context(listening(stack.addresses[name])) for name in processes}
         links[CLIENTS] = links.pop(FIRST)
@@ -115,7 +112,6 @@ async def _double(site: Site) -> None:
 
 
 def _gateway(like: Process, name: str, addresses: dict[str, str], redis: str) -> Process:
-    prefix, address = "SEMSPEC_GATEWAY", like.address if name == like.name else f"127.0.0.1:{free_port()}"
-    services = {f"{prefix}_{role.upper()}_ADDRESS": places for role, places in addresses.items()}
-    own = {f"{prefix}_PORT": address.rpartition(":")[2], f"{prefix}_REDIS_URL": f"redis://{redis}"}
-    return Process(like.stack, name, like.command, {**like.environment, **services, **own}, address)
+    port = int(like.address.rpartition(":")[2]) if name == like.name else free_port()
+    services = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": places for role, places in addresses.items()}
+    return another_gateway(like, name, port, SEMSPEC_GATEWAY_REDIS_URL=f"redis://{redis}", **services)

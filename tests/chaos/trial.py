@@ -30,7 +30,7 @@ class Outcome:
 
     seed: int
     answer: Answer | None
-    latency_s: float = 0.0
+    latency_s: float
     """Until the whole answer was there, the fault and all included."""
     complaint: str = ""
     """What is wrong: it is lost, differs, or is wrongly stored."""
@@ -87,10 +87,6 @@ def _words(outcome: Outcome) -> str:
     return f"fallback: {outcome.answer.fallback}" if outcome.answer and outcome.fell_back else "degraded"
 
 
-Told = list[tuple[int, Answer | str, float]]
-"""What one client was told: of each seed the answer, or why there is none, and how many seconds that took."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
     """A site, and what it answers when nothing disturbs it."""
@@ -129,11 +125,10 @@ class Bench:
                 await asyncio.sleep(chance.uniform(0, MOST_INTO_SEGMENT_S))
                 num_hit = sum(not client.done() for client in clients)
                 recovery_s = await self._through(fault, clients, over)
-            told = [one for client in clients for one in client.result()]
-            outcomes = [await self._outcome(*one) for one in told]
+            outcomes = [await self._compared(told) for client in clients for told in client.result()]
             return Trial(fault, outcomes, num_hit, recovery_s, before_s, await self.short_s())
 
-    async def _through(self, fault: Fault, clients: Sequence[asyncio.Task[Told]], over: asyncio.Event) -> float:
+    async def _through(self, fault: Fault, clients: list[asyncio.Task[list[Outcome]]], over: asyncio.Event) -> float:
         """The recovery time."""
         recovered, begin = math.inf, monotonic()
         async with fault.holding(self.site):
@@ -146,34 +141,31 @@ class Bench:
         end = monotonic()
         return await self._served_normally() - end
 
-    async def _outcome(self, seed: int, told: Answer | str, latency_s: float) -> Outcome:
-        if isinstance(told, str):
-            return Outcome(seed, None, latency_s, told)
-        if told.fallback is None and told.text != self.answers[seed].text:
-            return Outcome(seed, told, latency_s, "another answer", differs=True)
-        complaint = misfit(told, *await self.site.stored(told.id))
-        return Outcome(seed, told, latency_s, complaint, is_wrongly_stored=bool(complaint))
+    async def _compared(self, told: Outcome) -> Outcome:
+        """The outcome, once its answer is compared with the undisturbed one and with Redis."""
+        if (answer := told.answer) is None:
+            return told
+        if answer.fallback is None and answer.text != self.answers[told.seed].text:
+            return replace(told, complaint="another answer", differs=True)
+        complaint = misfit(answer, *await self.site.stored(answer.id))
+        return replace(told, complaint=complaint, is_wrongly_stored=bool(complaint))
 
     async def _served_normally(self) -> float:
         """The time when a new question has its normal answer; infinite if there is none."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BOUND_S):
-                while not await self._is_served_normally():
+                while True:
+                    with suppress(SemspecError):
+                        answer = await streamed(_short(self.site))
+                        if (answer.text, answer.fallback, answer.degraded) == (self.short_answer, None, False):
+                            return monotonic()
                     await asyncio.sleep(PAUSE_S)
-                return monotonic()
         return math.inf
-
-    async def _is_served_normally(self) -> bool:
-        try:
-            answer = await streamed(_short(self.site))
-        except SemspecError:
-            return False
-        return answer.is_normal and answer.text == self.short_answer
 
 
 async def _set_out(
     site: Site, fault: Fault, chance: random.Random, over: asyncio.Event, tasks: asyncio.TaskGroup
-) -> list[asyncio.Task[Told]]:
+) -> list[asyncio.Task[list[Outcome]]]:
     """Clients, the first of them two segments ahead."""
     requests = [Request(site, seed, fault.read_s) for seed in chance.sample(SEEDS, NUM_CLIENTS)]
     clients = [tasks.create_task(_client(fault, request, over)) for request in requests]
@@ -182,7 +174,7 @@ async def _set_out(
     return clients
 
 
-async def _client(fault: Fault, request: Request, over: asyncio.Event) -> Told:
+async def _client(fault: Fault, request: Request, over: asyncio.Event) -> list[Outcome]:
     """One request; under load, others until it is over."""
     told = [await _told(fault, request)]
     while fault.is_load and not over.is_set():
@@ -191,20 +183,18 @@ async def _client(fault: Fault, request: Request, over: asyncio.Event) -> Told:
     return told
 
 
-async def _told(fault: Fault, request: Request) -> tuple[int, Answer | str, float]:
-    begin = monotonic()
-    answer = await _answer(fault, request)
-    return request.seed, answer, monotonic() - begin
-
-
-async def _answer(fault: Fault, request: Request) -> Answer | str:
+async def _told(fault: Fault, request: Request) -> Outcome:
+    """The answer, not yet compared with anything, or why there is none."""
+    answer: Answer | None = None
+    begin, complaint = monotonic(), ""
     try:
         async with asyncio.timeout(BOUND_S):
-            return await fault.asking(request)
+            answer = await fault.asking(request)
     except TimeoutError:
-        return f"no answer within {BOUND_S:g} s"
+        complaint = f"no answer within {BOUND_S:g} s"
     except SemspecError as error:
-        return f"{type(error).__name__}: {error.message}"
+        complaint = f"{type(error).__name__}: {error.message}"
+    return Outcome(request.seed, answer, monotonic() - begin, complaint)
 
 
 def _short(site: Site) -> Request:

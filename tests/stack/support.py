@@ -3,14 +3,13 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from redis.asyncio import Redis
 
@@ -20,6 +19,7 @@ from semspec.records import record_json
 from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
 from tests.processes import GENEROUS_S
+from tests.served import stack_of
 
 SEGMENTS = "semspec:{{{}}}:segments"
 """Key in Redis of a generation's segments."""
@@ -29,8 +29,6 @@ _HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 p
 _DAYS = " ".join(f"Day {day}: Tom {_HAPPENINGS[day % 6]}." for day in range(1, 13))
 LONG_QUESTION = f"Tom has pens: 31. {_DAYS} How many pens does Tom have now?"
 """Answered by the bundled pair in some ten segments."""
-NUM_SEGMENTS_BEFORE = 2
-"""How far a generation is when something happens to it."""
 
 Json = dict[str, Any]
 MAX_TOKENS = 120
@@ -107,10 +105,10 @@ class Running:
         body: Json = response.json()
         return body
 
-    async def num_in_flight(self) -> float:
-        name = "semspec_gateway_generations_in_flight "
+    async def metric(self, sample: str) -> float:
+        """The value of a sample of the gateway's metrics, by its name and labels."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+        return next(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
 
     async def readiness(self) -> tuple[int, str]:
         """The status of `/ready` and its line; status 0 when nobody listens."""
@@ -134,12 +132,14 @@ class Running:
 @asynccontextmanager
 async def served(config: StackConfig) -> AsyncIterator[Running]:
     """A stack and a client with its key."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(config) as stack:
-            client = httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S)
-            async with client as http:
-                yield Running(stack, http)
+    async with stack_of(config) as stack, http_of(stack) as http:
+        yield Running(stack, http)
+
+
+def http_of(stack: Stack, address: str = "") -> httpx.AsyncClient:
+    """A client of the stack's gateway, or of another at this address."""
+    url = f"http://{address}" if address else stack.base_url
+    return httpx.AsyncClient(base_url=url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False)
 
 
 def answer_of(response: Json) -> str:
@@ -178,20 +178,6 @@ async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
 
 def redis_of(stack: Stack) -> Redis:
     return Redis.from_url(stack.addresses["redis"], decode_responses=True)
-
-
-async def begun_since(before: Collection[bytes | str], redis: Redis) -> str:
-    """The generation whose segments were not there before, once it is far enough."""
-    while True:
-        for key in set(await redis.keys(SEGMENTS.format("*"))).difference(before):
-            if await redis.llen(key) >= NUM_SEGMENTS_BEFORE:
-                return str(key).partition("{")[2].partition("}")[0]
-        await asyncio.sleep(0.01)
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """Processor time these processes have used so far."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def has_mapped(pid: int, library: str) -> bool:

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import secrets
-import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -15,16 +12,18 @@ import pytest_asyncio
 
 from semspec.client import Event
 from semspec.gateway.store.leases import stored_name
-from semspec.stack import Stack, StackConfig
+from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, Process
+from tests.processes import GENEROUS_S, Process, another_gateway
 from tests.stack.support import (
     LONG_QUESTION,
     Json,
     Running,
     answer_of,
+    http_of,
     redis_of,
+    served,
     text_of,
 )
 
@@ -49,24 +48,12 @@ class Twins:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running_twins() -> AsyncIterator[Twins]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)) as stack:
-            victims = {role: Process.of(stack, role) for role in ("gateway", "target")}
-            url = await start_second_gateway(stack, victims["gateway"])
-            async with (
-                httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as first,
-                httpx.AsyncClient(base_url=url, headers=stack.headers, timeout=GENEROUS_S) as second,
-            ):
-                yield Twins(Running(stack, first), Running(stack, second), victims)
-
-
-async def start_second_gateway(stack: Stack, first: Process) -> str:
-    """Its URL; the stack stops it with the others."""
-    port = free_port()
-    environment = {**first.environment, "SEMSPEC_GATEWAY_PORT": str(port)}
-    await Process(stack, "gateway 2", first.command, environment, f"127.0.0.1:{port}").start()
-    return f"http://127.0.0.1:{port}"
+    async with served(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)) as first:
+        victims = {role: Process.of(first.stack, role) for role in ("gateway", "target")}
+        second = another_gateway(victims["gateway"], "gateway 2", free_port())
+        await second.start()  # the stack stops it with the others
+        async with http_of(first.stack, second.address) as http:
+            yield Twins(first, Running(first.stack, http), victims)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -98,7 +85,7 @@ async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> N
     async with twins.first.events(LONG_QUESTION, **fields, semspec={"session": session}) as events:
         seen = await up_to(is_second_segment, events)
         id = seen[0].data["id"]
-        with stopped(twins.first.pid("gateway")):
+        async with twins.victims["gateway"].frozen():
             assert (await twins.second.generation(id))["status"] == "running"
             rest = await twins.second.attached(id, seen[-1].id)
             stored = await twins.second.stored_trace(id), await twins.second.generation(id)
@@ -117,7 +104,7 @@ async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: T
     async with twins.first.events(LONG_QUESTION, **fields) as events:
         seen = await up_to(is_second_segment, events)
         await twins.victims["target"].kill()
-        seen += await up_to(is_error, events)
+        seen += await up_to(lambda event: "error" in event.data, events)
     id = seen[0].data["id"]
     assert seen[-1].data["error"]["code"] == "service_unavailable"
     assert (await twins.first.generation(id))["status"] == "failed"
@@ -153,10 +140,6 @@ def is_second_segment(event: Event) -> bool:
     return event.id == "2"
 
 
-def is_error(event: Event) -> bool:
-    return "error" in event.data
-
-
 def chunks(*parts: Sequence[Event]) -> list[Json]:
     return [event.data for part in parts for event in part]
 
@@ -167,16 +150,6 @@ async def assert_told_once(running: Running, seen: list[Event], rest: list[Event
     stored = await running.stored_trace(seen[0].data["id"])
     assert (stored["status"], stored["degraded"]) == ("finished", False)
     assert [record["index"] for record in stored["segments"]] == list(range(whole["semspec"]["num_segments"]))
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that the scheduler has forgotten."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 async def assert_conversation_goes_on(running: Running, session: str, first: Json) -> None:

@@ -21,7 +21,6 @@ from tests.stack.support import (
     Running,
     answer_of,
     assert_same,
-    cpu_seconds,
     has_mapped,
     in_process,
     records_of,
@@ -32,6 +31,7 @@ from tests.variants import VARIANTS, changed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
+IN_FLIGHT = "semspec_gateway_generations_in_flight"
 SETTLED_S = 0.3
 """Processor time that two idle services may take in a second; a model at work takes nearly all of it."""
 
@@ -118,16 +118,18 @@ async def test_client_that_hangs_up_stops_both_models(running: Running, strategy
     models = [running.pid("draft"), running.pid("target")]
     async with running.streaming(seed=3, max_tokens=15_000, semspec={"strategy": strategy}) as stream:
         await until_first_segment(stream)
-        assert await running.num_in_flight() == 1
+        assert await running.metric(IN_FLIGHT) == 1
     async with asyncio.timeout(GENEROUS_S):
-        while await running.num_in_flight() or await spent_in_a_second(models) >= SETTLED_S:
+        while await running.metric(IN_FLIGHT) or await spent_in_a_second(models) >= SETTLED_S:
             await asyncio.sleep(0.05)
 
 
 async def spent_in_a_second(pids: list[int]) -> float:
-    before = cpu_seconds(pids)
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.cpu_percent()  # the next is from here on
     await asyncio.sleep(1)
-    return cpu_seconds(pids) - before
+    return float(sum(process.cpu_percent() for process in processes)) / 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what a process has mapped")
@@ -138,15 +140,10 @@ async def test_torch_is_in_the_services_and_not_in_the_gateway(running: Running)
 
 async def test_states_leave_the_gateways_path(running: Running) -> None:
     """The stack has both engines read the pair's probes, whose first layers they then compute."""
-    names = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
-
-    async def num_whole() -> list[str]:
-        lines = (await running.http.get("/metrics")).text.splitlines()
-        return [line for line in lines if line.startswith(tuple(names))]
-
-    before = await num_whole()
+    samples = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
+    before = [await running.metric(sample) for sample in samples]
     answer = await running.answer(semspec={"strategy": "semantic"})
-    assert answer["semspec"]["num_segments"] and len(before) == 2 and await num_whole() == before
+    assert answer["semspec"]["num_segments"] and [await running.metric(sample) for sample in samples] == before
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import Stack, StackConfig
+from tests.served import stack_of
 from tests.test_observability.collector import Collector, collecting
 
 GENEROUS_S = 60.0
@@ -35,10 +36,8 @@ def lifeline() -> Iterator[ExitStack]:
 async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
     collector = lifeline.enter_context(collecting())
     config = StackConfig(environment=collector.environment, start_timeout_s=GENEROUS_S)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with (
-            Stack(config) as stack,
-            httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-        ):
-            yield Observed(stack, http, collector, lifeline)
+    async with (
+        stack_of(config) as stack,
+        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
+    ):
+        yield Observed(stack, http, collector, lifeline)
