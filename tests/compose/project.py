@@ -13,6 +13,7 @@ from pathlib import Path
 
 from semspec.keys import entry, new_key
 from tests.compose.support import BASE
+from tests.processes import succeeds
 
 BASE_IMAGE = "python:3.11-slim-bookworm"
 REDIS_IMAGE = "redis:7.4-alpine"
@@ -56,16 +57,7 @@ class Project:
     @contextmanager
     def armed(self, role: str) -> Iterator["subprocess.Popen[str]"]:
         """One line to it, and the service's process gets SIGKILL: not `docker kill`, after which nobody restarts it."""
-        helper = (
-            "docker",
-            "run",
-            "--rm",
-            "--interactive",
-            "--pid=host",
-            "--user=0",
-            "--network=none",
-            "--entrypoint=python",
-        )
+        helper = "docker run --rm --interactive --pid=host --user=0 --network=none --entrypoint=python".split()
         victim = self.inspect(role, "{{.State.Pid}}")
         command = [*helper, self.image("gateway"), "-c", KILL, victim]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -82,19 +74,21 @@ def run(*command: str, environment: dict[str, str] | None = None) -> str:
 
 def why_not() -> str | None:
     """Why there can be no project here; None if there can."""
-    try:
-        answers = subprocess.run(["docker", "version"], capture_output=True).returncode == 0
-        composes = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return "no docker command"
-    return None if answers and composes else "no Docker engine answers, or it has no compose"
+    has_both = succeeds("docker", "version") and succeeds("docker", "compose", "version")
+    return None if has_both else "no Docker engine answers, or it has no compose"
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Project]:
     """The stack on the bundled pair, its images built; gone at the end, volumes included."""
     name, key, env_file = f"semspec-test-{secrets.token_hex(3)}", new_key(), folder / "env"
-    env_file.write_text(_variables(key))
+    variables = {
+        "SEMSPEC_GATEWAY_API_KEYS": entry("me", key),
+        "SEMSPEC_SERVICE_TOKEN": secrets.token_hex(32),
+        "SEMSPEC_REDIS_PASSWORD": secrets.token_hex(32),
+        "SEMSPEC_PUBLISH": "127.0.0.1:",  # on a free port
+    }
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     with served_wheels() as arguments:
         project = Project(name, key, env_file, {"REDIS_IMAGE": _redis_image(), **arguments})
         project.compose("build")
@@ -105,16 +99,6 @@ def running(folder: Path) -> Iterator[Project]:
         project.compose("down", "--volumes", "--timeout", "5")
 
 
-def _variables(key: str) -> str:
-    values = {
-        "SEMSPEC_GATEWAY_API_KEYS": entry("me", key),
-        "SEMSPEC_SERVICE_TOKEN": secrets.token_hex(32),
-        "SEMSPEC_REDIS_PASSWORD": secrets.token_hex(32),
-        "SEMSPEC_PUBLISH": "127.0.0.1:",  # on a free port
-    }
-    return "".join(f"{name}={value}\n" for name, value in values.items())
-
-
 @contextmanager
 def served_wheels() -> Iterator[dict[str, str]]:
     """The build's arguments with which it finds the wheels of a local PIP_FIND_LINKS, as on a machine without PyPI."""
@@ -123,25 +107,18 @@ def served_wheels() -> Iterator[dict[str, str]]:
         yield {}
         return
     host = run("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}").strip()
-    server = ThreadingHTTPServer((host, WHEELS_PORT), partial(_Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield {"PIP_FIND_LINKS": f"http://{host}:{WHEELS_PORT}/", "PIP_TRUSTED_HOST": host}
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    with ThreadingHTTPServer((host, WHEELS_PORT), partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield {"PIP_FIND_LINKS": f"http://{host}:{WHEELS_PORT}/", "PIP_TRUSTED_HOST": host}
+        finally:
+            server.shutdown()
 
 
 def _redis_image() -> str:
     """Redis' own image, or one made of the distribution's package where no registry is within reach."""
-    for command in (["docker", "image", "inspect", REDIS_IMAGE], ["docker", "pull", "--quiet", REDIS_IMAGE]):
-        if subprocess.run(command, capture_output=True).returncode == 0:
-            return REDIS_IMAGE
+    if succeeds("docker", "image", "inspect", REDIS_IMAGE) or succeeds("docker", "pull", "--quiet", REDIS_IMAGE):
+        return REDIS_IMAGE
     install = "apt-get update && apt-get install --yes redis-server && install -d -o 999 -g 1000 /data"
     subprocess.run(
         ["docker", "build", "--quiet", "--tag", "semspec-test-redis", "-"],

@@ -29,6 +29,7 @@ from tests.compose.support import (
     MissingVariable,
     composed,
 )
+from tests.processes import succeeds
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
@@ -219,7 +220,7 @@ def test_script_writes_nothing_without_random_bytes(tmp_path: Path, script: Path
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compose_takes_the_files_and_reads_them_alike(variant: str, tmp_path: Path) -> None:
-    if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+    if not succeeds("docker", "compose", "version"):
         pytest.skip("no docker compose")
     (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in (SECRETS | PAIR).items()))
     files = [word for path in (BASE, *VARIANTS[variant]) for word in ("--file", str(path))]
