@@ -1,6 +1,9 @@
 """Tiny checkpoints with random weights of common model classes, and matching probes."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -14,9 +17,10 @@ from transformers import (
 )
 
 from semspec.engine.protocol import Engine
+from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from semspec.types import Segmentation
+from semspec.types import Segmentation, Writer
 from tests.words import build_tokenizer
 
 SIZES = {
@@ -88,6 +92,18 @@ def save_spelling_checkpoint(folder: Path) -> Path:
     randomise(model_of("qwen2", **sizes, eos_token_id=ends, bos_token_id=None), 0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@asynccontextmanager
+async def loaded(
+    draft: Path, target: Path, **options: Any
+) -> AsyncIterator[tuple[TransformersEngine, TransformersEngine]]:
+    """Both models in this process."""
+    one = TransformersEngine.load(str(draft), writer=Writer.DRAFT, device="cpu", **options)
+    other = TransformersEngine.load(str(target), writer=Writer.TARGET, device="cpu", **options)
+    yield one, other
+    await one.aclose()
+    await other.aclose()
 
 
 async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:

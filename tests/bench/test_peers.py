@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig
 
 from semspec.bench.configuration import parse
 from semspec.bench.runners.assisted import TransformersRunner
@@ -18,6 +18,7 @@ from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
+from tests.checkpoints import model_of
 
 pytestmark = pytest.mark.slow
 SHORT = 10_015_004
@@ -52,10 +53,8 @@ def link_target(folder: Path, but: str) -> None:
 
 def other_pair(folder: Path, vocab_size: int, swap_tokens: bool) -> Path:
     """The bundled target with an untrained draft, which may have another vocabulary."""
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     torch.manual_seed(0)
-    draft = Qwen2ForCausalLM(Qwen2Config(vocab_size=vocab_size, num_hidden_layers=1, eos_token_id=1, **size))
-    draft.save_pretrained(folder / "draft")
+    model_of("qwen2", vocab_size=vocab_size, num_hidden_layers=1).save_pretrained(folder / "draft")
     load_tokenizer(str(BUNDLED_PAIR / "target")).save_pretrained(folder / "draft")
     if swap_tokens:
         path = folder / "draft" / "tokenizer.json"

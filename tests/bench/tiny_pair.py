@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import constants
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.checkpoints import model_of
 from tests.training.support import bytes_tokenizer, save_ending, solved
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,12 +34,10 @@ def save_models(cache: Path) -> None:
     for name, num_layers, num_padded, seed in ((DRAFT, 2, 1, 0), (TARGET, 3, 3, 1)):
         torch.manual_seed(seed)
         tokenizer = bytes_tokenizer()
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) + num_padded, num_hidden_layers=num_layers, max_position_embeddings=1200,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None, tie_word_embeddings=False, **sizes,
-        )  # fmt: skip
-        save_ending(Qwen2ForCausalLM(config), tokenizer, snapshot(cache, name))
+        sizes = {"vocab_size": len(tokenizer) + num_padded, "num_hidden_layers": num_layers}
+        ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+        model = model_of("qwen2", max_position_embeddings=1200, tie_word_embeddings=False, **sizes, **ends)
+        save_ending(model, tokenizer, snapshot(cache, name))
 
 
 def snapshot(cache: Path, model: str) -> Path:

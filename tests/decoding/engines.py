@@ -11,14 +11,13 @@ import pytest
 
 from semspec.decoding import Backends, Generation, Verifier, decode
 from semspec.engine.protocol import Engine
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer, ServedVerifier, Servicer, TargetServicer, VerifierServicer
 from semspec.settings import ServiceSettings
-from semspec.types import SegmentRecord, StageTimes, Writer
-from tests.checkpoints import random_probes
+from semspec.types import SegmentRecord, StageTimes
+from tests.checkpoints import loaded, random_probes
 from tests.variants import STRATEGIES
 
 PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
@@ -60,14 +59,9 @@ async def engines(
     """
     target_folder = shutil.copytree(checkpoints["qwen2"], folder / "target")
     (target_folder / "chat_template.jinja").write_text(TURNS)
-    models = (str(checkpoints["llama"]), Writer.DRAFT), (str(target_folder), Writer.TARGET)
-    draft, target = (
-        TransformersEngine.load(name, writer=writer, device="cpu", max_context_tokens=window, probes=probes)
-        for name, writer in models
-    )
-    yield draft, target, await random_probes(draft, target, folder)
-    await draft.aclose()
-    await target.aclose()
+    options = {"max_context_tokens": window, "probes": probes}
+    async with loaded(checkpoints["llama"], target_folder, **options) as (draft, target):
+        yield draft, target, await random_probes(draft, target, folder)
 
 
 async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Writer
-from tests.checkpoints import random_probes, save_spelling_checkpoint
+from tests.checkpoints import loaded, random_probes, save_spelling_checkpoint
 from tests.decoding.engines import behind_sockets
 from tests.gateway.support import Gateway, make_settings, running_gateway
 
@@ -29,11 +28,6 @@ async def served(engines: Engines, folder: Path, **settings: Any) -> AsyncIterat
 @pytest.fixture
 async def spelling(tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
     """Over models of random weights, which by themselves write anything."""
-    name = str(save_spelling_checkpoint(tmp_path / "model"))
-    draft, target = (
-        TransformersEngine.load(name, writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
-    )
-    async with served((draft, target), tmp_path, redis_url=redis_url) as gateway:
+    model = save_spelling_checkpoint(tmp_path / "model")
+    async with loaded(model, model) as engines, served(engines, tmp_path, redis_url=redis_url) as gateway:
         yield gateway
-    for engine in (draft, target):
-        await engine.aclose()

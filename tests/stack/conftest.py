@@ -11,11 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from semspec.decoding import Backends
 from semspec.decoding.likelihood.calibration import as_json
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import StackConfig
-from semspec.types import Writer
 from tests.calibrations import calibration
-from tests.checkpoints import random_probes
+from tests.checkpoints import loaded, random_probes
 from tests.processes import GENEROUS_S
 from tests.stack.support import Pair, Running, served
 from tests.words import build_tokenizer
@@ -50,15 +48,12 @@ async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     paths = {
         role: _fluent(checkpoints[name], folder / role) for role, name in (("draft", "llama"), ("target", "qwen2"))
     }
-    draft = TransformersEngine.load(str(paths["draft"]), writer=Writer.DRAFT, device="cpu")
-    target = TransformersEngine.load(str(paths["target"]), writer=Writer.TARGET, device="cpu")
-    verifier = await random_probes(draft, target, folder / "probes")
-    likelihood = calibration(await draft.info(), await target.info(), middle=-5.5)
-    (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
-    backends = Backends(draft, target, verifier, likelihood=likelihood)
-    yield Pair(paths["draft"], paths["target"], folder / "probes", backends)
-    await draft.aclose()
-    await target.aclose()
+    async with loaded(paths["draft"], paths["target"]) as (draft, target):
+        verifier = await random_probes(draft, target, folder / "probes")
+        likelihood = calibration(await draft.info(), await target.info(), middle=-5.5)
+        (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
+        backends = Backends(draft, target, verifier, likelihood=likelihood)
+        yield Pair(paths["draft"], paths["target"], folder / "probes", backends)
 
 
 @pytest.fixture(scope="package")

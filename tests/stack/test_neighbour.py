@@ -12,14 +12,13 @@ import httpx
 import psutil
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Overloaded
 from semspec.keys import entry
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
-from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, Writer
-from tests.checkpoints import random_probes, save_spelling_checkpoint
+from semspec.types import Context, GenerationParams, SamplingParams, Segmentation
+from tests.checkpoints import loaded, random_probes, save_spelling_checkpoint
 from tests.grammars.schemas import COSTLY, COUNTED
 from tests.processes import GENEROUS_S
 from tests.stack.support import Running, chat_body
@@ -56,12 +55,8 @@ ATTACKS: dict[str, tuple[str, dict[str, Any], str]] = {
 async def spelling(tmp_path: Path) -> AsyncIterator[Running]:
     """A pair that takes grammars, served to two owners."""
     model = save_spelling_checkpoint(tmp_path / "model")
-    draft, target = (
-        TransformersEngine.load(str(model), writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
-    )
-    await random_probes(draft, target, tmp_path)
-    await draft.aclose()
-    await target.aclose()
+    async with loaded(model, model) as (draft, target):
+        await random_probes(draft, target, tmp_path)
     keys = f"{entry('attacker', ATTACKER)} {entry('neighbour', NEIGHBOUR)}"
     probes = (tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
     environment = {"SEMSPEC_GATEWAY_API_KEYS": keys, "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo"}

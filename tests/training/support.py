@@ -7,13 +7,7 @@ import pytest
 import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import TextPair, TokenIds
@@ -22,6 +16,7 @@ from semspec.demo.problems import SPLITS
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig
+from tests.checkpoints import model_of
 from tests.words import END, build_tokenizer
 
 
@@ -68,11 +63,6 @@ def solved() -> Iterator[dict[str, str]]:
         yield {"id": str(seed), "question": document.problem.question, "solution": document.solution}
 
 
-class AllTheSame:
-    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int]]:
-        return [[0] * len(group.segments) for group in groups]
-
-
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
     """Byte pairs, a blank line among them; another vocabulary than the demo language's."""
     tokenizer = Tokenizer(models.BPE())
@@ -90,19 +80,9 @@ def bytes_tokenizer() -> PreTrainedTokenizerFast:
 def save_bytes_llama(folder: Path) -> Path:
     """A Llama over byte pairs."""
     wrapped = bytes_tokenizer()
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(wrapped),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=1200,
-            eos_token_id=wrapped.eos_token_id,
-            bos_token_id=None,
-        )
-    )
+    sizes = {"vocab_size": len(wrapped), "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends = {"eos_token_id": wrapped.eos_token_id, "bos_token_id": None}
+    model = model_of("llama", max_position_embeddings=1200, **sizes, **ends)
     return save_ending(model, wrapped, folder)
 
 

@@ -13,7 +13,6 @@ import pytest
 from semspec.client import Gateway as Client
 from semspec.decoding import Backends
 from semspec.decoding.protocols import WithoutProbes
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.keys import entry, new_key
 from semspec.probes.verifier import ProbeVerifier
 from semspec.training.cli import main
@@ -24,6 +23,7 @@ from semspec.training.data.pair import EngineWriter
 from semspec.training.files import StageFolder, read_json, write_json
 from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, Writer, derive_seed
+from tests.checkpoints import loaded
 from tests.gateway.support import RedisServer, bearer, make_settings, redis_server, running_gateway
 from tests.training import support
 
@@ -44,17 +44,13 @@ def collection(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folder: Path) -> None:
-    draft, target = (
-        TransformersEngine.load(str(path), writer=writer, device="cpu")
-        for path, writer in zip(models, (Writer.DRAFT, Writer.TARGET), strict=True)
-    )
     settings = make_settings(
         api_keys=f"{entry('alice', ALICE)}:consents {entry('ops', COLLECTOR)}:collector",
         collect={"share": 1.0},
         defaults={"strategy": "target"},
         redis_url=redis.url,
     )
-    async with running_gateway(settings, Backends(draft, target, WithoutProbes())) as gateway:
+    async with loaded(*models) as pair, running_gateway(settings, Backends(*pair, WithoutProbes())) as gateway:
         for number, row in enumerate(islice(support.solved(), NUM_ANSWERS)):
             messages = [{"role": "user", "content": row["question"]}]
             sampling = {"seed": SEED, "temperature": 1.0, "top_p": 1.0, "max_tokens": 60}
@@ -67,8 +63,6 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
             while num_answers(StageFolder(folder)) < NUM_ANSWERS:
                 await fetch(client, StageFolder(folder), NUM_ANSWERS)
         await client.aclose()
-    await draft.aclose()
-    await target.aclose()
 
 
 def configured(collection: Path, models: tuple[Path, Path], output: Path, **changes: Any) -> PipelineConfig:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.verifier import ProbeVerifier
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
+from tests.checkpoints import loaded
 from tests.training import support
 
 pytestmark = pytest.mark.slow
@@ -29,20 +29,17 @@ def unlabelled(run: Path, tmp_path: Path) -> Path:
 
 
 async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Path]) -> None:
-    draft, target = (
-        TransformersEngine.load(str(path), writer=writer, device="cpu")
-        for path, writer in zip(models, (Writer.DRAFT, Writer.TARGET), strict=True)
-    )
     folder = run / "out" / "alternatives"
     verifier = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
     info = await verifier.info()
-    assert info.draft_model == (await draft.info()).fingerprint
-    assert info.target_model == (await target.info()).fingerprint
-    context = Context((await target.encode([Message("user", "Tom has pens: 25. How many?")]),))
-    order = GenerationParams(SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
-    [written] = [one async for one in draft.generate(context, order)]
+    async with loaded(*models) as (draft, target):
+        assert info.draft_model == (await draft.info()).fingerprint
+        assert info.target_model == (await target.info()).fingerprint
+        context = Context((await target.encode([Message("user", "Tom has pens: 25. How many?")]),))
+        order = GenerationParams(SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
+        [written] = [one async for one in draft.generate(context, order)]
+        readings = await target.score(context, [written.segment])
     assert written.states is not None
-    readings = await target.score(context, [written.segment])
     assert info.alternatives == ("last-hidden", "surprisal")
     judged = [await verifier.judge([written.states], readings, name) for name in ("", *info.alternatives)]
     assert all(0 < one.draft_probability <= 1 and 0 <= one.target_probability <= 1 for [one] in judged)
@@ -52,8 +49,6 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert all("auroc" in card["metrics"] and "verdict" not in card["metrics"] for card in cards)
     serving = json.loads((run / "out" / "serving.json").read_text())
     assert set(serving) == {"strategy", "gamma", "acceptance"}
-    for engine in (draft, target):
-        await engine.aclose()
 
 
 def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
 from semspec.training.config import ContextsConfig, PipelineConfig, load_config
 from semspec.training.data.contexts import choose_depths
@@ -23,6 +22,7 @@ from semspec.training.data.questions import Question
 from semspec.training.files import Row, read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.types import Segment, SegmentEnd, Writer
+from tests.checkpoints import loaded
 from tests.training import support
 
 pytestmark = pytest.mark.slow
@@ -82,10 +82,6 @@ def num_files(folder: Path) -> int:
 
 
 async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models: tuple[Path, Path]) -> None:
-    engines = {
-        writer: TransformersEngine.load(str(path), writer=writer, device="cpu")
-        for writer, path in zip((Writer.DRAFT, Writer.TARGET), models, strict=True)
-    }
     contexts = {context.id: context for context in made.contexts.contexts(1)}
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
@@ -94,24 +90,23 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
     numbers = Counter((row["context"], row["writer"]) for row in rows)
     for writer, wanted in (("draft", {6}), ("target", {6, 8})):  # the target has more where the probes are tested
         assert {numbers[context, writer] for context in contexts} == wanted
-    for index in range(0, len(rows), 3):
-        segment = segment_of(rows[index], engines)
-        [reading] = await engines[Writer.TARGET].score(contexts[rows[index]["context"]].context, [segment])
-        check(reading.states.data, tensors["target_states"][index])
-        assert reading.surprisal == pytest.approx(tensors["surprisal"][index].tolist(), rel=1e-3, abs=1e-3)
-        assert reading.num_tokens == rows[index]["num_tokens"]
-    for index in range(0, len(drafted), 3):
-        segment = segment_of(drafted[index], engines)
-        [reading] = await engines[Writer.DRAFT].score(contexts[drafted[index]["context"]].context, [segment])
-        check(reading.states.data, tensors["draft_states"][index])
-    for engine in engines.values():
-        await engine.aclose()
+    async with loaded(*models) as (draft, target):
+        tokenizers = {"draft": draft.tokenizer.info.tokenizer, "target": target.tokenizer.info.tokenizer}
+        for index in range(0, len(rows), 3):
+            segment = segment_of(rows[index], tokenizers)
+            [reading] = await target.score(contexts[rows[index]["context"]].context, [segment])
+            check(reading.states.data, tensors["target_states"][index])
+            assert reading.surprisal == pytest.approx(tensors["surprisal"][index].tolist(), rel=1e-3, abs=1e-3)
+            assert reading.num_tokens == rows[index]["num_tokens"]
+        for index in range(0, len(drafted), 3):
+            segment = segment_of(drafted[index], tokenizers)
+            [reading] = await draft.score(contexts[drafted[index]["context"]].context, [segment])
+            check(reading.states.data, tensors["draft_states"][index])
 
 
-def segment_of(row: Row, engines: dict[Writer, TransformersEngine]) -> Segment:
-    writer = Writer(row["writer"])
-    tokenizer = engines[writer].tokenizer.info.tokenizer
-    return Segment(row["text"], tuple(row["token_ids"]), tokenizer, writer, SegmentEnd(row["end"]))
+def segment_of(row: Row, tokenizers: dict[str, str]) -> Segment:
+    written = row["text"], tuple(row["token_ids"]), tokenizers[row["writer"]]
+    return Segment(*written, Writer(row["writer"]), SegmentEnd(row["end"]))
 
 
 def check(served: bytes, kept: torch.Tensor) -> None:
@@ -202,7 +197,7 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
 
 
 def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
-    equivalence = {"kind": "python", "object": "tests.training.support:AllTheSame"}
+    equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
     with pytest.raises(Mismatch, match=r"clusters was made with other settings \(equivalence\.object"):
         pipeline.make("clusters")
