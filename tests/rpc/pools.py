@@ -23,6 +23,7 @@ from semspec.types import (
     SegmentScore,
     Writer,
 )
+from tests.chaos.proxy import Proxy, listening
 from tests.fakes import FakeModel, FakeVerifier
 from tests.rpc.fakes import FakeEngine, serving
 
@@ -37,15 +38,31 @@ NOVEL = GenerationParams(SamplingParams(seed=7), max_segments=0, session="s")
 
 @asynccontextmanager
 async def targets(
-    *engines: FakeEngine | FakeModel, options: ClientOptions = LENIENT, service: ServiceSettings | None = None
+    *engines: FakeEngine | FakeModel,
+    options: ClientOptions = LENIENT,
+    service: ServiceSettings | None = None,
+    num_met: int | None = None,
 ) -> AsyncIterator[tuple[RemoteTarget, list[ServiceServer]]]:
-    """A pool that has met a server for each engine."""
+    """A pool that has met a server for each engine, or `num_met` of them."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
-        pool = RemoteTarget(",".join(server.address for server in servers), options)
-        stack.push_async_callback(pool.aclose)
-        await until(lambda: pool.pool.num_replicas == len(engines))
-        yield pool, servers
+        yield await stack.enter_async_context(_pool(servers, options, num_met or len(servers))), servers
+
+
+@asynccontextmanager
+async def linked_targets(*engines: FakeEngine | FakeModel) -> AsyncIterator[tuple[RemoteTarget, list[Proxy]]]:
+    """An impatient pool that has met a server for each engine, through a proxy each."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(service_of(engine))) for engine in engines]
+        links = [await stack.enter_async_context(listening(server.address)) for server in servers]
+        yield await stack.enter_async_context(_pool(links, IMPATIENT, len(links))), links
+
+
+@asynccontextmanager
+async def _pool(replicas: "Sequence[Addressed]", options: ClientOptions, num_met: int) -> AsyncIterator[RemoteTarget]:
+    async with aclosing(RemoteTarget(",".join(replica.address for replica in replicas), options)) as target:
+        await until(lambda: target.pool.num_replicas == num_met)
+        yield target
 
 
 def service_of(engine: FakeEngine | FakeModel) -> TargetServicer:

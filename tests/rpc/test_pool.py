@@ -13,7 +13,7 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.replica import weight
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
-from tests.chaos.proxy import PASSING, Link, listening
+from tests.chaos.proxy import PASSING, Link
 from tests.fakes import FakeModel
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
 from tests.rpc.fakes import settings as service_settings
@@ -25,6 +25,7 @@ from tests.rpc.pools import (
     Counting,
     Newcomer,
     collected,
+    linked_targets,
     service_of,
     session_at,
     targets,
@@ -144,15 +145,8 @@ async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.
 
 async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
     slow, other = Counting(step_s=30), Counting()
-    async with (
-        serving(service_of(slow)) as first,
-        serving(service_of(other)) as second,
-        listening(first.address) as link,
-        aclosing(RemoteTarget(f"{link.address},{second.address}", IMPATIENT)) as target,
-    ):
-        await until(lambda: target.pool.num_replicas == 2)
-        session = session_at(link, second)
-        call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], session))
+    async with linked_targets(slow, other) as (target, (link, second)):
+        call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], session_at(link, second)))
         await until(lambda: slow.num_asked == 1)
         link.set(Link(is_silent=True))
         async with asyncio.timeout(25):
@@ -165,12 +159,7 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
 
 async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> None:
     engine = Counting(step_s=30)
-    async with (
-        serving(service_of(engine)) as server,
-        listening(server.address) as link,
-        aclosing(RemoteTarget(link.address, IMPATIENT)) as target,
-    ):
-        await until(lambda: target.pool.num_replicas == 1)
+    async with linked_targets(engine) as (target, (link,)):
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
         await until(lambda: engine.num_asked == 1)
         link.set(Link(is_silent=True))
@@ -193,12 +182,7 @@ async def test_busy_service_is_not_taken_for_a_frozen_one() -> None:
 
 async def test_replica_of_another_model_is_not_used_while_there_are_others(caplog: pytest.LogCaptureFixture) -> None:
     older, newer = FakeModel(Writer.TARGET), Newcomer(Writer.TARGET)
-    async with (
-        serving(service_of(older)) as first,
-        serving(service_of(newer)) as second,
-        aclosing(RemoteTarget(f"{first.address},{second.address}", LENIENT)) as target,
-    ):
-        await until(lambda: target.pool.num_replicas == 1)
+    async with targets(older, newer, num_met=1) as (target, (first, second)):
         newer.may_tell.set()
         await until(lambda: f"{second.address} serves another model" in caplog.text)
         for index in range(10):

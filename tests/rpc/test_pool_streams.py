@@ -11,18 +11,18 @@ import pytest
 from semspec.errors import Unavailable
 from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
-from tests.chaos.proxy import Link, listening
+from tests.chaos.proxy import Link
 from tests.fakes import FakeModel
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
 from tests.rpc.fakes import settings as service_settings
 from tests.rpc.pools import (
     GENEROUS_S,
-    IMPATIENT,
     LENIENT,
     NOVEL,
     PROMPT,
     Newcomer,
     collected,
+    linked_targets,
     service_of,
     session_at,
     targets,
@@ -93,12 +93,7 @@ async def test_stream_that_nobody_goes_on_with_ends_with_the_error() -> None:
 
 async def test_stream_does_not_go_on_with_another_model() -> None:
     first, other = FakeModel(Writer.TARGET, delay_s=0.02), Newcomer(Writer.TARGET)
-    async with (
-        serving(service_of(first)) as server,
-        serving(service_of(other)) as stranger,
-        aclosing(RemoteTarget(f"{server.address},{stranger.address}", LENIENT)) as target,
-    ):
-        await until(lambda: target.pool.num_replicas == 1)
+    async with targets(first, other, num_met=1) as (target, (server, stranger)):
         other.may_tell.set()
         with pytest.raises(Unavailable):
             async for _ in target.generate(PROMPT, replace(NOVEL, session=session_at(server, stranger))):
@@ -110,12 +105,7 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
 async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
     models = [FakeModel(Writer.TARGET, delay_s=0.05), FakeModel(Writer.TARGET, delay_s=0.05)]
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serving(service_of(model))) for model in models]
-        links = [await stack.enter_async_context(listening(server.address)) for server in servers]
-        addresses = ",".join(link.address for link in links)
-        target = await stack.enter_async_context(aclosing(RemoteTarget(addresses, IMPATIENT)))
-        await until(lambda: target.pool.num_replicas == 2)
+    async with linked_targets(*models) as (target, links):
         segments = list[Segment]()
         async for written in target.generate(PROMPT, NOVEL):
             segments.append(written.segment)

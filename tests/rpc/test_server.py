@@ -19,6 +19,7 @@ from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer, run, serve
 from semspec.rpc.servicers import DraftServicer
 from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
+from tests.rpc.pools import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -97,9 +98,7 @@ async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None
     assert engine.num_readings == 0, "loading reads it"
     server.reload()
     server.reload()
-    async with asyncio.timeout(10):
-        while not engine.num_readings:
-            await asyncio.sleep(0.001)
+    await until(lambda: engine.num_readings > 0)
     assert engine.num_readings == 1, "the second came while it was read"
     await server.stop()
 

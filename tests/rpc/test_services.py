@@ -64,7 +64,7 @@ from tests.rpc.fakes import (
     serving,
     settings,
 )
-from tests.rpc.pools import drafting, targeting, verifying
+from tests.rpc.pools import drafting, targeting, until, verifying
 
 NONCE = "0123456789abcdef"
 DEFAULTS = ClientOptions()
@@ -407,9 +407,7 @@ async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> Non
         await pool.info()
     await scrambled.stop(0)
     async with serving(TargetServicer(FakeEngine), settings(port=port)):
-        async with asyncio.timeout(60):
-            while pool.pool.num_replicas == 0:
-                await asyncio.sleep(0.01)
+        await until(lambda: pool.pool.num_replicas == 1)
         assert (await pool.info()).model == "fake"
         await pool.aclose()
 

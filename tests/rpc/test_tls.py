@@ -35,12 +35,16 @@ def secured(pair: Pair, client_ca: Path | None = None) -> ServiceSettings:
 
 
 @asynccontextmanager
-async def calling(
-    address: str, certificates: Certificates | None, server_name: str = ""
-) -> AsyncIterator[RemoteDrafter]:
+async def called(
+    service: ServiceSettings, certificates: Certificates | None, server_name: str = "", engine: FakeEngine | None = None
+) -> AsyncIterator[tuple[str, RemoteDrafter]]:
+    """The address of a service, and its client."""
     options = ClientOptions(call_timeout_s=20, idle_timeout_s=20, certificates=certificates, server_name=server_name)
-    async with aclosing(RemoteDrafter(address, options)) as client:
-        yield client
+    async with (
+        serving(DraftServicer(lambda: engine or FakeEngine()), service) as server,
+        aclosing(RemoteDrafter(server.address, options)) as client,
+    ):
+        yield server.address, client
 
 
 async def shown(address: str) -> bytes:
@@ -63,11 +67,10 @@ def der(pair: Pair) -> bytes:
 
 async def test_calls_and_health_go_over_tls(authority: Authority) -> None:
     certificates = Certificates(authority.file)
-    async with serving(DraftServicer(FakeEngine), secured(authority.issue("draft"))) as server:
-        async with calling(server.address, certificates) as client:
-            assert (await client.info()).model == "fake"
-            assert len([written async for written in client.generate(CONTEXT, ORDER)]) == 3
-        await asyncio.to_thread(check_health, server.address, DraftServicer.name, 20, certificates)
+    async with called(secured(authority.issue("draft")), certificates) as (address, client):
+        assert (await client.info()).model == "fake"
+        assert len([written async for written in client.generate(CONTEXT, ORDER)]) == 3
+        await asyncio.to_thread(check_health, address, DraftServicer.name, 20, certificates)
 
 
 @pytest.mark.parametrize("mistake", ["plain", "untrusted", "misnamed"])
@@ -76,10 +79,7 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
     pair = signer.issue("draft", "draft.example" if mistake == "misnamed" else "127.0.0.1")
     engine = FakeEngine()
     options = settings() if mistake == "plain" else secured(pair)
-    async with (
-        serving(DraftServicer(lambda: engine), options) as server,
-        calling(server.address, Certificates(authority.file)) as client,
-    ):
+    async with called(options, Certificates(authority.file), engine=engine) as (_, client):
         with pytest.raises(Unavailable):
             await client.info()
         with pytest.raises(Unavailable):
@@ -88,11 +88,8 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
 
 
 async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked_for(authority: Authority) -> None:
-    pair = authority.issue("draft", "draft.example")
-    async with (
-        serving(DraftServicer(FakeEngine), secured(pair)) as server,
-        calling(server.address, Certificates(authority.file), server_name="draft.example") as client,
-    ):
+    service = secured(authority.issue("draft", "draft.example"))
+    async with called(service, Certificates(authority.file), server_name="draft.example") as (_, client):
         assert (await client.info()).model == "fake"
 
 
@@ -102,31 +99,25 @@ async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str
     pair = signer.issue("gateway", "gateway.example")
     own = () if caller == "none" else (pair.certificate, pair.key)
     certificates = None if caller == "plain" else Certificates(authority.file, *own)
-    async with (
-        serving(DraftServicer(FakeEngine), secured(authority.issue("draft"), authority.file)) as server,
-        calling(server.address, certificates) as client,
-    ):
+    async with called(secured(authority.issue("draft"), authority.file), certificates) as (address, client):
         if caller == "known":
             assert (await client.info()).model == "fake"
-            await asyncio.to_thread(check_health, server.address, DraftServicer.name, 20, certificates)
+            await asyncio.to_thread(check_health, address, DraftServicer.name, 20, certificates)
         else:
             with pytest.raises(Unavailable):
                 await client.info()
             with pytest.raises(Unavailable):
-                await asyncio.to_thread(check_health, server.address, "", 20, certificates)
+                await asyncio.to_thread(check_health, address, "", 20, certificates)
 
 
 async def test_renewed_certificate_is_shown_to_the_next_caller(authority: Authority) -> None:
     mounted = authority.mount("first")
-    async with (
-        serving(DraftServicer(FakeEngine), secured(mounted)) as server,
-        calling(server.address, Certificates(authority.file)) as client,
-    ):
+    async with called(secured(mounted), Certificates(authority.file)) as (address, client):
         await client.info()
         before = der(mounted)
-        assert await shown(server.address) == before
+        assert await shown(address) == before
         authority.mount("second")
-        assert await shown(server.address) == der(mounted) != before
+        assert await shown(address) == der(mounted) != before
         assert (await client.info()).model == "fake", "whoever was connected stays so"
 
 
@@ -138,7 +129,9 @@ async def test_renewed_authority_of_callers_counts_for_the_next_one(authority: A
         trusted.write_bytes(new.file.read_bytes())
         for signer, is_known in ((authority, False), (new, True)):
             pair = signer.issue("gateway")
-            async with calling(server.address, Certificates(authority.file, pair.certificate, pair.key)) as client:
+            certificates = Certificates(authority.file, pair.certificate, pair.key)
+            options = ClientOptions(call_timeout_s=20, certificates=certificates)
+            async with aclosing(RemoteDrafter(server.address, options)) as client:
                 if is_known:
                     await client.info()
                 else:
