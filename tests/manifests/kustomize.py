@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -62,23 +62,17 @@ def has_tool() -> bool:
 @cache
 def _built(build: Build) -> Objects:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        text = yaml.safe_dump(
-            {
-                "resources": [_relative("overlays", build.overlay, folder)],
-                "components": [_relative("components", component, folder) for component in build.components],
-            }
-        )
-        (folder / "kustomization.yaml").write_text(text)
-        return build_folder(folder)
+        components = [KUBERNETES / "components" / component for component in build.components]
+        resources = [KUBERNETES / "overlays" / build.overlay]
+        return built_in(Path(name), {"resources": resources, "components": components})
 
 
-def _relative(kind: str, name: str, folder: Path) -> str:
-    return os.path.relpath(KUBERNETES / kind / name, folder)
-
-
-def build_folder(folder: Path) -> Objects:
-    """The manifests of a kustomization."""
+def built_in(folder: Path, kustomization: Mapping[str, Any]) -> Objects:
+    """The manifests of a kustomization in `folder`, from where its resources and components are looked for."""
+    own = dict(kustomization)
+    for kind in ("resources", "components"):
+        own[kind] = [os.path.relpath(path, folder.resolve()) for path in kustomization.get(kind, ())]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
     command = next(command for tool, command in COMMANDS.items() if shutil.which(tool))
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

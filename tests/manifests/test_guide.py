@@ -1,6 +1,5 @@
 """What docs/kubernetes.md tells its reader to do works, and what it says of numbers is so."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import yaml
 
 from tests.manifests.checks import check
 from tests.manifests.environment import SECRETS
-from tests.manifests.kustomize import ROOT, build_folder, has_tool
+from tests.manifests.kustomize import KUBERNETES, ROOT, built_in, has_tool
 from tests.manifests.objects import pods
 
 pytestmark = pytest.mark.slow
@@ -39,15 +38,12 @@ def test_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
     [text] = [block for block in blocks("yaml") if "components:" in block]
     content: dict[str, Any] = yaml.safe_load(text)
     for kind in ("resources", "components"):
-        content[kind] = [os.path.relpath(ROOT / path, tmp_path.resolve()) for path in content[kind]]
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    objects = build_folder(tmp_path)
+        content[kind] = [ROOT / path for path in content[kind]]
+    objects = built_in(tmp_path, content)
     check(objects)
     assert any(one.main["image"].endswith("semspec-gateway@sha256:...") for one in pods(objects))
 
 
 @wants_tool
 def test_namespace_can_be_another(tmp_path: Path) -> None:
-    path = os.path.relpath(ROOT / "deploy" / "kubernetes" / "overlays" / "two-gpu", tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "other", "resources": [path]}))
-    check(build_folder(tmp_path))
+    check(built_in(tmp_path, {"namespace": "other", "resources": [KUBERNETES / "overlays" / "two-gpu"]}))

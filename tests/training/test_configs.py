@@ -15,6 +15,7 @@ from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
 from semspec.training import cli, collect
 from semspec.training.config import DatastoreConfig, PipelineConfig, ServerSampler, load_config, quick, read_config
+from tests.manifests.policy import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PAIRS = sorted((ROOT / "training" / "configs").glob("*.yaml"))
@@ -130,11 +131,7 @@ def test_pods_are_confined_and_write_to_writable_mounts() -> None:
     [one] = pod["containers"]
     assert pod["automountServiceAccountToken"] is False and pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert one["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert one["securityContext"] == CONFINED
     writable = [Path(mount["mountPath"]) for mount in one["volumeMounts"] if not mount.get("readOnly")]
     written = [entry["value"] for entry in one["env"] if entry["name"] in ("HOME", "HF_HOME", "MPLCONFIGDIR")]
     for path in map(Path, [*written, one["workingDir"]]):
