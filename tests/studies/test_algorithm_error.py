@@ -16,15 +16,11 @@ POINT = Point(
 )
 
 
-def by_rule() -> dict[str, tuple[float, float, float]]:
-    found = results([POINT], rules(0.4))
-    return {
-        one.rule: (one.distance.value, one.accepted.value if one.accepted else 0.0, one.wrong.value) for one in found
-    }
-
-
 def test_rules_by_hand() -> None:
-    found = by_rule()
+    found = {
+        one.rule: (one.distance.value, one.accepted.value if one.accepted else 0.0, one.wrong.value)
+        for one in results([POINT], rules(0.4))
+    }
     assert found["draft alone"] == pytest.approx((0.4, 1.0, 0.1))
     # min(P, Q) = (.5, .1, 0): .6 is kept, .4 goes to P: (.7, .3, 0).
     assert found["min(1, p/q), true p and q"] == pytest.approx((0.2, 0.6, 0.0))

@@ -47,7 +47,6 @@ def test_pairs_carry_the_meaning_the_parser_reads_and_no_held_out_question() -> 
     assert all(pair.context.split(DELIMITER)[0] != question for pair in pairs(7, contextual=1.0, held_out={question}))
 
 
-@pytest.mark.slow
 def test_training_sees_pairs_as_clustering_does() -> None:
     tokenizer = build_nli_tokenizer()
     model = NliModel(build_nli_model(tokenizer), tokenizer, EntailmentConfig(model="tiny", device="cpu"))

@@ -23,6 +23,7 @@ QUESTIONS = [Question(row["id"], row["question"], "all", "train") for row in isl
 TURNS = "{% for message in messages %}{{ message['content'] + '<eos>' }}{% endfor %}"
 
 Change = Callable[[PreTrainedTokenizerFast], object]
+Check = Callable[..., None]
 
 
 def template(text: str | None) -> Change:
@@ -33,29 +34,24 @@ def backend(name: str, part: object) -> Change:
     return lambda raw: setattr(raw.backend_tokenizer, name, part)
 
 
-class Checker:
+@pytest.fixture
+def check(checkpoints: dict[str, Path]) -> Check:
     """Checks a pair of which the target has another tokenizer, template or end-of-sequence tokens."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint = str(checkpoint)
-
-    def __call__(self, change: Change | None = None, eos_ids: tuple[int, ...] = (1,), **changes: object) -> None:
-        config = support.config(Path("draft"), Path("target"), Path("out"), **changes)
-        pair = {Writer.DRAFT: self._tokenizer(None, (1,)), Writer.TARGET: self._tokenizer(change, eos_ids)}
-        check_models(config, pair, QUESTIONS)
-
-    def _tokenizer(self, change: Change | None, eos_ids: tuple[int, ...]) -> ModelTokenizer:
-        raw = load_tokenizer(self._checkpoint)
+    def tokenizer(change: Change | None, eos_ids: tuple[int, ...]) -> ModelTokenizer:
+        raw = load_tokenizer(str(checkpoints["qwen2"]))
         assert isinstance(raw, PreTrainedTokenizerFast)
         if change:
             change(raw)
         info = ModelInfo("m", "f", "t", 3, 32, max_context_tokens=600)
         return ModelTokenizer(raw, info, frozenset(eos_ids), len(raw))
 
+    def check(change: Change | None = None, eos_ids: tuple[int, ...] = (1,), **changes: object) -> None:
+        config = support.config(Path("draft"), Path("target"), Path("out"), **changes)
+        pair = {Writer.DRAFT: tokenizer(None, (1,)), Writer.TARGET: tokenizer(change, eos_ids)}
+        check_models(config, pair, QUESTIONS)
 
-@pytest.fixture
-def check(checkpoints: dict[str, Path]) -> Checker:
-    return Checker(checkpoints["qwen2"])
+    return check
 
 
 @pytest.mark.parametrize(
@@ -78,23 +74,23 @@ def check(checkpoints: dict[str, Path]) -> Checker:
     ],
     ids=["case", "boundary", "white-space", "one-turn", "refused-turn", "no-user", "refused-user", "none"],
 )
-def test_tokenizer_or_template_that_loses_text_is_refused(check: Checker, change: Change, complaint: str) -> None:
+def test_tokenizer_or_template_that_loses_text_is_refused(check: Check, change: Change, complaint: str) -> None:
     check()
     with pytest.raises(Mismatch, match=complaint):
         check(change)
 
 
-def test_template_is_not_needed_without_chat(check: Checker) -> None:
+def test_template_is_not_needed_without_chat(check: Check) -> None:
     check(template("{{ messages[0]['content'] }}"), prompt={"chat": False})
 
 
-def test_template_must_say_which_of_several_tokens_ends_a_turn(check: Checker) -> None:
+def test_template_must_say_which_of_several_tokens_ends_a_turn(check: Check) -> None:
     with pytest.raises(Mismatch, match="none of the 2 end-of-sequence tokens"):
         check(eos_ids=(0, 1))
     check(template(TURNS), eos_ids=(0, 1))
 
 
-def test_segment_as_long_as_the_window_is_refused(check: Checker) -> None:
+def test_segment_as_long_as_the_window_is_refused(check: Check) -> None:
     with pytest.raises(Mismatch, match="max_segment_tokens is 600, the draft's window has 600 tokens"):
         check(max_segment_tokens=600)
 

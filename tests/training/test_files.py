@@ -59,32 +59,15 @@ def test_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, writer
     assert list(tmp_path.iterdir()) == []
 
 
-def shard(folder: StageFolder, inputs: str = "") -> None:
-    write_rows(folder.file(3, ".parquet"), [{"a": 1}])
-    write_tensors(folder.file(3, ".safetensors"), {"x": torch.ones(3)})
-    folder.commit(3, [".parquet", ".safetensors"], inputs)
-
-
 def test_shard_without_manifest_or_with_other_inputs_or_files_is_not_done(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path)
     write_rows(folder.file(3, ".parquet"), [{"a": 1}])
     assert not folder.is_done(3) and folder.numbers() == []
-    shard(folder, "one")
+    write_tensors(folder.file(3, ".safetensors"), {"x": torch.ones(3)})
+    folder.commit(3, [".parquet", ".safetensors"], "one")
     assert folder.is_done(3, "one") and not folder.is_done(3, "two") and folder.numbers() == [3]
     folder.file(3, ".safetensors").write_bytes(b"cut")
     assert not folder.is_done(3, "one")
-
-
-def test_changed_byte_is_found(tmp_path: Path) -> None:
-    folder = StageFolder(tmp_path)
-    shard(folder)
-    assert folder.damaged(3) == []
-    path = folder.file(3, ".safetensors")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    assert folder.is_done(3)  # of the right size
-    assert folder.damaged(3) == ["00003.safetensors"]
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
