@@ -2,12 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
 from semspec.remote.client import Api
+from tests.gateway.support import listening
 
 Json = dict[str, Any]
 NAME = "some/model"
@@ -28,7 +32,7 @@ class Script:
     late_error: Json | None = None
     """Told in the stream, after the pieces."""
     seen: list[Json] = field(default_factory=list)
-    headers: list[str] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     def said(self, stop: list[str]) -> tuple[list[str], str | None]:
@@ -46,56 +50,42 @@ class Script:
 @asynccontextmanager
 async def serving(api: Api, script: Script) -> AsyncIterator[str]:
     """Its address, as a client of that API writes it."""
+    app = FastAPI()
 
-    connections = set[asyncio.Task[None] | None]()
+    @app.get("/{path:path}")
+    async def listing(request: Request) -> Json:
+        """`GET /info` of TGI and `GET /v1/models` of OpenAI in one."""
+        script.headers.append(request.headers)
+        model = {"id": NAME, "object": "model", "created": 1, "owned_by": "someone"}
+        return {"model_id": NAME, "object": "list", "data": [model]}
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.current_task())
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            script.headers.append(head)
-            length = next(
-                (int(line[15:]) for line in head.lower().splitlines() if line.startswith("content-length:")), 0
-            )
-            body = json.loads(await reader.readexactly(length)) if length else {}
-            await (_stream(api, script, body, reader, writer) if length else _listing(writer))
-        except (OSError, EOFError):
-            pass  # the client has hung up
-        finally:
-            writer.close()
+    @app.post("/{path:path}")
+    async def stream(request: Request, body: Json) -> Response:
+        script.headers.append(request.headers)
+        script.seen.append(body)
+        if script.refusal:
+            status, content = script.refusal
+            return JSONResponse(content, status)
+        events = _tgi_events if api == "tgi" else _openai_events
+        return StreamingResponse(_lines(script, events(script, body)), media_type="text/event-stream")
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(app) as address:
         yield address if api == "tgi" else f"{address}/v1"
-    await asyncio.wait_for(asyncio.gather(*filter(None, connections)), 60)
 
 
-async def _stream(
-    api: Api, script: Script, body: Json, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    script.seen.append(body)
-    if script.refusal:
-        return await _whole(writer, *script.refusal)
-    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n")
-    events = _tgi_events if api == "tgi" else _openai_events
-    for event in events(script, body):
-        writer.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
-        await asyncio.sleep(0)
-    if script.stalls:
-        await _until_left(script, reader, writer)
+async def _lines(script: Script, events: Iterator[Json | str]) -> AsyncIterator[str]:
+    try:
+        for event in events:
+            yield f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
+        while script.stalls:
+            yield ":\n\n"
+            await asyncio.sleep(0.05)
+    except (asyncio.CancelledError, GeneratorExit):
+        script.hung_up.set()
+        raise
 
 
-async def _until_left(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    left = asyncio.create_task(reader.read())
-    while not left.done():
-        writer.write(b":\n\n")
-        await asyncio.wait([left], timeout=0.05)
-    await asyncio.gather(left, return_exceptions=True)  # a client that disconnects may reset the connection
-    script.hung_up.set()
-
-
-def _tgi_events(script: Script, body: Json) -> Iterator[Json]:
+def _tgi_events(script: Script, body: Json) -> Iterator[Json | str]:
     said, end = script.said(body["parameters"].get("stop", []))
     for index, piece in enumerate(said):
         is_last = end != "eos_token" and not script.stalls and index == len(said) - 1
@@ -122,16 +112,3 @@ def _openai_events(script: Script, body: Json) -> Iterator[Json | str]:
         reason = "length" if script.end == "length" else "stop"
         yield common | {"choices": [{"index": 0, "text": "", "finish_reason": reason, "logprobs": None}]}
         yield "[DONE]"
-
-
-async def _listing(writer: asyncio.StreamWriter) -> None:
-    """`GET /info` of TGI and `GET /v1/models` of OpenAI in one."""
-    model = {"id": NAME, "object": "model", "created": 1, "owned_by": "someone"}
-    await _whole(writer, 200, {"model_id": NAME, "object": "list", "data": [model]})
-
-
-async def _whole(writer: asyncio.StreamWriter, status: int, body: Json) -> None:
-    content = json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-    await writer.drain()

@@ -4,11 +4,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from semspec.decoding.protocols import Target
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.remote.client import Api, Server, connect
 from semspec.remote.writer import RemoteWriter
-from semspec.types import GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
+from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
 from tests.remote.servers import NAME, Script, serving
 
 PROMPT = (
@@ -32,7 +33,7 @@ class Local:
         return [self.lm.tokenizer.token_text(token) for token in ids if token not in self.lm.tokenizer.eos_ids]
 
     @asynccontextmanager
-    async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[RemoteWriter]:
+    async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[Target]:
         """The engine with a server that says what the script does."""
         async with serving(api, script) as url:
             client = connect(Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that"))
@@ -40,6 +41,13 @@ class Local:
                 yield RemoteWriter(self.engine, self.lm.tokenizer, client, Writer.TARGET)
             finally:
                 await client.aclose()
+
+    async def served(
+        self, api: Api, script: Script, context: Context, params: GenerationParams
+    ) -> list[GeneratedSegment]:
+        """All that this engine writes in one call."""
+        async with self.written_by(api, script) as remote:
+            return await collected(remote.generate(context, params))
 
 
 async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:
