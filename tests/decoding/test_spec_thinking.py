@@ -1,23 +1,12 @@
 """Whose turn it is, move by move, against the authors' loop; on scripted models and fakes."""
 
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 
 import pytest
 
 from semspec.decoding import spec_thinking
 from semspec.decoding.spec_thinking import RECAP, leaning
-from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import (
-    Context,
-    GeneratedSegment,
-    GenerationParams,
-    Piece,
-    Segment,
-    SegmentEnd,
-    SegmentRecord,
-    Writer,
-)
+from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, SegmentEnd, SegmentRecord, Writer
 from tests.decoding.support import CUES, Players, generation, players, records, resumed, run, segments
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
 
@@ -209,18 +198,3 @@ async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(monkeypatch
 )
 def test_leaning_as_the_authors_count_it(text: str, expected: int) -> None:
     assert leaning(text) == expected
-
-
-async def test_injected_sentence_is_tokenized_by_its_reader(checkpoints: dict[str, Path]) -> None:
-    engine = TransformersEngine.load(str(checkpoints["qwen2"]), writer=Writer.TARGET, device="cpu")
-    try:
-        prompt = await engine.encode("Tom has pens: 25.\n\n")
-        sentence = await engine.encode(RECAP.text)
-        params = GenerationParams((await generation()).sampling, max_tokens=12)
-        written = [
-            [piece.segment async for piece in engine.generate(Context((prompt, piece)), params)]
-            for piece in (RECAP, Piece(sentence.text, sentence.token_ids, sentence.tokenizer))
-        ]
-        assert written[0] == written[1] and written[0]
-    finally:
-        await engine.aclose()

@@ -29,6 +29,7 @@ from semspec.types import (
     SegmentEnd,
     States,
     VerifiedTokens,
+    Writer,
     derive_seed,
     uniform,
 )
@@ -54,8 +55,19 @@ async def prompt(engine: TransformersEngine) -> Context:
     return Context((await engine.encode(PROMPT),))
 
 
+def segment(engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Segment:
+    """`text` by another model with the same tokenizer."""
+    ids = tuple(engine.tokenizer.ids_of(text))
+    return Segment(text, ids, engine.tokenizer.info.tokenizer, Writer.DRAFT, end)
+
+
 async def written(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
     return [one async for one in engine.generate(context, what)]
+
+
+async def answered(engine: TransformersEngine, what: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
+    """What is written after the prompt and `segments`."""
+    return await written(engine, (await prompt(engine)).extended(*segments), what)
 
 
 def tensor(states: States | None) -> Tensor:

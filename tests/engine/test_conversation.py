@@ -15,7 +15,7 @@ from semspec.engine.conversation import render, supports_choices, template_varia
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
-from tests.engine.support import CHATML, PROMPT, Load, only_prefix, params, sizes_of, written
+from tests.engine.support import CHATML, Load, only_prefix, params, prompt, segment, sizes_of, written
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
 SPOKEN = "{% for m in messages if m.role in ('user', 'system') %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -201,21 +201,10 @@ def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp
     return folder
 
 
-@pytest.fixture
-async def silent(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
-    """A target whose template drops earlier turns."""
-    return load(checkpoints["llama"])
-
-
 async def reasoned(engine: TransformersEngine) -> Context:
     """A context of a prompt and two steps, the first of which ends a thought."""
-    prompt = await engine.encode(PROMPT)
-    texts = ("Tom has pens.</think>\n\n", "Tom sells 6 pens.\n\n")
-    steps = [
-        Segment(text, (await engine.encode(text)).token_ids, prompt.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
-        for text in texts
-    ]
-    return Context((prompt, *steps))
+    texts = "Tom has pens.</think>\n\n", "Tom sells 6 pens.\n\n"
+    return (await prompt(engine)).extended(*(segment(engine, text) for text in texts))
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -265,16 +254,18 @@ async def test_asking_between_steps_feeds_a_step_once(engine: TransformersEngine
     reply = await engine.score_choices(whole, QUESTION, PREFILL, DIGITS, "s")
     num_asked = len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))
     assert sizes == [len(whole.pieces[-1].token_ids) + num_asked]
-    assert reply.probabilities == pytest.approx(
-        (await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)).probabilities, rel=1e-4
-    )
+    recomputed = await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)
+    assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
     sizes.clear()
     [rewritten] = await written(engine, before, params(session="s", max_tokens=5))  # the step was refused
     assert sizes == [1] * len(rewritten.segment.token_ids)
     assert rewritten.segment == (await written(uncached, before, params(max_tokens=5)))[0].segment
 
 
-async def test_handshake_says_who_can_be_asked(engine: TransformersEngine, silent: TransformersEngine) -> None:
+async def test_handshake_says_who_can_be_asked(
+    engine: TransformersEngine, checkpoints: dict[str, Path], load: Load
+) -> None:
+    silent = load(checkpoints["llama"])  # its template drops earlier turns
     assert (await engine.info()).supports_choices
     assert not (await silent.info()).supports_choices
     with pytest.raises(Mismatch, match="drops earlier turns"):

@@ -1,6 +1,7 @@
 """What the engine may do in several ways, it does with the same result."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from semspec.decoding.spec_thinking import RECAP
 from semspec.engine import batch as batch_module
 from semspec.engine.batch import MAX_SCORES, ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import (
-    Context,
-    Piece,
-    SamplingParams,
-    Segment,
-    Segmentation,
-    SegmentEnd,
-    Writer,
-)
+from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
 from tests.engine.support import (
     HOT,
     PROMPT,
@@ -29,6 +23,7 @@ from tests.engine.support import (
     one_by_one,
     params,
     prompt,
+    segment,
     segments_of,
     tensor,
     written,
@@ -112,12 +107,7 @@ async def test_batch_equals_one_by_one(
     rows = batch.sample(HOT, seeds, segmentation, max_tokens=40)
     read = batch.read([row.token_ids for row in rows])
     for index, seed in enumerate(seeds):
-        what = params(
-            sampling=SamplingParams(1.0, 1.0, 0, seed),
-            segmentation=segmentation,
-            max_segment_tokens=40,
-            want_states=True,
-        )
+        what = params(sampling=SamplingParams(1.0, 1.0, 0, seed), segmentation=segmentation, want_states=True)
         [alone] = await written(engine, context, what)
         assert list(alone.segment.token_ids) == rows[index].token_ids
         assert alone.segment.end == rows[index].end
@@ -163,12 +153,19 @@ async def test_bf16_states_agree_with_fp32(engine: TransformersEngine, checkpoin
 
 async def test_reader_with_another_tokenizer_takes_the_text(engine: TransformersEngine) -> None:
     context = await prompt(engine)
-    text = "First, the pens start at 25.\n\n"
-    ids = (await engine.encode(text)).token_ids
-    own = Segment(text, ids, context.pieces[0].tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
-    foreign = Segment(text, (1, 2, 3), "another", Writer.DRAFT, SegmentEnd.BOUNDARY)
+    own = segment(engine, "First, the pens start at 25.\n\n")
+    foreign = replace(own, token_ids=(1, 2, 3), tokenizer="another")
     [read], [translated] = await engine.score(context, [own]), await engine.score(context, [foreign])
-    assert read.num_tokens == translated.num_tokens == len(ids)
+    assert read.num_tokens == translated.num_tokens == len(own.token_ids)
     assert_same(tensor(read.states), tensor(translated.states))
     foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
     assert await segments_of(engine, foreign_prompt, params()) == await segments_of(engine, context, params())
+
+
+async def test_injected_sentence_is_tokenized_by_its_reader(engine: TransformersEngine) -> None:
+    context, sentence = await prompt(engine), await engine.encode(RECAP.text)
+    texts = [
+        await segments_of(engine, Context((*context.pieces, piece)), params(max_tokens=12))
+        for piece in (RECAP, sentence)
+    ]
+    assert texts[0] == texts[1] and texts[0]

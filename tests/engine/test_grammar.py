@@ -21,13 +21,11 @@ from semspec.types import (
     GenerationParams,
     Message,
     SamplingParams,
-    Segment,
     Segmentation,
     SegmentEnd,
-    Writer,
 )
 from tests.checkpoints import save_spelling_checkpoint
-from tests.engine.support import Load, one_by_one
+from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
 from tests.grammars.schemas import COSTLY, COUNTED
 from tests.words import build_tokenizer
 
@@ -45,7 +43,6 @@ SCHEMA: dict[str, Any] = {
     "$defs": {"part": {"anyOf": [{"type": "null"}, {"type": "boolean"}]}},
 }
 GRAMMAR = "start: answer\n" + json_grammar(SCHEMA, True, "schema")
-PROMPT = "What is it?"
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +60,6 @@ def params(seed: int = 0, temperature: float = 1.0, **fields: Any) -> Generation
     return GenerationParams(sampling, **{"max_segments": 0, "max_tokens": 500, "grammar": GRAMMAR, **fields})
 
 
-async def written(engine: TransformersEngine, asked: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
-    context = Context((await engine.encode(PROMPT), *segments))
-    return [generated async for generated in engine.generate(context, asked)]
-
-
 def text_of(generated: list[GeneratedSegment]) -> str:
     return "".join(one.segment.text for one in generated)
 
@@ -76,37 +68,37 @@ async def test_every_sample_is_valid_by_the_schema(engine: TransformersEngine, r
     assert (await engine.info()).supports_grammars
     num_samples = 20 if request.node.callspec.params["engine"] == "fast" else 3  # the other computes them one by one
     asked = [params(seed) for seed in range(num_samples)]
-    answers = await asyncio.gather(*(written(engine, one) for one in asked))  # in shared steps
+    answers = await asyncio.gather(*(answered(engine, one) for one in asked))  # in shared steps
     for generated in answers:
         validate(json.loads(text_of(generated)), SCHEMA)
         assert generated[-1].segment.end is SegmentEnd.EOS
     assert len({text_of(generated) for generated in answers}) > num_samples - 3
-    alone = [await written(engine, one) for one in asked[:3]]
+    alone = [await answered(engine, one) for one in asked[:3]]
     assert [[one.segment for one in own] for own in alone] == [[one.segment for one in own] for own in answers[:3]]
 
 
 async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersEngine) -> None:
-    validate(json.loads(text_of(await written(engine, params(temperature=0.0)))), SCHEMA)
+    validate(json.loads(text_of(await answered(engine, params(temperature=0.0)))), SCHEMA)
     narrow = replace(params(3), sampling=SamplingParams(1.0, 0.05, 3, 3))
-    validate(json.loads(text_of(await written(engine, narrow))), SCHEMA)
+    validate(json.loads(text_of(await answered(engine, narrow))), SCHEMA)
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_answer_in_many_calls_equals_one(engine: TransformersEngine, segmentation: Segmentation) -> None:
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
-    whole = [one.segment for one in await written(engine, params(5, **cuts))]
-    parts = await one_by_one(engine, Context((await engine.encode(PROMPT),)), params(5, **cuts))
+    whole = [one.segment for one in await answered(engine, params(5, **cuts))]
+    parts = await one_by_one(engine, await prompt(engine), params(5, **cuts))
     assert parts == whole and len(parts) > 3
 
 
 async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersEngine) -> None:
     """A grammar changes what is drawn, not what the model finds likely."""
-    generated = await written(engine, params(2, num_logprobs=3, want_states=True))
+    generated = await answered(engine, params(2, num_logprobs=3, want_states=True))
     told = [token for one in generated for token in one.logprobs or ()]
     assert sum(token.logprob < -1 for token in told) > len(told) / 2  # a forced token is as unlikely as it is
     assert any(token.token_id not in {other.token_id for other in token.alternatives} for token in told)
-    context = Context((await engine.encode(PROMPT),))
+    context = await prompt(engine)
     scores = await engine.score(context, [one.segment for one in generated])
     total = sum(score.surprisal[2] for score in scores)
     assert total == pytest.approx(sum(token.logprob for token in told), abs=1e-3)
@@ -124,7 +116,7 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersE
 )
 async def test_grammar_without_an_end_is_cut_by_its_budget(engine: TransformersEngine, grammar: str) -> None:
     endless, other = await asyncio.gather(
-        written(engine, params(1, grammar=grammar, max_tokens=30)), written(engine, params(5))
+        answered(engine, params(1, grammar=grammar, max_tokens=30)), answered(engine, params(5))
     )
     assert endless[-1].segment.end is SegmentEnd.LENGTH
     assert sum(len(one.segment.token_ids) for one in endless) == 30
@@ -154,8 +146,8 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     engine: TransformersEngine, grammar: str, complaint: str
 ) -> None:
     """Also one that a call over gRPC may have, which no gateway has checked."""
-    refused = asyncio.create_task(written(engine, params(1, grammar=grammar)))
-    assert await written(engine, params(5))
+    refused = asyncio.create_task(answered(engine, params(1, grammar=grammar)))
+    assert await answered(engine, params(5))
     with pytest.raises(InvalidRequest, match=f"grammar: {complaint}") as refusal:
         await refused
     assert refusal.value.parameter == "grammar" and "\n" not in refusal.value.message
@@ -163,12 +155,11 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:
     grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
-    piece = await engine.encode("So.</think>")
-    thought = Segment(piece.text, piece.token_ids, piece.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+    thought = segment(engine, "So.</think>")
     for seed in range(5):
-        free = text_of(await written(engine, params(seed, grammar=grammar, max_tokens=20)))
+        free = text_of(await answered(engine, params(seed, grammar=grammar, max_tokens=20)))
         assert not free.startswith(("true", "false"))
-        answer = text_of(await written(engine, params(seed, grammar=grammar, max_tokens=60), thought))
+        answer = text_of(await answered(engine, params(seed, grammar=grammar, max_tokens=60), thought))
         assert json.loads(answer) in (True, False)
 
 
@@ -181,15 +172,14 @@ FUNCTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("is_required", [True, False])
 async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_required: bool) -> None:
     tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
-    prompt = await engine.encode(Conversation((Message("user", PROMPT),), tools))
-    assert "look" in prompt.text and "count" in prompt.text
+    piece = await engine.encode(Conversation((Message("user", PROMPT),), tools))
+    assert "look" in piece.text and "count" in piece.text
     grammar = of_output(tools_grammar(FUNCTIONS, is_required, False, ["", ""]), "<think>")
-    begun = await engine.encode("</think>" if is_required else "</think>I look.<tool_call>")
-    before = Segment(begun.text, begun.token_ids, begun.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+    begun = segment(engine, "</think>" if is_required else "</think>I look.<tool_call>")
     names = set()
     for seed in range(6):
         asked = params(seed, grammar=grammar)
-        answer = text_of([one async for one in engine.generate(Context((prompt, before)), asked)])
+        answer = text_of(await written(engine, Context((piece, begun)), asked))
         parser = CallParser("chatcmpl-1")
         seen = parser.split(begun.text.removeprefix("</think>") + answer) + parser.close()
         assert seen.content == ("" if is_required else "I look.") and len(seen.calls) == 1
@@ -199,10 +189,8 @@ async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_r
 
 
 async def test_context_that_does_not_follow_the_grammar_is_refused(engine: TransformersEngine) -> None:
-    piece = await engine.encode("Not JSON")
-    strange = Segment(piece.text, piece.token_ids, piece.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
-        await written(engine, params(), strange)
+        await answered(engine, params(), segment(engine, "Not JSON"))
 
 
 async def test_model_whose_vocabulary_spells_no_json_takes_none(checkpoints: dict[str, Path], load: Load) -> None:
@@ -210,4 +198,4 @@ async def test_model_whose_vocabulary_spells_no_json_takes_none(checkpoints: dic
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
-        await written(words, params())
+        await answered(words, params())

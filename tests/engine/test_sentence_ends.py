@@ -15,7 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.decoding.engines import trace
 from tests.decoding.support import ConstantVerifier
-from tests.engine.support import Load, assert_distributed, params, prompt, segments_of, speculated
+from tests.engine.support import Load, assert_distributed, params, prompt, segment, segments_of, speculated
 from tests.variants import changed
 
 SENTENCE = Segmentation.SENTENCE
@@ -49,9 +49,7 @@ async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> E
 
 async def after(engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Context:
     """A context whose last segment is `text`."""
-    ids = tuple(engine.tokenizer.ids_of(text))
-    segment = Segment(text, ids, engine.tokenizer.info.tokenizer, Writer.DRAFT, end)
-    return (await prompt(engine)).extended(segment)
+    return (await prompt(engine)).extended(segment(engine, text, end))
 
 
 def first(segments: list[Segment]) -> int:
@@ -112,8 +110,8 @@ async def test_batch_draws_after_a_sentence_what_the_engine_draws(engines: Engin
     batch = ContextBatch(target.lm, target.tokenizer.context_ids(context))
     for sampled, seed in zip(batch.sample(HOT, seeds, SENTENCE, 8, is_after_end=True), seeds, strict=True):
         what = params(sampling=replace(HOT, seed=seed), segmentation=SENTENCE, max_segments=1, max_segment_tokens=8)
-        [segment] = await segments_of(target, context, what)
-        assert tuple(sampled.token_ids) == segment.token_ids and sampled.end is segment.end
+        [alone] = await segments_of(target, context, what)
+        assert tuple(sampled.token_ids) == alone.token_ids and sampled.end is alone.end
 
 
 @pytest.mark.parametrize("strategy", ["random", "semantic+token-level", "token-level", "target"])

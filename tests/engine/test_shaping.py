@@ -11,11 +11,10 @@ from semspec.engine.logits import renormalised
 from semspec.engine.shaping import Counts
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
-from semspec.types import Context, GeneratedSegment, GenerationParams, Penalties, SamplingParams, Segment
-from tests.engine.support import assert_distributed, one_by_one, probabilities, segments_of
+from semspec.types import GeneratedSegment, GenerationParams, Penalties, SamplingParams
+from tests.engine.support import answered, assert_distributed, one_by_one, probabilities, prompt, segments_of
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0, -2.0])
-PROMPT = "Tom has pens: 25."
 
 
 def test_formulas() -> None:
@@ -45,11 +44,6 @@ def params(penalties: Penalties, seed: int = 0, temperature: float = 1.0, **fiel
     return GenerationParams(**{**defaults, "penalties": penalties, **fields})
 
 
-async def written(engine: TransformersEngine, asked: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
-    context = Context((await engine.encode(PROMPT), *segments))
-    return [generated async for generated in engine.generate(context, asked)]
-
-
 def ids_of(generated: list[GeneratedSegment]) -> list[int]:
     return [token for one in generated for token in one.segment.token_ids]
 
@@ -58,36 +52,37 @@ async def test_draws_follow_the_penalised_distribution(engine: TransformersEngin
     """Of the token after a segment, which counts as written; chi-square at fixed seeds, 0.1% level."""
     info = await engine.info()
     assert info.supports_penalties and info.num_token_ids == engine.tokenizer.num_embeddings
-    [segment] = [one.segment for one in await written(engine, params(Penalties(), 5, max_tokens=12, max_segments=1))]
-    prompt = (await engine.encode(PROMPT)).token_ids
-    logits = engine.lm.forward([*prompt, *segment.token_ids], engine.lm.new_kv()).logits[-1]
+    context = await prompt(engine)
+    [segment] = await segments_of(engine, context, params(Penalties(), 5, max_tokens=12, max_segments=1))
+    asked = context.pieces[0].token_ids
+    logits = engine.lm.forward([*asked, *segment.token_ids], engine.lm.new_kv()).logits[-1]
     penalties = Penalties(3.0, 1.0, 1.5, ((int(logits.argmax()), 2.0),))
-    shaped = Counts(penalties, prompt, segment.token_ids, len(logits)).applied(logits)
+    shaped = Counts(penalties, asked, segment.token_ids, len(logits)).applied(logits)
     sampling, counts = SamplingParams(0.8, 1.0, 4), Counter[tuple[int, ...]]()
     for seed in range(300):
         what = params(penalties, sampling=replace(sampling, seed=seed), max_tokens=1)
-        counts[tuple(ids_of(await written(engine, what, segment)))] += 1
+        counts[tuple(ids_of(await answered(engine, what, segment)))] += 1
     assert_distributed(counts, probabilities(renormalised(shaped[None], sampling)[0]))
 
 
 async def test_one_call_writes_what_several_do(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    penalties, context = Penalties(0.4, 0.3, 1.3, ((5, 2.0),)), Context((await engine.encode(PROMPT),))
+    penalties, context = Penalties(0.4, 0.3, 1.3, ((5, 2.0),)), await prompt(engine)
     for seed in range(3):
         what = params(penalties, seed, max_tokens=60, max_segment_tokens=12)
         assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
 async def test_penalty_on_repeating_makes_greedy_text_repeat_less(engine: TransformersEngine) -> None:
-    plain = ids_of(await written(engine, params(Penalties(), temperature=0, max_tokens=60)))
-    varied = ids_of(await written(engine, params(Penalties(frequency=2.0), temperature=0, max_tokens=60)))
+    plain = ids_of(await answered(engine, params(Penalties(), temperature=0, max_tokens=60)))
+    varied = ids_of(await answered(engine, params(Penalties(frequency=2.0), temperature=0, max_tokens=60)))
     assert len(set(varied)) / len(varied) > len(set(plain)) / len(plain)
 
 
 async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(engine: TransformersEngine) -> None:
-    plain = await written(engine, params(Penalties(), temperature=0, max_tokens=8, num_logprobs=1))
+    plain = await answered(engine, params(Penalties(), temperature=0, max_tokens=8, num_logprobs=1))
     likeliest = ids_of(plain)[0]
     barred = Penalties(logit_bias=((likeliest, -100.0),))
-    other = await written(engine, params(barred, temperature=0, max_tokens=8, num_logprobs=1))
+    other = await answered(engine, params(barred, temperature=0, max_tokens=8, num_logprobs=1))
     assert likeliest not in ids_of(other)
     first, second = ((one[0].logprobs or ())[0] for one in (plain, other))
     assert [one.token_id for one in second.alternatives] == [likeliest] == [one.token_id for one in first.alternatives]
@@ -97,4 +92,4 @@ async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(engine: Tra
 async def test_bias_on_no_token_is_refused(engine: TransformersEngine) -> None:
     limit = engine.tokenizer.num_embeddings
     with pytest.raises(InvalidRequest, match=f"logit_bias: {limit} is no token of this model"):
-        await written(engine, params(Penalties(logit_bias=((limit, 1.0),))))
+        await answered(engine, params(Penalties(logit_bias=((limit, 1.0),))))
