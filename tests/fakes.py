@@ -116,20 +116,18 @@ class FakeModel:
     ) -> Proposal:
         self.proposed.append(num_tokens)
         await self._work()
-        begun, token_ids = tuple[int, ...](), list[int]()
-        for token in open_ids:  # may hold whole segments, as tokens do not say where one ends
-            begun = (*begun, token)
-            if segment := self._whole(context, begun, params, params.max_segment_tokens):
-                context, begun = context.extended(segment), ()
-        while len(token_ids) < num_tokens:
-            token_ids.append(self._next(context, begun, params))
-            begun = (*begun, token_ids[-1])
+        begun = tuple[int, ...]()
+        token_ids = list(open_ids)  # may hold whole segments, as tokens do not say where one ends
+        for place in range(len(open_ids) + num_tokens):
+            if place == len(token_ids):
+                token_ids.append(self._next(context, begun, params))
+            begun = (*begun, token_ids[place])
             if segment := self._whole(context, begun, params, params.max_segment_tokens):
                 if segment.end is SegmentEnd.EOS:
                     break
                 context, begun = context.extended(segment), ()
-        certain = tuple(Distribution(struct.pack("<I", token), struct.pack("<f", 1.0)) for token in token_ids)
-        return Proposal(tuple(token_ids), certain, TOKENIZER, 1.0)
+        proposed = tuple(token_ids[len(open_ids) :])
+        return Proposal(proposed, tuple(map(Distribution.certain, proposed)), TOKENIZER, 1.0)
 
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams

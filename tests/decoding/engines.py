@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,9 +75,6 @@ def assert_same(one: list[SegmentRecord], other: list[SegmentRecord]) -> None:
     blank = [[replace(record, judgement=None, score=None) for record in records] for records in (one, other)]
     assert blank[0] == blank[1]
     for a, b in zip(one, other, strict=True):
-        if a.judgement and b.judgement:
-            assert a.judgement.draft_probability == pytest.approx(b.judgement.draft_probability, abs=1e-3)
-            assert a.judgement.target_probability == pytest.approx(b.judgement.target_probability, abs=1e-3)
-        else:
-            assert a.judgement is b.judgement is None
+        judged, expected = (record.judgement and astuple(record.judgement) for record in (a, b))
+        assert judged == (expected and pytest.approx(expected, abs=1e-3))
         assert a.score == pytest.approx(b.score, abs=1e-3)

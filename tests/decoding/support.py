@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from semspec.decoding import Backends, Generation, decode
+from semspec.errors import SemspecError
 from semspec.types import (
     Context,
     Drafted,
@@ -25,6 +26,7 @@ from tests.variants import STRATEGIES, VARIANTS, changed
 HELPED: tuple[str, ...] = tuple(strategy for strategy in VARIANTS if strategy not in ("target", "draft"))
 BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "semantic+retrieval", "last-hidden", "surprisal")
 PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval", "semantic+retrieval")
+WITH_CANDIDATES: tuple[str, ...] = ("semantic", "random", "semantic+token-level", "semantic+retrieval")
 CUES = ("", "wait, ", "yes, ", "check: ")
 
 
@@ -86,6 +88,18 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
 
 async def run(generation: Generation, players: Players) -> list[Event]:
     return [event async for event in decode(generation, players.backends, STRATEGIES)]
+
+
+async def run_with_loss(
+    generation: Generation, players: Players, lossy: FakeModel | FakeVerifier, error: SemspecError, after: int = 2
+) -> list[Event]:
+    """As `run`; `lossy` raises `error` once so many events have come."""
+    events: list[Event] = []
+    async for event in decode(generation, players.backends, STRATEGIES):
+        events.append(event)
+        if len(events) == after:
+            lossy.errors.append(error)
+    return events
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:

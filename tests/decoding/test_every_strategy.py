@@ -20,12 +20,13 @@ from semspec.errors import (
     Unavailable,
 )
 from semspec.records import SegmentTrace
-from semspec.types import Acceptance, Event, Finished, FinishReason, Writer
+from semspec.types import Acceptance, Finished, FinishReason, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
     HELPED,
     PROPOSING,
+    WITH_CANDIDATES,
     ConstantVerifier,
     generation,
     num_running,
@@ -34,13 +35,10 @@ from tests.decoding.support import (
     records,
     resumed,
     run,
+    run_with_loss,
     segments,
 )
 from tests.variants import STRATEGIES, VARIANTS
-
-UNNOTICED = {"random", "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking"}
-"""Strategies that never ask the verifier."""
-
 
 UNGRADED, GRADED = Acceptance(threshold=0.0), Acceptance(threshold=9.0, score_method="average")
 """For `spec-reason`: accepts every step, and none of the fakes'."""
@@ -112,19 +110,22 @@ async def test_record_is_read_from_its_json_as_it_was(strategy: str) -> None:
 @pytest.mark.parametrize("max_tokens", [1, 2, 17, 40, 63])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
 async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agreement: float) -> None:
-    events = await run(
-        await generation(strategy=strategy, max_tokens=max_tokens), players(remarks=CUES, agreement=agreement)
-    )
+    own = await generation(strategy=strategy, max_tokens=max_tokens)
+    events = await run(own, players(remarks=CUES, agreement=agreement))
     assert sum(len(segment.token_ids) for segment in segments(events)) == max_tokens
     assert events[-1] == Finished(FinishReason.LENGTH)
     assert [r.index for r in records(events)] == list(range(len(records(events))))
 
 
 @pytest.mark.parametrize(
-    "strategy", [strategy for strategy in VARIANTS if strategy not in ("token-level", "retrieval")]
+    ("strategy", "num_candidates"),
+    [
+        *((strategy, 1) for strategy in VARIANTS if strategy not in ("token-level", "retrieval")),
+        *((strategy, number) for strategy in WITH_CANDIDATES for number in (2, 4)),
+    ],
 )
-async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
-    first = await generation(strategy=strategy)
+async def test_resumed_generation_equals_undisturbed_one(strategy: str, num_candidates: int) -> None:
+    first = await generation(strategy=strategy, num_candidates=num_candidates)
     whole = outcome(await run(first, players(num_segments=30, remarks=CUES)))
     kept = segments(await run(first, players(num_segments=30, remarks=CUES)))
     assert len(kept) >= 15 and whole[-1] == Finished(FinishReason.STOP)
@@ -154,12 +155,7 @@ async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, erro
     """Of a model or the verifier, after the second segment."""
     fakes = players(num_segments=12)
     player: Any = fakes.verifier if role == "verifier" else fakes.drafter
-    events: list[Event] = []
-    params = await generation(strategy=strategy, draft_ahead=False)
-    async for event in decode(params, fakes.backends, STRATEGIES):
-        events.append(event)
-        if len(events) == 2:
-            player.errors.append(error)
+    events = await run_with_loss(await generation(strategy=strategy, draft_ahead=False), fakes, player, error)
     alone = [r.fallback is not None for r in records(events)]
     assert not any(alone[:2]) and any(alone)
     assert alone == sorted(alone), "once lost, lost for good"
@@ -170,7 +166,7 @@ async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, erro
     assert len(segments(events)) == 12
 
 
-@pytest.mark.parametrize("strategy", sorted(UNNOTICED))
+@pytest.mark.parametrize("strategy", sorted({*HELPED} - {*BY_PROBES}))
 async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: str) -> None:
     fakes = players()
     fakes.verifier.errors.append(Unavailable("gone"))
@@ -218,10 +214,8 @@ async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
 async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_events: int) -> None:
     fakes = players(delay_s=0.002, remarks=CUES)
     async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
-        async for _ in events:
-            num_events -= 1
-            if num_events == 0:
-                break
+        for _ in range(num_events):
+            await anext(events)
     assert num_running() == 0
     written = fakes.drafter.num_written, fakes.target.num_written
     await asyncio.sleep(0.01)
@@ -246,19 +240,14 @@ async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
     if strategy in PROPOSING:
         fakes.drafter.errors.append(Unavailable("gone"))
     async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
-        async for _ in events:
-            break
+        await anext(events)
     assert (fakes.drafter if strategy == "draft" else fakes.target).num_cancelled == 1 and num_running() == 0
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
 async def test_target_writes_the_end_alone_where_a_step_to_read_does_not_fit(strategy: str) -> None:
-    fakes = players()
-    events: list[Event] = []
-    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.backends, STRATEGIES):
-        events.append(event)
-        if len(events) == 1:
-            fakes.target.errors.append(ContextTooLong("too long"))
+    fakes, params = players(), await generation(strategy=strategy, draft_ahead=False)
+    events = await run_with_loss(params, fakes, fakes.target, ContextTooLong("too long"), after=1)
     assert records(events)[1].fallback == "the target has too small a window"
     assert events[-1] == Finished(FinishReason.STOP)
 
@@ -266,12 +255,10 @@ async def test_target_writes_the_end_alone_where_a_step_to_read_does_not_fit(str
 @pytest.mark.parametrize("strategy", VARIANTS)
 async def test_full_window_ends_a_generation_under_way_and_refuses_a_new_one(strategy: str) -> None:
     fakes = players()
-    fakes.drafter.errors += [ContextTooLong("full")] * 2
-    fakes.target.errors += [ContextTooLong("full")] * 2
     first = await generation(strategy=strategy)
+    kept = segments(await run(first, fakes))[:2]
+    fakes.drafter.errors, fakes.target.errors = [ContextTooLong("full")] * 2, [ContextTooLong("full")] * 2
     with pytest.raises(ContextTooLong):
         await run(first, fakes)
-    kept = segments(await run(first, players()))[:2]
-    fakes.drafter.errors = [ContextTooLong("full")] * 2
-    fakes.target.errors = [ContextTooLong("full")] * 2
+    fakes.drafter.errors, fakes.target.errors = [ContextTooLong("full")] * 2, [ContextTooLong("full")] * 2
     assert await run(resumed(first, kept), fakes) == [Finished(FinishReason.LENGTH)]

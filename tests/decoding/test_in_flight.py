@@ -3,23 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from semspec.decoding import decode
 from semspec.errors import Unavailable
 from semspec.types import Context, Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
-from tests.decoding.support import (
-    BY_PROBES,
-    CUES,
-    Players,
-    generation,
-    outcome,
-    players,
-    records,
-    run,
-    shown,
-)
+from tests.decoding.support import BY_PROBES, CUES, generation, outcome, players, records, run, shown
 from tests.fakes import FakeModel
 
 SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "spec-reason")
@@ -62,8 +53,7 @@ async def test_records_say_what_became_of_the_drafts_shown(strategy: str) -> Non
 
 
 async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
-    fakes = players()
-    fakes = Players(fakes.drafter, Pensive(Writer.TARGET), fakes.verifier)
+    fakes = replace(players(), target=Pensive(Writer.TARGET))
     async with aclosing(decode(await generation(gamma=2, show_drafts=True), fakes.backends)) as events:
         first = await asyncio.wait_for(anext(events), 10)
     assert isinstance(first, Drafted) and (first.index, len(first.segments)) == (0, 2)

@@ -9,17 +9,9 @@ import pytest
 from semspec.decoding import decode
 from semspec.decoding.protocols import WithoutProbes
 from semspec.errors import Mismatch, Unavailable
-from semspec.types import (
-    SURPRISAL_FEATURES,
-    Acceptance,
-    Context,
-    GeneratedSegment,
-    GenerationParams,
-    SegmentScore,
-    Writer,
-)
+from semspec.types import SURPRISAL_FEATURES, Acceptance, Context, GeneratedSegment, GenerationParams, Writer
 from tests.calibrations import calibration
-from tests.decoding.support import Players, generation, outcome, players, records, run
+from tests.decoding.support import generation, outcome, players, records, run
 from tests.fakes import FakeModel
 
 MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGET).model_info)
@@ -35,30 +27,22 @@ class Stateless(FakeModel):
 
 
 async def test_segment_is_accepted_iff_its_probability_reaches_the_threshold() -> None:
-    fakes = Players(Stateless(Writer.DRAFT, 30), FakeModel(Writer.TARGET, 30), players().verifier)
+    fakes = replace(players(num_segments=30), drafter=Stateless(Writer.DRAFT, 30))
     asked = await generation(strategy="likelihood", gamma=2)
-    trace = records(await run(asked, fakes))
+    trace, context = records(await run(asked, fakes)), asked.context
     assert {record.accepted for record in trace} == {True, False}
-    scores = [await _score(asked.context, trace[:index], record) for index, record in enumerate(trace)]
-    for record, score in zip(trace, scores, strict=True):
+    for record in trace:
+        [score] = await fakes.target.score(context, [record.rejected or record.segment])
+        context = context.extended(record.segment)
         assert record.judgement is not None and record.judgement.draft_probability == 1
         assert record.judgement.target_probability == MADE_UP.probability(score.surprisal)
         assert record.accepted == (record.judgement.target_probability >= MADE_UP.threshold)
     assert fakes.verifier.num_judged == 0
 
 
-async def _score(context: Context, before: list, record) -> SegmentScore:  # type: ignore[no-untyped-def,type-arg]
-    context = context.extended(*(one.segment for one in before))
-    [score] = await FakeModel(Writer.TARGET).score(context, [record.rejected or record.segment])
-    return score
-
-
 async def test_requests_threshold_overrides_the_calibrations() -> None:
-    trace = records(
-        await run(
-            await generation(strategy="likelihood", acceptance=Acceptance(threshold=0.7)), players(num_segments=30)
-        )
-    )
+    asked = await generation(strategy="likelihood", acceptance=Acceptance(threshold=0.7))
+    trace = records(await run(asked, players(num_segments=30)))
     kept = [(record.judgement.target_probability >= 0.7, record.accepted) for record in trace if record.judgement]
     assert all(wanted == accepted for wanted, accepted in kept) and {True, False} == {one for one, _ in kept}
 

@@ -1,13 +1,10 @@
 """The writers' logprobs in the records, on fakes."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import replace
-
 import pytest
 
 from semspec.decoding.spec_thinking import RECAP
 from semspec.errors import Unavailable
-from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentRecord, TokenLogprob, Writer
+from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
 from tests.fakes import FakeModel, FakeVerifier
 
@@ -21,14 +18,11 @@ class Telling(FakeModel):
         super().__init__(writer, num_segments=12, remarks=CUES)
         self.asked: list[int | None] = []
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
         self.asked.append(params.num_logprobs)
-        async for written in super().generate(context, params):
-            if params.num_logprobs is None:
-                yield written
-                continue
-            ids, logprob = written.segment.token_ids, LOGPROBS[self.writer]
-            yield replace(written, logprobs=tuple(TokenLogprob(token, bytes([token]), logprob) for token in ids))
+        if params.num_logprobs is None:
+            return None
+        return tuple(TokenLogprob(token, bytes([token]), LOGPROBS[self.writer]) for token in segment.token_ids)
 
 
 def telling() -> Players:

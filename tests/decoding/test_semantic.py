@@ -1,19 +1,20 @@
 """Drafting, judging and rewriting segments on fakes: who writes what."""
 
 import pytest
+from scipy.stats import binomtest
 
 from semspec.decoding.semantic import accepts
 from semspec.errors import Unavailable
 from semspec.types import Acceptance, Judgement, SamplingParams, Writer
 from tests.decoding.support import (
     BY_PROBES,
+    WITH_CANDIDATES,
     ConstantVerifier,
     generation,
     num_running,
     outcome,
     players,
     records,
-    resumed,
     run,
     segments,
 )
@@ -22,13 +23,20 @@ from tests.variants import changed
 ALL, NONE = ConstantVerifier(0.5, 0.9), ConstantVerifier(0.5, 0.0)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 8])
-@pytest.mark.parametrize("strategy", [*BY_PROBES, "random"])
-async def test_draft_ahead_changes_nothing_but_time(gamma: int, strategy: str) -> None:
-    ahead = await run(await generation(gamma=gamma, strategy=strategy), players(num_segments=12))
-    in_turn = await run(await generation(gamma=gamma, strategy=strategy, draft_ahead=False), players(num_segments=12))
-    assert outcome(ahead) == outcome(in_turn)
-    assert {r.accepted for r in records(ahead)} == {True, False}
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        *((strategy, {"gamma": gamma}) for strategy in (*BY_PROBES, "random") for gamma in (1, 2, 3, 8)),
+        *((strategy, {"num_candidates": number}) for strategy in WITH_CANDIDATES for number in (2, 4)),
+    ],
+)
+async def test_draft_ahead_changes_nothing_but_time(strategy: str, options: dict[str, int]) -> None:
+    own = await generation(strategy=strategy, **options)
+    ahead = await run(own, players(num_segments=20))
+    in_turn = await run(changed(own, draft_ahead=False), players(num_segments=20))
+    assert outcome(ahead) == outcome(in_turn) and num_running() == 0
+    if "gamma" in options:  # of many alternatives one is nearly always accepted
+        assert {r.accepted for r in records(ahead)} == {True, False}
 
 
 async def test_gamma_reads_several_segments_in_one_call_and_stops_at_the_first_rejection() -> None:
@@ -67,9 +75,8 @@ async def test_hybrid_judges_as_semantic_does_until_it_first_rewrites() -> None:
 async def test_refused_draft_is_not_proposed_again() -> None:
     """Its tokens were drawn by draws that its refusal tells something about."""
     fakes = players(NONE, agreement=1.0)
-    events = await run(
-        await generation(strategy="semantic+token-level", num_speculative_tokens=16, max_tokens=100), fakes
-    )
+    own = await generation(strategy="semantic+token-level", num_speculative_tokens=16, max_tokens=100)
+    events = await run(own, fakes)
     for record in records(events):
         assert record.rejected is not None
         assert record.num_accepted_tokens >= len("draft says ") and record.segment.text != record.rejected.text
@@ -89,20 +96,15 @@ async def test_wire_is_never_negative_nor_counted_for_work_ahead() -> None:
 async def test_sampled_acceptance_has_probability_min_1_ratio_for_each_alternative(
     ratio: float, num_candidates: int
 ) -> None:
-    """Chi-square with one degree of freedom at fixed seeds, 0.1% level: each alternative has a draw of its own."""
+    """By a binomial test at fixed seeds, 0.1% level: each alternative has a draw of its own."""
     num_accepted = total = 0
     for seed in range(60):
         own = await generation(sampling=SamplingParams(seed=seed), num_candidates=num_candidates, draft_ahead=False)
         for record in records(await run(own, players(ConstantVerifier(0.5, 0.5 * ratio), num_segments=20))):
             num_accepted += record.accepted is True
             total += 1
-    expected = 1 - (1 - min(1.0, ratio)) ** num_candidates
     assert total == 60 * 20
-    if expected == 1.0:
-        assert num_accepted == total
-    else:
-        statistic = (num_accepted - total * expected) ** 2 / (total * expected * (1 - expected))
-        assert statistic < 10.83
+    assert binomtest(num_accepted, total, 1 - (1 - min(1.0, ratio)) ** num_candidates).pvalue > 0.001
 
 
 def test_threshold_rule_compares_the_ratio_without_a_draw() -> None:
@@ -134,20 +136,6 @@ async def test_greedy_drafts_have_no_alternatives() -> None:
     own = await generation(sampling=SamplingParams(0.0), num_candidates=3, draft_ahead=False)
     num_segments = len(records(await run(own, fakes)))
     assert fakes.target.num_read == fakes.verifier.num_judged == num_segments
-
-
-@pytest.mark.parametrize("strategy", ["semantic", "random", "semantic+token-level", "semantic+retrieval"])
-@pytest.mark.parametrize("num_candidates", [2, 4])
-async def test_alternatives_are_the_same_ahead_and_resumed(strategy: str, num_candidates: int) -> None:
-    own = await generation(strategy=strategy, num_candidates=num_candidates)
-    whole = outcome(await run(own, players(num_segments=20)))
-    in_turn = outcome(await run(changed(own, draft_ahead=False), players(num_segments=20)))
-    assert whole == in_turn
-    kept = [step.segment for step in records(whole)]  # type: ignore[arg-type]
-    for cut in (1, 7, 13):
-        rest = outcome(await run(resumed(own, kept[:cut]), players(num_segments=20)))
-        assert rest == whole[cut:]
-    assert num_running() == 0
 
 
 async def test_lost_alternative_lets_the_target_finish_alone() -> None:

@@ -1,6 +1,7 @@
 """Steps graded by the target, on fakes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -37,8 +38,7 @@ class Grader(FakeModel):
 
 
 def graded(grades: str) -> Players:
-    fakes = players()
-    return Players(fakes.drafter, Grader(grades), fakes.verifier)
+    return replace(players(), target=Grader(grades))
 
 
 async def test_steps_are_kept_from_the_threshold_on() -> None:

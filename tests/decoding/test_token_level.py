@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.decoding import decode
 from semspec.errors import InternalError, Unavailable
 from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
 from tests.decoding.support import (
     ConstantVerifier,
-    Players,
     generation,
     players,
     records,
     resumed,
     run,
+    run_with_loss,
     segments,
     texts,
 )
@@ -71,10 +70,8 @@ async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: 
 
 
 async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> None:
-    fakes = players()
     target = Attentive()
-    fakes = Players(fakes.drafter, target, fakes.verifier)
-    events = await run(await generation(strategy="token-level", max_tokens=40), fakes)
+    events = await run(await generation(strategy="token-level", max_tokens=40), replace(players(), target=target))
     first, second = (len(segment.token_ids) for segment in segments(events)[:2])
     assert [num_open + 40 - params.max_tokens for num_open, _, params in target.calls] == list(range(40))
     assert {params.max_tokens for _, _, params in target.calls} == {40, 40 - first, 40 - first - second}
@@ -84,12 +81,8 @@ async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_who
 async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> None:
     fakes = players(agreement=0.0)
     alone = segments(await run(await generation(strategy="target"), players()))
-    fakes.drafter.errors = []
-    events = []
-    async for event in decode(await generation(strategy="token-level", num_speculative_tokens=1), fakes.backends):
-        events.append(event)
-        if len(events) == 2:
-            fakes.drafter.errors.append(Unavailable("gone"))
+    params = await generation(strategy="token-level", num_speculative_tokens=1)
+    events = await run_with_loss(params, fakes, fakes.drafter, Unavailable("gone"))
     assert segments(events) == alone
     assert [r.fallback for r in records(events)] == [None] * 2 + ["the draft does not answer"] * 4
 
@@ -101,8 +94,7 @@ async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
         ) -> Proposal:
             return Proposal((), (), TOKENIZER, 0.0)
 
-    fakes = players()
-    fakes = Players(Speechless(Writer.DRAFT), fakes.target, fakes.verifier)
+    fakes = replace(players(), drafter=Speechless(Writer.DRAFT))
     events = await run(await generation(strategy="token-level"), fakes)
     assert {r.fallback for r in records(events)} == {"the draft proposed nothing"}
     assert segments(events) == segments(await run(await generation(strategy="target"), players()))
