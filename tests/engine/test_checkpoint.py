@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from semspec.engine import checkpoint
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
@@ -23,10 +22,13 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small file, and an empty cache that remembers the digest of such."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(checkpoint, "LEAST_BYTES", 0)
-    return checkpoint.cache_folder()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    return file
 
 
 def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
@@ -41,32 +43,26 @@ def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
     assert len(seen) == 3 and all(fingerprint.startswith(f"{FINGERPRINT}:") for fingerprint in seen)
 
 
-def test_digest_is_computed_once(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    [digest] = checkpoint.file_digests([file])
-    [entry] = cache.iterdir()
+def test_digest_is_computed_once(weights: Path) -> None:
+    [digest] = checkpoint.file_digests([weights])
+    [entry] = checkpoint.cache_folder().iterdir()
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "remembered"}))
-    assert checkpoint.file_digests([file]) == ["remembered"]
+    assert checkpoint.file_digests([weights]) == ["remembered"]
     entry.write_text("{")
-    assert checkpoint.file_digests([file]) == [digest]
+    assert checkpoint.file_digests([weights]) == [digest]
 
 
-def test_digest_of_a_changed_file_is_computed_again(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    before, times = checkpoint.file_digests([file]), file.stat()
-    file.write_bytes(b"WEIGHTS")
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # the ctime cannot be put back
-    assert checkpoint.file_digests([file]) != before
+def test_digest_of_a_changed_file_is_computed_again(weights: Path) -> None:
+    before, times = checkpoint.file_digests([weights]), weights.stat()
+    weights.write_bytes(b"WEIGHTS")
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # the ctime cannot be put back
+    assert checkpoint.file_digests([weights]) != before
 
 
-def test_digest_needs_no_writable_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    digests = checkpoint.file_digests([file])
+def test_digest_needs_no_writable_cache(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = checkpoint.file_digests([weights])
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert checkpoint.file_digests([file]) == digests
+    assert checkpoint.file_digests([weights]) == digests
 
 
 @pytest.mark.parametrize(("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")])
@@ -77,16 +73,7 @@ def test_missing_files_are_refused_at_start(folder: Path, missing: str, complain
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
 
 
-def test_pickled_weights_are_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(torch.zeros(1).numpy().tobytes())
-    with pytest.raises(Mismatch):
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
-
-
-@pytest.mark.parametrize("eos", [{}, [{"a": 1}], "</s>", [], True, 1.5, -1])
-def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, eos: Any) -> None:
-    assert_refused_in_one_line(folder, "generation_config.json", {"eos_token_id": eos}, "generation_config.json")
+NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +86,11 @@ def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, eos: Any) -> No
         ("config.json", {"model_type": 7}, "cannot load model"),
         ("config.json", {"intermediate_size": 8}, "cannot load model"),
         ("generation_config.json", '["x"]', "cannot load model"),
+        *(("generation_config.json", {"eos_token_id": eos}, "generation_config.json") for eos in NO_TOKEN_IDS),
         ("chat_template.jinja", "{% for m in messages %}{{ m.content }}", "chat template of .* malformed in line 1"),
     ],
 )
-def test_malformed_file_is_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
-    assert_refused_in_one_line(folder, file, content, complaint)
-
-
-def assert_refused_in_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
+def test_malformed_file_is_refused_in_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
     """`content`: the text of the file, or fields to change in it."""
     path = folder / file
     path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
