@@ -99,12 +99,9 @@ def test_fast_equals_transformers_in_logits_and_all_states(name: str) -> None:
 
 @pytest.mark.parametrize("writer", [Writer.DRAFT, Writer.TARGET])
 def test_fast_equals_transformers_on_the_bundled_pair(writer: Writer) -> None:
-    fast, reference = (load(BUNDLED_PAIR / writer, engine) for engine in ENGINES)
+    folder = str(BUNDLED_PAIR / writer)
+    fast, reference = (CausalLM.load(folder, None, "cpu", "float32", engine=engine) for engine in ENGINES)
     assert_agree(fast, reference)
-
-
-def load(folder: Path, engine: EngineName) -> CausalLM:
-    return CausalLM.load(str(folder), None, "cpu", "float32", engine=engine)
 
 
 def test_fast_in_bf16_is_as_near_to_fp32_as_transformers() -> None:

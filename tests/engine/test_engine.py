@@ -86,9 +86,8 @@ async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngin
     finished: list[str] = []
 
     async def call(name: str, num_tokens: int) -> None:
-        await written(
-            engine, context, params(sampling=SamplingParams(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
-        )
+        what = params(sampling=SamplingParams(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
+        await written(engine, context, what)
         finished.append(name)
 
     before_each_step(engine, lambda _: time.sleep(0.001))
@@ -123,11 +122,9 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
 async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
     context = await prompt(engine)
     sizes = sizes_of(engine)
-    async with aclosing(
-        engine.generate(context, params(max_segments=0, max_tokens=400, max_segment_tokens=5))
-    ) as stream:
-        async for _ in stream:
-            break
+    what = params(max_segments=0, max_tokens=400, max_segment_tokens=5)
+    async with aclosing(engine.generate(context, what)) as stream:
+        await anext(stream)
     seen = len(sizes)
     await written(engine, context, params(max_tokens=1))  # a turn of the engine's thread
     await asyncio.sleep(0.1)

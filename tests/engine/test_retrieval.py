@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semspec.decoding import Backends, Generation, RetrievalOptions, decode
+from semspec.decoding import Backends, Generation, RetrievalOptions
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
-from tests.decoding.engines import behind_sockets
+from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.decoding.support import ConstantVerifier
 from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt, tokens_of
 from tests.fakes import FakeVerifier
@@ -59,8 +59,7 @@ async def backends(
 async def records(backends: Backends, strategy: str = "retrieval", **fields: Any) -> list[SegmentRecord]:
     context = Context((await backends.target.encode("Tom has pens: 25. Day 1: Tom sells 6 pens."),))
     generation = changed(Generation(context, SamplingParams(0), 80, session="s"), strategy, **fields)
-    events = [event async for event in decode(generation, backends)]
-    return [event for event in events if isinstance(event, SegmentRecord)]
+    return await trace(generation, backends)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -161,9 +160,8 @@ async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: Tr
     context, what = await prompt(engine), params(max_segments=0)
     assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
     wanting = replace(certainly(engine, (5,)), state_layer=2)
-    assert (
-        len((await engine.verify_tokens(context, (5,), wanting, what)).state) == 4 * (await engine.info()).hidden_size
-    )
+    verified = await engine.verify_tokens(context, (5,), wanting, what)
+    assert len(verified.state) == 4 * (await engine.info()).hidden_size
     for layer in (-1, 99):
         with pytest.raises(InvalidRequest, match="state_layer"):
             await engine.verify_tokens(context, (), replace(wanting, state_layer=layer), what)
@@ -235,8 +233,6 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == await retrieving.info()
         for fields in (sampled, soft, *trees):
-            here, there = await records(local, **fields), await records(remote, **fields)
-            assert [(r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in here] == [
-                (r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in there
-            ]
+            here = await records(local, **fields)
+            assert_same(here, await records(remote, **fields))
             assert sum(r.num_accepted_tokens for r in here) > 0 and not any(r.fallback for r in here)

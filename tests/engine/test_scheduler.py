@@ -45,9 +45,7 @@ def test_shares_are_equal_up_to_what_is_needed(sizes: list[int], total: int, sha
 
 def test_long_prompts_leave_every_other_call_a_token() -> None:
     feeds = [holding(0, 3000), holding(0, 3000), *(holding(100) for _ in range(30))]
-    planned = dict(zip(map(id, feeds), [0] * len(feeds), strict=True))
-    for feed, share in scheduler(1000, step_tokens=64).plan(feeds):
-        planned[id(feed)] = share
+    planned = {id(feed): share for feed, share in scheduler(1000, step_tokens=64).plan(feeds)}
     assert [planned[id(feed)] for feed in feeds] == [17, 17, *[1] * 30]
 
 

@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from semspec.decoding import Backends, Generation, Options, decode
+from semspec.decoding import Backends, Generation, Options
 from semspec.engine.checkpoint import tokenizer_fingerprint
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import (
-    Context,
-    Piece,
-    SamplingParams,
-    Segment,
-    SegmentEnd,
-    SegmentRecord,
-    Writer,
-    shares_ordinary_tokens,
-)
+from semspec.types import Context, Piece, SamplingParams, Segment, SegmentEnd, Writer, shares_ordinary_tokens
 from tests.checkpoints import random_probes
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
@@ -33,12 +24,10 @@ OFTEN = (193, 134, 199)
 """Tokens that the model often writes."""
 START, END, DONE = 310, 311, 312
 """Added tokens of the target, <|im_start|>, <|im_end|> and </done>; the draft has others with the first two ids."""
-
-Engines = tuple[TransformersEngine, TransformersEngine]
-
-
 DRAFTS, TARGETS = ("<|User|>",), ("<|im_start|>", "<|im_end|>")
 """Special tokens of the two."""
+
+Engines = tuple[TransformersEngine, TransformersEngine]
 
 
 def with_added(source: Path, *special: str) -> PreTrainedTokenizerFast:
@@ -75,8 +64,9 @@ async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> E
     return load(draft, Writer.DRAFT), load(target)
 
 
-async def backends_of(engines: Engines, folder: Path) -> Backends:
-    return Backends(*engines, await random_probes(*engines, folder))
+@pytest.fixture
+async def backends(engines: Engines, tmp_path: Path) -> Backends:
+    return Backends(*engines, await random_probes(*engines, tmp_path))
 
 
 def test_fingerprints_tell_ordinary_and_added_tokens_apart(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -106,16 +96,15 @@ def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path: Path, num_tokens: int) -> None:
+async def test_output_keeps_the_targets_distribution(engines: Engines, backends: Backends, num_tokens: int) -> None:
     """Chi-square of the first two of three tokens, at fixed seeds, 0.1% level."""
-    backends = await backends_of(engines, tmp_path)
     target = engines[1]
     context = await prompt(target)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(NUM_SEEDS):
         options = Options(num_speculative_tokens=num_tokens)
         generation = Generation(context, replace(HOT, seed=seed), 3, "token-level", options, session="s")
-        records = [one async for one in decode(generation, backends) if isinstance(one, SegmentRecord)]
+        records = await trace(generation, backends)
         counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
     assert_distributed(counts, pairs(target, context, HOT))
     assert {START, END, DONE} <= {token for tokens in counts for token in tokens}
@@ -123,13 +112,12 @@ async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path:
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
 async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accepted(
-    engines: Engines, tmp_path: Path, num_tokens: int
+    backends: Backends, num_tokens: int
 ) -> None:
-    backends = await backends_of(engines, tmp_path)
     written: list[int] = []
     num_accepted = 0
     for question in (PROMPT, "Day 1: Tom sells 6 pens.", "How many pens does Tom have now?", "25 - 6 = 19.\n\n"):
-        context = Context((await engines[1].encode(question),))
+        context = Context((await backends.target.encode(question),))
         options = Options(num_speculative_tokens=num_tokens)
         greedy = Generation(context, SamplingParams(0), 40, "token-level", options)
         records = await trace(greedy, backends)
@@ -143,8 +131,7 @@ async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accept
 async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> None:
     draft, target = engines
     context = await prompt(target)
-    nothing = replace(certainly(draft, ()), distributions=())
-    alone = await target.verify_tokens(context, (), nothing, params())
+    alone = await target.verify_tokens(context, (), certainly(draft, ()), params())
     for token in (START, 311, 315):
         verified = await target.verify_tokens(context, (), certainly(draft, (token, 5)), params())
         assert verified.num_accepted == 0
@@ -154,8 +141,7 @@ async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> 
         )
 
 
-async def test_same_trace_over_grpc(engines: Engines, tmp_path: Path) -> None:
-    backends = await backends_of(engines, tmp_path)
+async def test_same_trace_over_grpc(engines: Engines, backends: Backends) -> None:
     context = await prompt(engines[1])
     async with behind_sockets(*engines, backends.verifier) as remote:
         for seed, strategy in enumerate(("token-level", "semantic+token-level", "semantic") * 2):

@@ -21,6 +21,8 @@ TARGET_LOGITS = torch.tensor(
 )
 DRAFT_LOGITS = TARGET_LOGITS.flip(0) * 0.7
 """Row i: logits after token i. The two models disagree thoroughly."""
+PADDED_LOGITS = torch.nn.functional.pad(DRAFT_LOGITS, (0, 2, 0, 2), value=1.0)
+"""Of a draft with a vocabulary padded by two ids, which have probability 0 for the target."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,34 +48,20 @@ def two_tokens(seed: int, gamma: int, sampling: SamplingParams, draft: Tensor) -
     return kept[1], kept[2]
 
 
-def assert_keeps_distribution(gamma: int, sampling: SamplingParams, draft: Tensor = DRAFT_LOGITS) -> None:
-    """Of the first two tokens, jointly, the target's own."""
+@pytest.mark.parametrize(
+    ("gamma", "sampling", "draft"),
+    [
+        *((gamma, SamplingParams(1.0, 1.0), DRAFT_LOGITS) for gamma in (1, 2, 3)),
+        *((gamma, SamplingParams(0.8, 0.9), DRAFT_LOGITS) for gamma in (1, 2)),
+        (2, SamplingParams(1.2, 1.0, 3), DRAFT_LOGITS),
+        *((gamma, SamplingParams(1.0, 1.0), PADDED_LOGITS) for gamma in (1, 3)),
+    ],
+)
+def test_tokens_keep_the_targets_distribution(gamma: int, sampling: SamplingParams, draft: Tensor) -> None:
+    """Of the first two, jointly; chi-square at fixed seeds, 0.1% level."""
     rows = [probabilities(row) for row in renormalised(TARGET_LOGITS, sampling).double()]
     expected = {(*one, *two): p * q for one, p in rows[0].items() for two, q in rows[one[0]].items()}
     assert_distributed(Counter(two_tokens(seed, gamma, sampling, draft) for seed in range(NUM_SEEDS)), expected)
-
-
-@pytest.mark.parametrize(
-    ("gamma", "sampling"),
-    [
-        (1, SamplingParams(1.0, 1.0)),
-        (2, SamplingParams(1.0, 1.0)),
-        (3, SamplingParams(1.0, 1.0)),
-        (1, SamplingParams(0.8, 0.9)),
-        (2, SamplingParams(0.8, 0.9)),
-        (2, SamplingParams(1.2, 1.0, 3)),
-    ],
-)
-def test_tokens_keep_the_targets_distribution(gamma: int, sampling: SamplingParams) -> None:
-    """Chi-square at fixed seeds, 0.1% level."""
-    assert_keeps_distribution(gamma, sampling)
-
-
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_ids_in_the_drafts_padding_keep_the_targets_distribution(gamma: int) -> None:
-    """A draft with a vocabulary padded by two ids, which have probability 0 for the target."""
-    padded = torch.nn.functional.pad(DRAFT_LOGITS, (0, 2, 0, 2), value=1.0)
-    assert_keeps_distribution(gamma, SamplingParams(1.0, 1.0), draft=padded)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, 1.0), SamplingParams(0.8, 0.9, 3)])

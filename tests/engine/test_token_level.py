@@ -265,8 +265,7 @@ async def test_another_tokenizer_does_not_match(engine: TransformersEngine) -> N
 async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) -> None:
     """The draft's vocabulary may be padded beyond the target's."""
     context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
-    nothing = replace(certainly(engine, ()), distributions=())
-    alone = await engine.verify_tokens(context, (), nothing, params())
+    alone = await engine.verify_tokens(context, (), certainly(engine, ()), params())
     for proposal in (certainly(engine, (beyond,)), certainly(engine, (beyond, 5))):
         verified = await engine.verify_tokens(context, (), proposal, params())
         assert verified.num_accepted == 0

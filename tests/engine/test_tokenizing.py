@@ -2,6 +2,7 @@
 another model's tokenizer ended."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,7 +19,6 @@ from semspec.types import (
     GenerationParams,
     Message,
     Piece,
-    Prompt,
     SamplingParams,
     Segment,
     SegmentEnd,
@@ -27,66 +27,56 @@ from semspec.types import (
 )
 from tests.engine.support import CHATML
 
-
-class Tokenizer:
-    """Calls `block` before the tokenizer tokenizes."""
-
-    def __init__(self, raw: Any, block: Any) -> None:
-        self._raw, self._block = raw, block
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self._block()
-        return self._raw(*arguments, **options)
-
-    def encode(self, *arguments: Any, **options: Any) -> Any:
-        self._block()
-        return self._raw.encode(*arguments, **options)
+ASKED = Message("user", "x")
+PARAMS = GenerationParams(SamplingParams(), max_tokens=2)
 
 
-def never() -> None:
-    raise AssertionError("the text reached the tokenizer")
+def before_tokenizing(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, block: Callable[[], None]) -> None:
+    """Have `block` called before the tokenizer of `engine` tokenizes."""
+
+    def blocked(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            block()
+            return method(*arguments, **options)
+
+        return called
+
+    kind = type(engine.tokenizer.raw)
+    for name in ("__call__", "encode"):
+        monkeypatch.setattr(kind, name, blocked(getattr(kind, name)))
 
 
-@pytest.fixture
-def too_long(engine: TransformersEngine) -> str:
-    return "a" * (engine.tokenizer.info.max_context_tokens * 16 + 1)
+def foreign(text: str) -> Context:
+    return Context((Piece(text, (1, 2), "of another tokenizer"),))
+
+
+def own(engine: TransformersEngine) -> Context:
+    return Context((Piece("x", (5,), engine.tokenizer.info.tokenizer),))
 
 
 @pytest.mark.parametrize(
-    "prompt_of",
+    ("call", "complaint"),
     [
-        lambda text: text,
-        lambda text: (Message("user", text),),
-        lambda text: (Message("user", "x"), Message("assistant", "", tool_calls=text)),
-        lambda text: Conversation((Message("user", "x"),), tools=text),
-        lambda text: TokenIds((1,) * len(text)),
+        (lambda engine, text: engine.encode(text), "characters are too many"),
+        (lambda engine, text: engine.encode((Message("user", text),)), "characters are too many"),
+        (lambda engine, text: engine.encode((ASKED, Message("assistant", "", text))), "characters are too many"),
+        (lambda engine, text: engine.encode(Conversation((ASKED,), tools=text)), "characters are too many"),
+        (lambda engine, text: engine.encode(TokenIds((1,) * len(text))), "tokens leave no room"),
+        (lambda engine, text: engine.tokenize(text), "characters are too many"),
+        (lambda engine, text: anext(engine.generate(foreign(text), PARAMS)), "characters are too many"),
+        (lambda engine, text: engine.score_choices(own(engine), text, "", ["a", "b"]), "characters are too many"),
     ],
-    ids=["text", "message", "call", "tools", "ids"],
+    ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context", "question"],
 )
-async def test_prompt_beyond_the_window_is_refused_before_it_is_tokenized(
-    engine: TransformersEngine, too_long: str, monkeypatch: pytest.MonkeyPatch, prompt_of: Any
+async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, call: Any, complaint: str
 ) -> None:
-    monkeypatch.setattr(engine.tokenizer, "raw", Tokenizer(engine.tokenizer.raw, never))
-    prompt: Prompt = prompt_of(too_long)
-    with pytest.raises(ContextTooLong):
-        await engine.encode(prompt)
+    def never() -> None:
+        raise AssertionError("the text reached the tokenizer")
 
-
-async def test_other_texts_beyond_the_window_are_refused_before_they_are_tokenized(
-    engine: TransformersEngine, too_long: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piece = await engine.encode("x")
-    monkeypatch.setattr(engine.tokenizer, "raw", Tokenizer(engine.tokenizer.raw, never))
-    foreign = Context((Piece(too_long, (1, 2), "of another tokenizer"),))
-    with pytest.raises(ContextTooLong, match="characters are too many"):
-        await engine.tokenize(too_long)
-    with pytest.raises(ContextTooLong, match="characters are too many"):
-        await anext(engine.generate(foreign, GenerationParams(SamplingParams())))
-    with pytest.raises(ContextTooLong, match="characters are too many"):
-        await engine.score_choices(Context((piece,)), too_long, "", ["a", "b"])
+    before_tokenizing(engine, monkeypatch, never)
+    with pytest.raises(ContextTooLong, match=complaint):
+        await call(engine, "a" * (engine.tokenizer.info.max_context_tokens * 16 + 1))
 
 
 async def test_event_loop_goes_on_while_a_text_is_tokenized(
@@ -98,13 +88,8 @@ async def test_event_loop_goes_on_while_a_text_is_tokenized(
     def block() -> None:
         assert done.wait(20)
 
-    monkeypatch.setattr(engine.tokenizer, "raw", Tokenizer(engine.tokenizer.raw, block))
-    foreign = Context((Piece("So be it.", (1, 2), "of another tokenizer"),))
-    works = [
-        engine.encode("x"),
-        engine.tokenize("x"),
-        anext(engine.generate(foreign, GenerationParams(SamplingParams(), max_tokens=2))),
-    ]
+    before_tokenizing(engine, monkeypatch, block)
+    works = engine.encode("x"), engine.tokenize("x"), anext(engine.generate(foreign("So be it."), PARAMS))
     asking = asyncio.gather(*works)
     for _ in range(20):
         await asyncio.sleep(0.005)
