@@ -1,6 +1,7 @@
 """Small probes, and states for them."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def save(path: Path, probe_card: ProbeCard) -> Path:
 
 def states(fingerprint: str, value: float = 0.5, shape: tuple[int, int] = SHAPE) -> States:
     return States(struct.pack("<f", value) * (shape[0] * shape[1]), shape, fingerprint)
+
+
+def spoilt(good: States, value: float) -> States:
+    """With another last number."""
+    return replace(good, data=good.data[:-4] + struct.pack("<f", value))
 
 
 def reading(fingerprint: str, value: float = 0.5) -> SegmentScore:

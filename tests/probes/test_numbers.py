@@ -2,7 +2,6 @@
 
 import json
 import math
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,28 +11,20 @@ import torch
 from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from tests.probes.support import QUESTION, card, save
+from tests.probes.support import QUESTION, card, save, spoilt
 
 NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
-
-
-def spoilt(data: bytes, value: float) -> bytes:
-    """`data` with its last number replaced."""
-    return data[:-4] + struct.pack("<f", value)
 
 
 @pytest.mark.parametrize("value", NUMBERS)
 @pytest.mark.parametrize("field", ["draft_states[1].pooled", "readings[1].states.pooled", "readings[1].surprisal"])
 async def test_state_that_is_no_number_is_refused_by_name(verifier: ProbeVerifier, field: str, value: float) -> None:
     (drafted,), (read,) = QUESTION
-    bad_draft, bad_read = drafted, read
-    match field:
-        case "draft_states[1].pooled":
-            bad_draft = replace(drafted, data=spoilt(drafted.data, value))
-        case "readings[1].states.pooled":
-            bad_read = replace(read, states=replace(read.states, data=spoilt(read.states.data, value)))
-        case _:
-            bad_read = replace(read, surprisal=(*read.surprisal[:-1], value))
+    bad_draft, bad_read = {
+        "draft_states[1].pooled": (spoilt(drafted, value), read),
+        "readings[1].states.pooled": (drafted, replace(read, states=spoilt(read.states, value))),
+        "readings[1].surprisal": (drafted, replace(read, surprisal=(*read.surprisal[:-1], value))),
+    }[field]
     with pytest.raises(InvalidRequest) as refusal:
         await verifier.judge([drafted, bad_draft], [read, bad_read])
     assert refusal.value.parameter == field

@@ -22,8 +22,7 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
     drafted, readings = [states("draft-fingerprint", 0.3)], [reading("target-fingerprint", 0.7)]
     judged = {}
     for name in ("", "last-hidden", "surprisal"):
-        folder = alternatives / name if name else alternatives.parent
-        alone = load(folder)
+        alone = load(alternatives / name if name else alternatives.parent)
         judged[name] = await verifier.judge(drafted, readings, name)
         assert judged[name] == await alone.judge(drafted, readings)
     assert len({judgement.target_probability for [judgement] in judged.values()}) == 3

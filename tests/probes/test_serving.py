@@ -1,7 +1,7 @@
 """What the verifier serves: batches of many calls, first layers that engines compute, and the same judgements."""
 
 import asyncio
-import struct
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from semspec.probes.probe import LayerSet, assemble, load_probe
 from semspec.probes.projection import ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
-from tests.probes.support import QUESTION, SHAPE, card, load_with, reading, save, states
+from tests.probes.support import QUESTION, SHAPE, card, load_with, reading, save, spoilt, states
 
 
 async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: Path) -> None:
@@ -33,7 +33,7 @@ async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: 
 
 async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVerifier) -> None:
     (drafted,), (read,) = QUESTION
-    bad = replace(drafted, data=drafted.data[:-4] + struct.pack("<f", float("nan")))
+    bad = spoilt(drafted, math.nan)
     calls = [([drafted, bad if i % 4 == 1 else drafted], [read, read]) for i in range(20)]
     results = await asyncio.gather(*(verifier.judge(*call) for call in calls), return_exceptions=True)
     alone = await verifier.judge([drafted, drafted], [read, read])

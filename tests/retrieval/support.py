@@ -17,11 +17,7 @@ DOCUMENTS = [list(range(10, 49))]
 
 
 def write(
-    folder: Path,
-    target: ModelInfo,
-    documents: Sequence[Sequence[int]],
-    states: NDArray[np.float32] | None = None,
-    layer: int = 1,
+    folder: Path, target: ModelInfo, documents: Sequence[Sequence[int]], states: NDArray[np.float32] | None = None
 ) -> Card:
     """`states`: `[num_tokens, hidden_size]`, the state before each token of all documents and their ends."""
     tokens = np.array([token for one in documents for token in (*one, DOCUMENT_END)], np.uint32)
@@ -29,5 +25,5 @@ def write(
     if states is not None:
         projection = Projection.fitted(states, min(WIDTH, states.shape[1]))
         index = build_index(projection.keys(states), np.arange(len(states)))
-        neighbours = layer, projection, index, len(states)
+        neighbours = 1, projection, index, len(states)
     return write_datastore(folder, target, "data", tokens, sorted_places(tokens), neighbours)
