@@ -16,7 +16,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from semspec.records import record_json
 from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
-from tests.checkpoints import random_probes
+from tests.checkpoints import loaded, random_probes
 from tests.decoding.engines import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
@@ -41,14 +41,11 @@ def fakes() -> Fakes:
 @pytest.fixture
 async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
     """A Llama that drafts for a Qwen2 of the same vocabulary."""
-    loaded = []
-    for name, writer, template in (("llama", Writer.DRAFT, DRAFTS), ("qwen2", Writer.TARGET, TARGETS)):
-        folder = shutil.copytree(checkpoints[name], tmp_path / writer)
-        (folder / "chat_template.jinja").write_text(template)
-        loaded.append(TransformersEngine.load(str(folder), writer=writer, device="cpu"))
-    yield loaded[0], loaded[1]
-    for engine in loaded:
-        await engine.aclose()
+    draft, target = (Path(shutil.copytree(checkpoints[name], tmp_path / name)) for name in ("llama", "qwen2"))
+    (draft / "chat_template.jinja").write_text(DRAFTS)
+    (target / "chat_template.jinja").write_text(TARGETS)
+    async with loaded(draft, target) as engines:
+        yield engines
 
 
 def rendered(engine: TransformersEngine) -> list[int]:
