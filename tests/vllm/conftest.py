@@ -7,8 +7,9 @@ import pytest_asyncio
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
+from semspec.types import Writer
 from tests.vllm.lane import Lane
-from tests.vllm.support import SMALL_TOKENS, kv_bytes_of_token, our_engine, vllm_engine
+from tests.vllm.support import SMALL_TOKENS, TARGET, kv_bytes_of_token, vllm_engine
 
 LANE = pytest.StashKey[Lane]()
 
@@ -56,6 +57,6 @@ async def small() -> AsyncIterator[VllmEngine]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def ours() -> AsyncIterator[TransformersEngine]:
     """Our engine with the bundled target."""
-    engine = our_engine()
+    engine = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu")
     yield engine
     await engine.aclose()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,21 +51,16 @@ def head_size(config: PretrainedConfig) -> int:
 
 
 @asynccontextmanager
-async def vllm_engine(model: Path = TARGET, **settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
-    """The engine, and why vLLM ended if it did by itself."""
+async def vllm_engine(**settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
+    """The engine over vLLM with the bundled target, and why vLLM ended if it did by itself."""
     reasons: list[str] = []
-    values: dict[str, Any] = {"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
+    values: dict[str, Any] = {"model": str(TARGET), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
     own = ModelSettings(**(values | settings))
     engine = await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
     try:
         yield engine, reasons
     finally:
         await engine.aclose()
-
-
-def our_engine(model: Path = TARGET) -> TransformersEngine:
-    """The reference."""
-    return TransformersEngine.load(str(model), writer=Writer.TARGET, device="cpu")
 
 
 async def contexts(engine: LocalEngine, number: int) -> list[Context]:
