@@ -35,10 +35,7 @@ class Client:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None]" = field(init=False)
 
-    def ask(self, admission: Admission) -> None:
-        self.task = asyncio.create_task(self._hold(admission))
-
-    async def _hold(self, admission: Admission) -> None:
+    async def hold(self, admission: Admission) -> None:
         async with admission.admitted(self.owner, self.num_generations):
             self.is_running = True
             try:
@@ -60,7 +57,6 @@ class AdmissionClients:
     """An admission queue and all its clients, by order of arrival."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
         self.now_s = 0.0
         """Only tests advance it."""
         self.metrics = Metrics()
@@ -70,7 +66,7 @@ class AdmissionClients:
     async def ask(self, owner: str = "", num_generations: int = 1) -> Client:
         client = Client(owner, num_generations, len(self.clients))
         self.clients.append(client)
-        client.ask(self.admission)
+        client.task = asyncio.create_task(client.hold(self.admission))
         await settle()
         return client
 
@@ -78,14 +74,12 @@ class AdmissionClients:
         client.done.set()
         await settle()
 
-    async def hang_up(self, client: Client) -> None:
-        client.task.cancel()
-        await settle()
-
     async def close(self) -> None:
+        """Every client leaves, and no slot is lost."""
         for client in self.clients:
             client.task.cancel()
         await asyncio.gather(*(client.task for client in self.clients), return_exceptions=True)
+        assert (self.admission.num_running, self.admission.num_waiting) == (0, 0)
 
     @property
     def running(self) -> list[Client]:
@@ -106,14 +100,13 @@ async def settle() -> None:
 
 @asynccontextmanager
 async def admission_clients(
-    capacity: int, per_owner: int | None = None, max_queued: int = 1000, timeout_s: float = 600
+    capacity: int, max_queued: int = 1000, timeout_s: float = 600
 ) -> AsyncIterator[AdmissionClients]:
-    clients = AdmissionClients(Limits(capacity, per_owner or capacity, max_queued, timeout_s))
+    clients = AdmissionClients(Limits(capacity, capacity, max_queued, timeout_s))
     try:
         yield clients
     finally:
         await clients.close()
-        assert (clients.admission.num_running, clients.admission.num_waiting) == (0, 0)
 
 
 async def in_turn(here: AdmissionClients) -> list[Client]:
@@ -276,25 +269,16 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.here = self.loop.run_until_complete(self._open())
-
-    async def _open(self) -> AdmissionClients:
-        return AdmissionClients(Limits(self.capacity, self.per_owner, self.max_queued, 600))
+        self.here = AdmissionClients(Limits(self.capacity, self.per_owner, self.max_queued, 600))
 
     @rule(owner=st.sampled_from("abc"), num_generations=st.integers(1, max_generations))
     def come(self, owner: str, num_generations: int) -> None:
         self.loop.run_until_complete(self.here.ask(owner, num_generations))
 
-    @precondition(lambda self: self.here.running)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from(self.here.running).map(lambda client: client.number))
-        self.loop.run_until_complete(self.here.leave(self.here.clients[client]))
-
     @precondition(lambda self: self.here.running or self.here.waiting)
     @rule(data=st.data())
-    def happen_at_once(self, data: st.DataObject) -> None:
-        """Several ends and disconnects in one round of the event loop."""
+    def end(self, data: st.DataObject) -> None:
+        """Up to four end or disconnect in one round of the event loop."""
         alive = [client.number for client in (*self.here.running, *self.here.waiting)]
         for number in data.draw(st.lists(st.sampled_from(alive), min_size=1, max_size=4, unique=True)):
             client = self.here.clients[number]
@@ -328,7 +312,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.loop.run_until_complete(self.here.close())
-        assert (self.here.admission.num_running, self.here.admission.num_waiting) == (0, 0)
         self.loop.close()
 
 
