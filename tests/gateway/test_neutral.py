@@ -22,8 +22,7 @@ async def test_values_without_effect_change_nothing(gateway: Gateway, path: str)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == plain["choices"]
     assert answer.json()["semspec"]["parameters"] == plain["semspec"]["parameters"]
-    for value in (value for values in OPENAI_DEFAULTS.values() for value in values[1:]):
-        [name] = [name for name, values in OPENAI_DEFAULTS.items() if any(value is other for other in values[1:])]
+    for name, value in ((name, value) for name, values in OPENAI_DEFAULTS.items() for value in values[1:]):
         assert (await gateway.http.post(path, json={**body, name: value})).status_code == 200, name
 
 

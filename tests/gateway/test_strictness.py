@@ -20,21 +20,20 @@ CURVE = (
     SAMPLE,
 )
 
-shares = st.floats(0, 1)
-strictnesses = st.floats(0, 1)
+fractions = st.floats(0, 1)
 
 
 @st.composite
 def curves(draw: st.DrawFn) -> list[OperatingPoint]:
     """Thresholds with what they accept, as a report has them: a higher one accepts no more; the rule `sample` last."""
     thresholds = sorted(draw(st.lists(st.floats(0, 30), min_size=1, max_size=8, unique=True)))
-    accepted = sorted((draw(shares) for _ in thresholds), reverse=True)
-    wrong = sorted((draw(shares) for _ in thresholds), reverse=True)
+    accepted = sorted((draw(fractions) for _ in thresholds), reverse=True)
+    wrong = sorted((draw(fractions) for _ in thresholds), reverse=True)
     curve = [OperatingPoint(t, a, None, w, 1 + a) for t, a, w in zip(thresholds, accepted, wrong, strict=True)]
     return [*curve, SAMPLE]
 
 
-@given(curves(), strictnesses, strictnesses)
+@given(curves(), fractions, fractions)
 def test_stricter_never_accepts_more(points: Sequence[OperatingPoint], one: float, other: float) -> None:
     lenient, strict = (at_strictness(strictness, points) for strictness in sorted((one, other)))
     assert lenient.threshold <= strict.threshold
@@ -51,7 +50,7 @@ def test_ends_are_the_reports_own(points: Sequence[OperatingPoint]) -> None:
         assert setting.expected == Expected(point.acceptance, point.wrong_accepted, point.speed_up)
 
 
-@given(curves(), strictnesses, st.randoms())
+@given(curves(), fractions, st.randoms())
 def test_order_of_the_points_does_not_matter(points: list[OperatingPoint], strictness: float, random: Random) -> None:
     shuffled = list(points)
     random.shuffle(shuffled)
