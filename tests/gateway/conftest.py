@@ -2,15 +2,19 @@
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
+from semspec.decoding import Backends
+from semspec.types import Writer
 from tests.gateway.engines import spelling
-from tests.gateway.fakes import Fakes
+from tests.gateway.fakes import Fakes, Thinker
 from tests.gateway.processes import setting_error
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, make_settings, redis_server, running_gateway
 
@@ -24,6 +28,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    """A client of the gateways' Redis."""
+    async with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +51,30 @@ def mortal_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def start_gateway(redis_url: str) -> AsyncIterator[GatewayFactory]:
-    """Start a gateway with given settings over given fakes."""
+    """Start a gateway with given settings over fakes, or other backends."""
     running: list[AsyncExitStack] = []
 
-    async def start(fakes: Fakes | None = None, ready: bool = True, **fields: Any) -> Gateway:
+    async def start(behind: Fakes | Backends | None = None, ready: bool = True, **fields: Any) -> Gateway:
         settings = make_settings(**{"redis_url": redis_url, **fields})
         running.append(AsyncExitStack())
-        return await running[-1].enter_async_context(running_gateway(settings, fakes or Fakes.make(), ready))
+        return await running[-1].enter_async_context(running_gateway(settings, behind or Fakes.make(), ready))
 
     yield start
     await asyncio.gather(*(gateway.aclose() for gateway in running))
 
 
 @pytest.fixture
+def session() -> str:
+    """The name of a new one."""
+    return f"session-{secrets.token_hex(8)}"
+
+
+@pytest.fixture
 async def gateway(start_gateway: GatewayFactory) -> Gateway:
     return await start_gateway()
+
+
+@pytest.fixture
+async def thinker(start_gateway: GatewayFactory) -> Gateway:
+    """Over a target that ends its reasoning in the fourth segment."""
+    return await start_gateway(Fakes.make(Thinker(Writer.TARGET)))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 import uvicorn
@@ -49,6 +49,7 @@ NO_REDIS = "redis://127.0.0.1:1/0"
 """An address at which no process listens."""
 
 MESSAGES: Any = [{"role": "user", "content": "How many?"}]
+T = TypeVar("T")
 
 
 @dataclass
@@ -82,9 +83,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path, program: str = "") -> Iterator[RedisServer]:
+def redis_server(folder: Path, program: str = "", options: tuple[str, ...] = ()) -> Iterator[RedisServer]:
     """`program` is the redis-server to run; any, if not given."""
-    server = RedisServer(free_port(), folder, program)
+    server = RedisServer(free_port(), folder, program, options)
     try:
         server.restart()
         yield server
@@ -109,11 +110,19 @@ def wait_for_port(port: int) -> None:
     raise TimeoutError(f"nothing listens on port {port}")
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = GENEROUS_S) -> None:
+async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until something becomes true, and fail if it does not."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(GENEROUS_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def until(ask: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
+    """Ask until the answer is right; that answer."""
+    async with asyncio.timeout(GENEROUS_S):
+        while not is_right(answer := await ask()):
+            await asyncio.sleep(0.01)
+    return answer
 
 
 class _Server(uvicorn.Server):
@@ -163,10 +172,15 @@ class Gateway:
         body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
-    async def stored(self, id: str, part: str = "", status: int = 200) -> Any:
+    async def send(self, line: str, **request: Any) -> httpx.Response:
+        """The answer to a method and exactly this path, which httpx would tidy up."""
+        method, target = line.split()
+        return await self.http.request(method, "/", extensions={"target": target.encode()}, **request)
+
+    async def stored(self, id: str, part: str = "") -> Any:
         """What is stored of a generation, or a part of it: "/trace"."""
         response = await self.http.get(f"/v1/generations/{id}{part}")
-        assert response.status_code == status, response.text
+        assert response.status_code == 200, response.text
         return response.json()
 
     async def events(self, id: str, after: str | None = None, trace: bool = False) -> httpx.Response:
@@ -175,9 +189,7 @@ class Gateway:
         return await self.http.get(f"/v1/generations/{id}/events", headers=headers, params={"trace": trace})
 
     async def status_becomes(self, id: str, status: str) -> None:
-        async with asyncio.timeout(GENEROUS_S):
-            while (await self.stored(id))["status"] != status:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.stored(id), lambda stored: bool(stored["status"] == status))
 
     async def metric(self, line: str) -> float:
         """The value of one metric sample, by its exposed name with labels; 0 if it does not exist."""
@@ -185,9 +197,7 @@ class Gateway:
         return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
 
     async def metric_becomes(self, line: str, value: float) -> None:
-        async with asyncio.timeout(GENEROUS_S):
-            while await self.metric(line) < value:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.metric(line), lambda found: found >= value)
         assert await self.metric(line) == value
 
     async def running_ids(self) -> set[str]:
@@ -263,24 +273,28 @@ async def holding(
         await asyncio.gather(task, return_exceptions=True)
 
 
-@asynccontextmanager
-async def connection(base_url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection for requests that no client library sends."""
+async def exchange(base_url: str, sent: bytes) -> bytes:
+    """All that is answered to bytes that no client library sends, until the server closes the connection."""
     url = httpx.URL(base_url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     try:
-        yield reader, writer
+        writer.write(sent)
+        return await asyncio.wait_for(reader.read(), GENEROUS_S)
     finally:
         writer.close()
         with contextlib.suppress(OSError):  # the server may have closed it first
             await writer.wait_closed()
 
 
-async def exchange(base_url: str, sent: bytes) -> bytes:
-    """All that is answered to these bytes until the server closes the connection."""
-    async with connection(base_url) as (reader, writer):
-        writer.write(sent)
-        return await asyncio.wait_for(reader.read(), GENEROUS_S)
+def assert_error(response: httpx.Response, status: int, **fields: str | None) -> dict[str, Any]:
+    """It is refused in the shape of OpenAI's API, with these values among the error's fields; all of its fields."""
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"] and response.headers["content-type"] == "application/json"
+    body: dict[str, dict[str, Any]] = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and body["error"]["type"]
+    assert fields.items() <= body["error"].items(), body
+    return body["error"]
 
 
 def chunks(response: httpx.Response) -> list[Any]:

@@ -18,7 +18,6 @@ from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,
-    GENEROUS_S,
     OURS,
     OWNER,
     RENEWED,
@@ -26,9 +25,10 @@ from tests.gateway.support import (
     TWO_OWNERS,
     Gateway,
     GatewayFactory,
+    assert_error,
     bearer,
-    connection,
     eventually,
+    exchange,
 )
 
 OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/ready"), ("GET", "/static/playground.js")}
@@ -77,9 +77,8 @@ async def test_every_route_asks_for_a_key(gateway: Gateway, wrong: str) -> None:
 
 @pytest.mark.parametrize("line", ["GET /v1/unknown", "GET /docs", "PATCH /", "GET /static", "GET /READY"])
 async def test_path_that_does_not_exist_asks_for_a_key_too(gateway: Gateway, line: str) -> None:
-    method, path = line.split()
-    assert (await gateway.http.request(method, path, headers=WRONG["nothing"])).status_code == 401
-    assert (await gateway.http.request(method, path)).status_code in (404, 405)
+    assert (await gateway.send(line, headers=WRONG["nothing"])).status_code == 401
+    assert (await gateway.send(line)).status_code in (404, 405)
 
 
 async def test_scheme_is_taken_in_any_case(gateway: Gateway) -> None:
@@ -98,9 +97,8 @@ async def test_refused_key_is_counted_and_in_no_log(gateway: Gateway, caplog: py
 
 
 async def test_body_of_a_request_without_a_key_is_not_waited_for(gateway: Gateway) -> None:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
-    status, _ = await answer_to(gateway, head.encode())
-    assert status == 401
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n"
+    assert (await exchange(gateway.base_url, head)).startswith(b"HTTP/1.1 401 ")
 
 
 async def test_body_that_comes_too_slowly_is_given_up(
@@ -114,21 +112,11 @@ async def test_body_that_comes_too_slowly_is_given_up(
         ("/generate", '"error_type":"validation"'),
     ):
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{key}content-length: 9\r\n\r\n"
-        status, rest = await answer_to(gateway, head.encode() + b"{")
-        assert status == 408 and code in rest and "connection: close" in rest
+        answer = (await exchange(gateway.base_url, f"{head}{{".encode())).decode()
+        assert answer.startswith("HTTP/1.1 408 ") and code in answer and "connection: close" in answer
     async with gateway.held(1) as running:
         await asyncio.sleep(0.7)
         assert not running.task.done(), "only the body has to come in time"
-
-
-async def answer_to(gateway: Gateway, sent: bytes) -> tuple[int, str]:
-    """Status and the rest of the answer to bytes after which the client is silent."""
-    async with connection(gateway.base_url) as (reader, writer):
-        writer.write(sent)
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), GENEROUS_S)
-        size = next(int(line[15:]) for line in head.splitlines() if line.startswith(b"content-length:"))
-        rest = (head + await asyncio.wait_for(reader.readexactly(size), GENEROUS_S)).decode()
-        return int(rest.split()[1]), rest
 
 
 async def test_gateway_that_asks_for_no_key_ignores_one(
@@ -145,8 +133,8 @@ async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
 ) -> None:
     gateway.fakes.target.refusal = Unauthenticated("the token is wrong")
     refused = await gateway.chat()
-    assert refused.status_code == 503 and "www-authenticate" not in refused.headers
-    message = refused.json()["error"]["message"]
+    message = assert_error(refused, 503)["message"]
+    assert "www-authenticate" not in refused.headers
     assert message.endswith("give it the services' token") and "SEMSPEC_SERVICE_TOKEN" in caplog.text
 
 
@@ -193,16 +181,15 @@ async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
     assert running.response.status_code == 200
 
 
-async def test_sessions_of_two_owners_are_two(start_gateway: GatewayFactory) -> None:
-    gateway, name = await start_gateway(api_keys=TWO_OWNERS), f"session-{secrets.token_hex(8)}"
-    path, session = f"/v1/sessions/{name}", {"session": name}
-    await gateway.chat(bearer(OURS), semspec=session)
+async def test_sessions_of_two_owners_are_two(start_gateway: GatewayFactory, session: str) -> None:
+    gateway, path = await start_gateway(api_keys=TWO_OWNERS), f"/v1/sessions/{session}"
+    await gateway.chat(bearer(OURS), semspec={"session": session})
     assert (await gateway.http.get(path, headers=bearer(THEIRS))).status_code == 404
-    absent = await gateway.http.delete(path, headers=bearer(THEIRS))
-    assert absent.status_code == 404 and absent.json()["error"]["message"].startswith(f"session {name} does not exist")
-    await gateway.chat(bearer(THEIRS), semspec=session)
+    error = assert_error(await gateway.http.delete(path, headers=bearer(THEIRS)), 404)
+    assert error["message"].startswith(f"session {session} does not exist")
+    await gateway.chat(bearer(THEIRS), semspec={"session": session})
     assert gateway.fakes.target.prompts[-1] == "<user>How many?", "nothing of the other conversation"
-    assert (await gateway.http.get(path, headers=bearer(RENEWED))).json()["id"] == name
+    assert (await gateway.http.get(path, headers=bearer(RENEWED))).json()["id"] == session
     assert (await gateway.http.delete(path, headers=bearer(THEIRS))).status_code == 200
     assert (await gateway.http.get(path, headers=bearer(OURS))).status_code == 200
 

@@ -21,7 +21,7 @@ from semspec.training.collect import alone, fetch, forget, num_answers
 from semspec.training.data.questions import collected_rows
 from semspec.training.files import StageFolder, read_rows, write_json, write_rows
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
-from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, bearer, make_settings
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, bearer, make_settings, until
 
 ALICE, BOB, COLLECTOR = new_key(), new_key(), new_key()
 KEYS = f"{entry('alice', ALICE)}:consents {entry('bob', BOB)} {entry('ops', COLLECTOR)}:collector"
@@ -58,9 +58,9 @@ async def client(gateway: Gateway, key: str = COLLECTOR) -> AsyncIterator[Client
         await client.aclose()
 
 
-async def page(gateway: Gateway, after: str = "0", limit: int = 100) -> dict[str, Any]:
+async def page(gateway: Gateway, after: str = "0") -> dict[str, Any]:
     async with client(gateway) as collector:
-        return await collector.collection(after, limit)
+        return await collector.collection(after, 100)
 
 
 async def fetched(gateway: Gateway, folder: StageFolder, most: int = 1000) -> int:
@@ -115,9 +115,7 @@ async def test_withdrawn_consent_holds_for_answers_listed_before(collecting: Any
     await gateway.metric_becomes(LISTED, 1)
     assert len((await page(gateway))["data"]) == 1
     file.write_text(KEYS.replace(":consents", ""))
-    async with asyncio.timeout(GENEROUS_S):
-        while (await page(gateway))["data"]:
-            await asyncio.sleep(0.05)
+    await until(lambda: page(gateway), lambda found: not found["data"])
 
 
 def test_owner_consents_only_if_all_of_its_keys_do() -> None:

@@ -12,15 +12,10 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, eventually, text
+from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, eventually, text, until
 
 pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
-
-
-@pytest.fixture
-def session() -> dict[str, str]:
-    return {"session": f"session-{secrets.token_hex(8)}"}
 
 
 async def test_client_that_does_not_read_gives_up_its_room(
@@ -79,13 +74,11 @@ async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> No
     assert text(await second.events(running.id)) == text(undisturbed)
 
 
-async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
-    gateway: Gateway, session: dict[str, str]
-) -> None:
-    async with gateway.held(5, semspec=session) as running:
+async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(gateway: Gateway, session: str) -> None:
+    async with gateway.held(5, semspec={"session": session}) as running:
         await gateway.app.state.store.cancel(running.id)
     assert running.response.status_code == 409
-    await gateway.chat(**TARGET, semspec=session)
+    await gateway.chat(**TARGET, semspec={"session": session})
     assert gateway.fakes.target.prompts[-1] == "<user>How many?"
 
 
@@ -108,7 +101,7 @@ async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_
     assert cancelled.json()["status"] == "finished"
 
 
-async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway, session: dict[str, str]) -> None:
+async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway, session: str) -> None:
     store, reached = gateway.app.state.store, asyncio.Event()
     claim = store.claim
 
@@ -119,28 +112,26 @@ async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway
         return await claimed
 
     store.claim = slow
-    running = asyncio.create_task(gateway.chat(semspec=session))
+    running = asyncio.create_task(gateway.chat(semspec={"session": session}))
     await reached.wait()
     running.cancel()
     await asyncio.wait([running])
     store.claim = claim
-    async with asyncio.timeout(GENEROUS_S):
-        while (await gateway.chat(semspec=session)).status_code == 409:
-            await asyncio.sleep(0.01)
+    await until(lambda: gateway.chat(semspec={"session": session}), lambda response: response.status_code != 409)
 
 
-async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: dict[str, str]) -> None:
+async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: str) -> None:
     target, key, go = gateway.fakes.target, {"idempotency-key": secrets.token_hex(8)}, asyncio.Event()
     target.before_encode = go.wait
     target.pause_at = 2
-    first = asyncio.create_task(gateway.chat(key, **TARGET, semspec=session))
+    first = asyncio.create_task(gateway.chat(key, **TARGET, semspec={"session": session}))
     await asyncio.sleep(0.1)
-    twin = asyncio.create_task(gateway.chat(key, **TARGET, semspec=session))
+    twin = asyncio.create_task(gateway.chat(key, **TARGET, semspec={"session": session}))
     await asyncio.sleep(0.1)
     assert not twin.done(), "it waits for the first to begin"
     go.set()
     await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
-    assert (await gateway.chat(**TARGET, semspec=session)).status_code == 409
+    assert (await gateway.chat(**TARGET, semspec={"session": session})).status_code == 409
     target.resume.set()
     answer, same = (await first).json(), (await twin).json()
     assert answer["semspec"]["degraded"] is False and same["id"] == answer["id"]

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
 from semspec.types import Piece, Prompt
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import NO_REDIS, Gateway, GatewayFactory, RedisServer
+from tests.gateway.support import NO_REDIS, Gateway, GatewayFactory, RedisServer, assert_error
 
 
 @pytest.mark.parametrize("semspec", [{}, {"session": "any"}], ids=str)
@@ -37,8 +37,7 @@ async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gate
         *(("GET", f"/v1/generations/{id}{part}") for part in ("", "/trace", "/events")),
         *(("POST", f"/v1/generations/{id}/cancel"), ("GET", "/v1/sessions/any"), ("DELETE", "/v1/sessions/any")),
     ):
-        refused = await gateway.http.request(method, path)
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "service_unavailable"
+        assert_error(await gateway.http.request(method, path), 503, code="service_unavailable")
     for refused in (await gateway.chat(semspec={"session": "any"}), await gateway.chat({"idempotency-key": "any"})):
         assert refused.status_code == 503, "an answer without the conversation, or a second one, would be wrong"
     assert (await gateway.http.get("/ready")).status_code == 200
@@ -90,5 +89,5 @@ async def test_broken_target_is_unavailable(gateway: Gateway, error: SemspecErro
 
     gateway.fakes.target.encode = then_break  # type: ignore[method-assign]  # the prompt itself is valid
     answer = await gateway.chat()
-    assert answer.status_code == 503 and answer.headers["retry-after"]
-    assert answer.json()["error"]["code"] == "service_unavailable" and error.message not in answer.text
+    assert_error(answer, 503, code="service_unavailable")
+    assert answer.headers["retry-after"] and error.message not in answer.text

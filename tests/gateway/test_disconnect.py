@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateway.support import Gateway, GatewayFactory, eventually, holding
+from tests.gateway.support import Gateway, GatewayFactory, assert_error, eventually, holding
 
 
 @pytest.mark.parametrize("writer", ["draft", "target"])
@@ -32,6 +32,5 @@ async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway
 async def test_deadline_ends_a_generation(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(generation_deadline_s=0.05)
     gateway.fakes.target.pause_at = 0
-    response = await gateway.chat(model="semspec-demo:target")
-    assert response.status_code == 504 and response.json()["error"]["code"] == "timeout"
+    assert_error(await gateway.chat(model="semspec-demo:target"), 504, code="timeout")
     assert gateway.fakes.num_writing == 0

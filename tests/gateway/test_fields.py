@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from semspec.types import OperatingPoint, Penalties, Writer
-from tests.gateway.fakes import NUM_SEGMENTS, Fakes, Thinker
-from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, extra, stream_chat, text_of
+from semspec.types import OperatingPoint, Penalties
+from tests.gateway.fakes import NUM_SEGMENTS, Fakes
+from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, assert_error, extra, stream_chat, text_of
 
 
 @pytest.mark.parametrize("stop", ["3 says", ["nowhere", "3 says"], "\n\ntarget 3 s"])
@@ -56,23 +56,22 @@ async def test_logprobs_of_a_plain_completion(gateway: Gateway) -> None:
     assert offsets == whole.logprobs.text_offset
 
 
-async def test_reasoning_is_apart(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
+async def test_reasoning_is_apart(thinker: Gateway) -> None:
     messages: Any = [{"role": "user", "content": "How many?<think>\n"}]
     fields: dict[str, Any] = {"model": "semspec-demo:target", "messages": messages, "seed": 7}
-    message = (await gateway.openai.chat.completions.create(**fields)).choices[0].message
+    message = (await thinker.openai.chat.completions.create(**fields)).choices[0].message
     reasoning = (message.model_extra or {})["reasoning_content"]
     assert reasoning == (message.model_extra or {})["reasoning"] and reasoning.endswith("target 3")
     assert message.content and message.content.startswith(" says") and "</think>" not in message.content + reasoning
-    chunks = await stream_chat(gateway, **fields)
+    chunks = await stream_chat(thinker, **fields)
     assert text_of(chunks) == message.content
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.delta.model_extra]
     assert "".join((delta.model_extra or {})["reasoning"] or "" for delta in deltas) == reasoning
     assert len(chunks) == NUM_SEGMENTS + 2, "one chunk a segment, that with the mark too"
     handed_back = [*messages, message.model_dump(), {"role": "user", "content": "Sure?"}]
-    assert (await gateway.chat(messages=handed_back)).status_code == 200
-    assert reasoning not in gateway.fakes.target.prompts[-1]
-    cut = (await gateway.openai.chat.completions.create(**fields, max_tokens=10)).choices[0].message
+    assert (await thinker.chat(messages=handed_back)).status_code == 200
+    assert reasoning not in thinker.fakes.target.prompts[-1]
+    cut = (await thinker.openai.chat.completions.create(**fields, max_tokens=10)).choices[0].message
     assert cut.content is None and (cut.model_extra or {})["reasoning"] == reasoning[:10]
 
 
@@ -116,19 +115,18 @@ async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: Gat
     fakes = Fakes.make()
     gateway, given = await start_gateway(fakes), {name: PENALTIES[name]}
     for strategy in ("semantic", "token-level"):
-        error = (await gateway.chat(**given, semspec={"strategy": strategy})).json()["error"]
-        assert error["param"] == "semspec.strategy"
+        refused = await gateway.chat(**given, semspec={"strategy": strategy})
+        error = assert_error(refused, 400, param="semspec.strategy")
         assert error["message"].endswith(f"leave out {name}, or choose 'target'")
     gateway = await start_gateway(fakes.told(target={"supports_penalties": False}))
-    error = (await gateway.chat(**given)).json()["error"]
-    assert error["param"] == name and "takes no penalties" in error["message"]
+    assert "takes no penalties" in assert_error(await gateway.chat(**given), 400, param=name)["message"]
 
 
 async def test_bias_on_tokens_of_another_model_is_refused(start_gateway: GatewayFactory) -> None:
     fakes = Fakes.make().told(drafter={"tokenizer": "another.tokenizer"}, verifier={"draft_tokenizer": ""})
     gateway = await start_gateway(fakes)
-    error = (await gateway.chat(logit_bias={"7": 1}, semspec={"strategy": "draft"})).json()["error"]
-    assert error["param"] == "logit_bias" and "other token ids" in error["message"]
+    refused = await gateway.chat(logit_bias={"7": 1}, semspec={"strategy": "draft"})
+    assert "other token ids" in assert_error(refused, 400, param="logit_bias")["message"]
 
 
 async def test_least_values_are_served(gateway: Gateway) -> None:
@@ -144,8 +142,7 @@ async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFa
     fakes = gateway.fakes
     assert {one.sampling.min_p for one in (*fakes.drafter.asked, *fakes.target.asked)} == {0.1}
     gateway = await start_gateway(Fakes.make().told(drafter={"supports_min_p": False}))
-    refused = await gateway.chat(min_p=0.1)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_p")
+    assert_error(await gateway.chat(min_p=0.1), 400, param="min_p")
     assert (await gateway.chat(min_p=0.1, semspec={"strategy": "target"})).status_code == 200
     assert (await gateway.chat(min_p=0)).status_code == 200
 
@@ -154,7 +151,7 @@ async def test_numbers_of_the_soft_gate_are_the_operators(start_gateway: Gateway
     """A gate that a client could open wide would keep whatever a datastore proposes."""
     gateway = await start_gateway(defaults={"soft_gate": {"floor": 0.25}})
     chosen = {"strategy": "retrieval", "retrieval": {"gate": "soft"}}
-    refusal = await gateway.chat(temperature=0, semspec={**chosen, "soft_gate": {"floor": 0}})
-    assert refusal.status_code == 400 and refusal.json()["error"]["param"] == "semspec.soft_gate"
+    refused = await gateway.chat(temperature=0, semspec={**chosen, "soft_gate": {"floor": 0}})
+    assert_error(refused, 400, param="semspec.soft_gate")
     answer = (await gateway.chat(temperature=0, semspec=chosen)).json()
     assert answer["semspec"]["parameters"]["soft_gate"]["floor"] == 0.25

@@ -12,7 +12,7 @@ from semspec.errors import InvalidRequest
 from semspec.gateway.generation.parsers import CallParser, Delta
 from semspec.types import GeneratedSegment
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.support import Gateway, GatewayFactory, assert_error
 from tests.grammars.schemas import COSTLY
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
@@ -27,10 +27,8 @@ ARGUMENTS = '{"number": 3, "of": "</tool_call>"}'
 
 
 async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> None:
-    response = await gateway.chat(**fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert match in error["message"] and "\n" not in error["message"]
+    message = assert_error(await gateway.chat(**fields), 400, param=param)["message"]
+    assert match in message and "\n" not in message
 
 
 @pytest.mark.parametrize("format", [JSON_SCHEMA, {"type": "json_object"}], ids=lambda one: str(one["type"]))
@@ -64,8 +62,7 @@ async def test_costly_schema_is_refused_while_others_are_served(gateway: Gateway
     costly = {"type": "json_schema", "json_schema": {"name": "x", "schema": COSTLY["patterns"]}}
     refusal = asyncio.create_task(gateway.chat(response_format=costly))
     assert (await gateway.chat(response_format=JSON_SCHEMA)).status_code == 200 and not refusal.done()
-    response = await refusal
-    assert response.status_code == 400 and "too much time or memory" in response.json()["error"]["message"]
+    assert "too much time or memory" in assert_error(await refusal, 400)["message"]
     both = [TOOL, {"type": "function", "function": {"name": "f", "parameters": COSTLY["patterns"]}}]
     await refused(gateway, "tools", "too much time or memory", tools=both)
 

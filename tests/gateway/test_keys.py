@@ -1,6 +1,5 @@
 """The keys that a gateway is told, and told anew."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tests.gateway.fakes import Fakes
 from tests.gateway.processes import SettingError
 from tests.gateway.support import (
     API_KEY,
-    GENEROUS_S,
     OURS,
     OWNER,
     RENEWED,
@@ -22,6 +20,7 @@ from tests.gateway.support import (
     bearer,
     eventually,
     make_settings,
+    until,
 )
 
 
@@ -38,7 +37,7 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     assert await statuses(gateway, OURS, THEIRS) == [200, 401]
 
     turn(link, "second")
-    await until(gateway, THEIRS, 200)
+    await until(lambda: statuses(gateway, THEIRS), lambda found: found == [200])
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
     revoked = (await gateway.http.get("/v1/models", headers=bearer(OURS))).json()["error"]
     assert revoked["message"] == "this API key is not known, or no longer; get one from the gateway's operator"
@@ -49,7 +48,7 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     assert "broken" not in caplog.text
 
     turn(link, "first")
-    await until(gateway, OURS, 200)
+    await until(lambda: statuses(gateway, OURS), lambda found: found == [200])
 
 
 def turn(link: Path, target: str) -> None:
@@ -61,12 +60,6 @@ def turn(link: Path, target: str) -> None:
 
 async def statuses(gateway: Gateway, *keys: str) -> list[int]:
     return [(await gateway.http.get("/v1/models", headers=bearer(key))).status_code for key in keys]
-
-
-async def until(gateway: Gateway, key: str, status: int) -> None:
-    async with asyncio.timeout(GENEROUS_S):
-        while await statuses(gateway, key) != [status]:
-            await asyncio.sleep(0.05)
 
 
 HASH = entry("x", "y").partition(":")[2]

@@ -7,7 +7,7 @@ import pytest
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.types import Writer
 from tests.gateway.fakes import FakeModel, Fakes
-from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text
+from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text, until
 from tests.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
@@ -115,8 +115,6 @@ async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory
     async with gateway.held(2, stream=True) as running:
         target.pause_at = None
         target.resume.set()
-        async with asyncio.timeout(GENEROUS_S):
-            while len((await gateway.stored(running.id, "/trace"))["segments"]) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: gateway.stored(running.id, "/trace"), lambda stored: len(stored["segments"]) >= 3)
         assert (await gateway.http.post(f"/v1/generations/{running.id}/cancel")).status_code == 200
         assert chunks(await running.task)[-1]["error"]["code"] == "cancelled"

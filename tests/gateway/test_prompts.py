@@ -42,10 +42,9 @@ async def test_choices_of_several_prompts_stream_and_are_attached_to(gateway: Ga
     assert events.endswith("data: [DONE]\n\n") and '"prompt_tokens":9' in events
 
 
-async def test_choice_that_had_not_begun_gets_its_own_prompt(gateway: Gateway, redis_url: str) -> None:
+async def test_choice_that_had_not_begun_gets_its_own_prompt(gateway: Gateway, redis: Redis) -> None:
     whole = await completed(gateway, ["Once", "Twice"])
-    async with Redis.from_url(redis_url) as redis:
-        await redis.delete(*(await redis.keys(f"*{whole['id']}-1*")))
+    await redis.delete(*(await redis.keys(f"*{whole['id']}-1*")))
     gateway.fakes.target.read.clear()
     await gateway.events(whole["id"])
     assert gateway.fakes.target.read == ["Twice"]

@@ -13,7 +13,7 @@ from semspec.gateway.readiness import describe
 from semspec.gateway.served import Served, mismatch
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
+from tests.gateway.support import GatewayFactory, assert_error, eventually, make_readiness, make_settings
 from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 
@@ -67,9 +67,7 @@ async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gatewa
     status = gateway.app.state.readiness
     await eventually(lambda: isinstance(status.status.error, Mismatch))
     for response in (await gateway.http.get("/ready"), await gateway.chat()):
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "configuration_mismatch"
-        message = response.json()["error"]["message"]
+        message = assert_error(response, 503, code="configuration_mismatch")["message"]
         assert "serves another" in message and "SEMSPEC" not in message and "127.0.0.1" not in message
     fakes.drafter.model_info = fitting
     await eventually(lambda: describe(status.status) == "ready")
@@ -225,13 +223,12 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
     gateway = await start_gateway(change(fakes, spoil(served(fakes))))
     for stream in (False, True):
         by_field = await gateway.chat(semspec=VARIANTS[strategy], stream=stream)
-        error = by_field.json()["error"]
         option = next((name for name in ("rewrite", "probes") if name in VARIANTS[strategy]), "strategy")
-        assert by_field.status_code == 400 and error["param"] == f"semspec.{option}"
+        error = assert_error(by_field, 400, param=f"semspec.{option}")
         assert all(word in error["message"] for word in (VARIANTS[strategy][option], *words)), error["message"]
         if option == "strategy":
             by_name = await gateway.chat(model=f"semspec-demo:{strategy}", stream=stream)
-            assert by_name.status_code == 400 and by_name.json()["error"]["param"] == "model"
+            assert_error(by_name, 400, param="model")
     names = [model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]]
     assert f"semspec-demo:{strategy}" not in names and {"semspec-demo", "semspec-demo:semantic"} <= set(names)
     assert (await gateway.http.get(f"/v1/models/semspec-demo:{strategy}")).status_code == 404
@@ -269,7 +266,7 @@ async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: Gat
     paragraphs = {"segmentations": (Segmentation.PARAGRAPH,)}
     gateway = await start_gateway(Fakes.make().told(verifier=paragraphs))
     refused = await gateway.chat(semspec={"segmentation": "sentence", **VARIANTS[strategy]})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.segmentation"
+    assert_error(refused, 400, param="semspec.segmentation")
     assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200
 
 

@@ -18,6 +18,7 @@ from tests.gateway.support import (
     NO_REDIS,
     Gateway,
     GatewayFactory,
+    assert_error,
     eventually,
     make_settings,
     running_gateway,
@@ -351,21 +352,10 @@ async def test_bad_field_is_named_before_the_first_byte(
             message = assert_tgi_error(response, 422)
             assert str(field) in message.partition(":")[0]
         else:
-            error = assert_openai_error(response, 400)
-            assert error["param"] == field and error["type"] == "invalid_request_error"
-            message = error["message"]
+            message = assert_error(response, 400, param=field, type="invalid_request_error")["message"]
         assert all(word in message for word in words) and "\n" not in message and len(message) < 1300, message
     assert not refusing.fakes.target.asked and not refusing.fakes.drafter.asked
     assert change in ENCODED or not refusing.fakes.target.prompts
-
-
-def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> Json:
-    assert response.status_code == status, response.text
-    body: Json = response.json()
-    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    assert body["error"]["message"] and body["error"]["type"]
-    assert response.headers["x-request-id"] and code in (None, body["error"]["code"])
-    return dict(body["error"])
 
 
 def assert_tgi_error(response: httpx.Response, status: int, error_type: str = "validation") -> str:
@@ -379,7 +369,7 @@ def assert_tgi_error(response: httpx.Response, status: int, error_type: str = "v
 async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
     content = json.dumps({**BODIES[CHAT], "model": model})
     response = await gateway.http.post(CHAT, content=content, headers=JSON)
-    assert assert_openai_error(response, 404, "model_not_found")["param"] == "model"
+    assert_error(response, 404, code="model_not_found", param="model")
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, GENERATE, "/tokenize"])
@@ -391,13 +381,13 @@ async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: st
     ):
         response = await gateway.http.post(path, content=content, headers=JSON)
         assert response.status_code in (400, 422)
-        (assert_tgi_error if path in TGI_PATHS else assert_openai_error)(response, response.status_code)
+        (assert_tgi_error if path in TGI_PATHS else assert_error)(response, response.status_code)
 
 
 async def test_number_without_an_end_is_refused(gateway: Gateway) -> None:
     content = json.dumps({**BODIES[CHAT], "temperature": 7}).replace("7", "1e999")
     response = await gateway.http.post(CHAT, content=content, headers=JSON)
-    assert assert_openai_error(response, 400)["param"] == "temperature"
+    assert_error(response, 400, param="temperature")
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -410,14 +400,14 @@ async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, ann
         yield content[1000:]
 
     response = await gateway.http.post(CHAT, content=content if announced else chunks(), headers=JSON)
-    assert_openai_error(response, 413, "request_too_large")
+    assert_error(response, 413, code="request_too_large")
 
 
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=2, max_n=2, max_queued=0)
     async with gateway.held(1, n=2, stream=True) as running:
         refused = await gateway.chat()
-        assert_openai_error(refused, 429, "overloaded")
+        assert_error(refused, 429, code="overloaded")
         assert refused.headers["retry-after"] == "1"
         refused = await gateway.http.post(GENERATE, json=BODIES[GENERATE])
         assert_tgi_error(refused, 429, "overloaded")
@@ -425,7 +415,7 @@ async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> No
         await running.hang_up()
     await eventually(lambda: gateway.app.state.admission.num_running == 0)
     async with gateway.held(1, stream=True):
-        assert_openai_error(await gateway.chat(n=2), 429, "overloaded")
+        assert_error(await gateway.chat(n=2), 429, code="overloaded")
         assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
     assert (await gateway.chat(n=2)).status_code == 200
 
@@ -435,7 +425,7 @@ async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) ->
     fakes.drafter.lost = Unavailable("connection refused")
     gateway = await start_gateway(fakes, ready=False, redis_url=NO_REDIS)  # which knows of no other
     for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
-        assert_openai_error(response, 503, "service_unavailable")
+        assert_error(response, 503, code="service_unavailable")
         assert int(response.headers["retry-after"]) >= 1
     assert (await gateway.http.get("/health")).status_code == 200
 
@@ -448,15 +438,15 @@ async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> No
     }
     assert len(described) >= 9
     for path, methods in described.items():
-        assert_openai_error(await gateway.http.patch(path), 405, "method_not_allowed")
+        assert_error(await gateway.http.patch(path), 405, code="method_not_allowed")
         for method in methods:
             if "unknown" in path:
-                assert_openai_error(await gateway.http.request(method, path), 404)
+                assert_error(await gateway.http.request(method, path), 404)
             elif method == "post":
-                assert_openai_error(await gateway.http.post(path, json={"unknown": 1}), 400)
+                assert_error(await gateway.http.post(path, json={"unknown": 1}), 400)
     for path in ("/v1", "/docs", "/v1/chat", "/%ff"):
-        assert_openai_error(await gateway.http.get(path), 404)
-    assert_openai_error(await gateway.http.get("/v1/generations/%7Ba%7D/trace"), 400)
+        assert_error(await gateway.http.get(path), 404)
+    assert_error(await gateway.http.get("/v1/generations/%7Ba%7D/trace"), 400)
     for path in TGI_PATHS:
         assert_tgi_error(await gateway.http.delete(path), 405)
     for path in TGI_PATHS - {"/info"}:

@@ -5,17 +5,10 @@ from typing import Any
 import openai
 import pytest
 
-from semspec.types import Writer
-from tests.gateway.fakes import Fakes, Thinker
 from tests.gateway.support import OURS, THEIRS, TWO_OWNERS, Gateway, GatewayFactory, bearer
 
 MODEL = "semspec-demo:target"
 THINKING = "How many?<think>\n"
-
-
-@pytest.fixture
-async def thinker(start_gateway: GatewayFactory) -> Gateway:
-    return await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
 
 
 async def answer(gateway: Gateway, **fields: Any) -> Any:

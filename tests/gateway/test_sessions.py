@@ -8,21 +8,17 @@ import httpx
 import pytest
 
 from tests.gateway.support import (
-    GENEROUS_S,
     OURS,
     THEIRS,
     TWO_OWNERS,
     Gateway,
     GatewayFactory,
+    assert_error,
     bearer,
     content,
     eventually,
+    until,
 )
-
-
-@pytest.fixture
-def session() -> str:
-    return f"session-{secrets.token_hex(8)}"
 
 
 async def ask(gateway: Gateway, session: str, text: str, **fields: Any) -> httpx.Response:
@@ -74,8 +70,7 @@ async def test_another_gateway_knows_the_session(start_gateway: GatewayFactory, 
 async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, session: str, stream: bool) -> None:
     async with gateway.held(1, **asking(session, "One?")) as running:
         refused = await ask(gateway, session, "Two?", stream=stream)
-        error = refused.json()["error"]
-        assert refused.status_code == 409 and (error["code"], error["param"]) == ("conflict", "semspec.session")
+        error = assert_error(refused, 409, code="conflict", param="semspec.session")
         assert error["message"].startswith(f"session {session} is answering another request; wait for it")
         await running.hang_up()
     await _eventually_free(gateway, session)
@@ -109,15 +104,12 @@ async def test_session_is_held_while_a_long_generation_runs(
 async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: str) -> None:
     gateway = await start_gateway(max_session_bytes=1024)
     assert (await ask(gateway, session, "x" * 900)).status_code == 200
-    refused = await ask(gateway, session, "x" * 900)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.session"
+    assert_error(await ask(gateway, session, "x" * 900), 400, param="semspec.session")
 
 
 async def _eventually_free(gateway: Gateway, session: str) -> None:
     """A hung-up or failed request gives its session back in the background."""
-    async with asyncio.timeout(GENEROUS_S):
-        while (await ask(gateway, session, "Again?")).status_code == 409:
-            await asyncio.sleep(0.01)
+    await until(lambda: ask(gateway, session, "Again?"), lambda response: response.status_code != 409)
 
 
 async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str) -> None:
@@ -133,6 +125,5 @@ async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str)
 
 async def test_session_in_use_is_not_forgotten(gateway: Gateway, session: str) -> None:
     async with gateway.held(1, **asking(session, "One?")) as running:
-        refused = await gateway.http.delete(f"/v1/sessions/{session}")
-        assert refused.status_code == 409 and refused.json()["error"]["param"] == "id"
+        assert_error(await gateway.http.delete(f"/v1/sessions/{session}"), 409, param="id")
     assert running.response.json()["semspec"]["degraded"] is False

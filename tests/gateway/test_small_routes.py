@@ -6,9 +6,8 @@ import openai
 import pytest
 
 from semspec import __version__
-from semspec.types import Writer
-from tests.gateway.fakes import WINDOW, Fakes, Thinker
-from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.fakes import WINDOW
+from tests.gateway.support import Gateway
 
 
 async def test_ping_needs_no_key_and_version_does(gateway: Gateway) -> None:
@@ -49,19 +48,18 @@ async def test_embeddings_are_refused_in_openais_shape(gateway: Gateway) -> None
     assert refused.value.code == "invalid_value"
 
 
-async def test_usage_counts_the_reasoning_of_all_choices(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
+async def test_usage_counts_the_reasoning_of_all_choices(thinker: Gateway) -> None:
     thinking: Any = [{"role": "user", "content": "How many?<think>\n"}]
-    answer = (await gateway.chat(model="semspec-demo:target", messages=thinking, semspec={"trace": True})).json()
+    answer = (await thinker.chat(model="semspec-demo:target", messages=thinking, semspec={"trace": True})).json()
     usage, trace = answer["usage"], answer["semspec"]["trace"]
     counted = sum(record["num_tokens"] for record in trace[:4])  # the mark is in the fourth segment
     assert usage["completion_tokens_details"] == {"reasoning_tokens": counted} and "prompt_tokens_details" not in usage
     assert counted < usage["completion_tokens"]
-    two = (await gateway.chat(model="semspec-demo:target", messages=thinking, n=2)).json()["usage"]
+    two = (await thinker.chat(model="semspec-demo:target", messages=thinking, n=2)).json()["usage"]
     assert two["completion_tokens_details"]["reasoning_tokens"] > counted
-    cut = (await gateway.chat(model="semspec-demo:target", messages=thinking, max_tokens=10)).json()["usage"]
+    cut = (await thinker.chat(model="semspec-demo:target", messages=thinking, max_tokens=10)).json()["usage"]
     assert cut["completion_tokens_details"]["reasoning_tokens"] == cut["completion_tokens"] == 10
-    assert (await gateway.stored(answer["id"]))["usage"] == usage
+    assert (await thinker.stored(answer["id"]))["usage"] == usage
 
 
 async def test_usage_of_an_answer_without_reasoning(gateway: Gateway) -> None:

@@ -1,22 +1,15 @@
 """What Redis refuses and what it holds by mistake is named: to clients, in the log, and by `/ready`."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.readiness import describe
-from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually, text
+from tests.gateway.support import Gateway, GatewayFactory, RedisServer, assert_error, eventually, text, until
 
 ROUTES = ("", "/trace", "/events")
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url) as client:
-        yield client
 
 
 async def finished(gateway: Gateway) -> str:
@@ -26,10 +19,8 @@ async def finished(gateway: Gateway) -> str:
 
 async def assert_named(gateway: Gateway, id: str, route: str) -> None:
     response = await gateway.http.get(f"/v1/generations/{id}{route}")
-    assert response.status_code == 503, response.text
-    error = response.json()["error"]
-    assert error["code"] == "service_unavailable" and f"generation {id}" in error["message"], error
-    assert "delete it" in error["message"]
+    message = assert_error(response, 503, code="service_unavailable")["message"]
+    assert f"generation {id}" in message and "delete it" in message
 
 
 @pytest.mark.parametrize(
@@ -121,7 +112,7 @@ async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis,
     [key] = await redis.keys(f"semspec:session:*{name}*:turns")
     await redis.rpush(key, value)
     for response in (await gateway.http.get(f"/v1/sessions/{name}"), await gateway.chat(semspec={"session": name})):
-        assert response.status_code == 503 and f"{name} cannot be read" in response.json()["error"]["message"]
+        assert f"{name} cannot be read" in assert_error(response, 503)["message"]
     assert (await gateway.http.delete(f"/v1/sessions/{name}")).status_code == 200
     assert (await gateway.chat(semspec={"session": name})).status_code == 200, "deleting it was the remedy"
 
@@ -133,8 +124,7 @@ async def test_idempotency_key_that_cannot_be_read_is_named(gateway: Gateway, re
     assert (await gateway.chat(headers)).status_code == 200
     [key] = set(await redis.keys("semspec:idempotency:*")) - before
     await redis.set(key, value)
-    refused = await gateway.chat(headers)
-    assert refused.status_code == 503 and "idempotency key cannot be read" in refused.json()["error"]["message"]
+    assert "idempotency key cannot be read" in assert_error(await gateway.chat(headers), 503)["message"]
 
 
 async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayFactory, redis: Redis) -> None:
@@ -163,9 +153,7 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     for share in (0.02, 0.1, 0.25, 0.5, 0.8, 1.0):
         log.write_bytes(logged[: len(logged) - int(share * len(logged))])
         mortal_redis.restart()
-        async with asyncio.timeout(GENEROUS_S):
-            while (meta := await gateway.http.get(f"/v1/generations/{id}")).status_code == 503:
-                await asyncio.sleep(0.05)
+        meta = await until(lambda: gateway.http.get(f"/v1/generations/{id}"), lambda found: found.status_code != 503)
         if meta.status_code == 404:  # not even its beginning is left
             assert (await gateway.events(id)).status_code == 404
         else:
@@ -175,9 +163,9 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
             found.add(len(kept))
             events = await gateway.events(id, after="0")
             assert events.status_code == 200 and text(events) == whole
-        async with asyncio.timeout(GENEROUS_S):  # until the session's lease is over
-            while (again := await gateway.chat(semspec={"session": "s"})).status_code == 409:
-                await asyncio.sleep(0.2)
+        again = await until(  # until the session's lease is over
+            lambda: gateway.chat(semspec={"session": "s"}), lambda answer: answer.status_code != 409
+        )
         assert again.status_code == 200 and again.json()["semspec"]["degraded"] is False
         mortal_redis.kill()
     assert len(found) >= 3, "the cuts are to leave different numbers of segments"

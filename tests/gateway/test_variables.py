@@ -1,13 +1,12 @@
 """Variables of the chat template: how requests set them, what carries them, and what is refused."""
 
 import json
-import secrets
 from typing import Any
 
 import pytest
 
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, content
+from tests.gateway.support import Gateway, GatewayFactory, assert_error, content
 
 NO_THINKING = {"enable_thinking": False}
 RENDERED = '{"enable_thinking": false}<user>How many?'
@@ -56,9 +55,8 @@ async def test_effort_that_the_template_does_not_read_is_refused_by_its_own_fiel
         (await gateway.chat(reasoning_effort="low"), "reasoning_effort"),
         (other, "reasoning.effort"),
     ):
-        error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, param)
-        assert error["message"].startswith(f"{param}: the chat template of ") and "it has: none" in error["message"]
+        message = assert_error(response, 400, param=param)["message"]
+        assert message.startswith(f"{param}: the chat template of ") and "it has: none" in message
 
 
 @pytest.mark.parametrize(
@@ -78,10 +76,9 @@ async def test_draft_gets_the_variables_that_its_own_template_reads(
     assert fakes.drafter.prompts == [f"{expected}[own]<user>How many?"]
 
 
-async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(gateway: Gateway) -> None:
-    session = {"session": f"session-{secrets.token_hex(8)}"}
+async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(gateway: Gateway, session: str) -> None:
     for fields in ({"chat_template_kwargs": NO_THINKING}, {}):
-        first = content(await gateway.chat(semspec=session, **fields))
+        first = content(await gateway.chat(semspec={"session": session}, **fields))
     begun, following = gateway.fakes.target.prompts
     assert begun == RENDERED
     assert following.startswith("<user>How many?<assistant>") and first

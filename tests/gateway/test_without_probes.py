@@ -1,7 +1,6 @@
 """A pair without probes and without a verifier, served with `likelihood`."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from semspec.gateway.served import Served, mismatch
 from semspec.types import Segmentation
 from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, make_settings, running_gateway
+from tests.gateway.support import Gateway, GatewayFactory, assert_error, make_settings
 
 WITHOUT_PROBES = {
     "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking", "target", "draft",
@@ -23,12 +22,10 @@ WITHOUT_PROBES = {
 
 
 @pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Gateway]:
+async def bare(start_gateway: GatewayFactory) -> Gateway:
     """A gateway of a pair without probes."""
-    fakes = Fakes.make()
-    settings = make_settings(redis_url=redis_url, verifier_address="none", defaults={"strategy": "likelihood"})
-    async with running_gateway(settings, replace(fakes.backends, verifier=WithoutProbes())) as gateway:
-        yield gateway
+    backends = replace(Fakes.make().backends, verifier=WithoutProbes())
+    return await start_gateway(backends, verifier_address="none", defaults={"strategy": "likelihood"})
 
 
 async def test_pair_without_probes_is_ready_and_answers_by_likelihood(bare: Gateway) -> None:
@@ -47,9 +44,7 @@ async def test_pair_without_probes_is_ready_and_answers_by_likelihood(bare: Gate
 async def test_only_strategies_without_probes_are_offered(bare: Gateway) -> None:
     names = {model["id"] for model in (await bare.http.get("/v1/models")).json()["data"]}
     assert names == {"semspec-demo", *(f"semspec-demo:{strategy}" for strategy in WITHOUT_PROBES)}
-    refused = await bare.chat(semspec={"strategy": "semantic"})
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, "semspec.strategy")
+    error = assert_error(await bare.chat(semspec={"strategy": "semantic"}), 400, param="semspec.strategy")
     assert "needs probes, but the pair is served without: choose 'likelihood'" in error["message"]
 
 
@@ -76,29 +71,19 @@ async def test_threshold_of_one_rejects_every_draft(bare: Gateway) -> None:
 
 
 async def test_segmentation_of_another_pilot_is_refused(bare: Gateway) -> None:
-    refused = await bare.chat(semspec={"segmentation": "sentence"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.segmentation")
+    assert_error(await bare.chat(semspec={"segmentation": "sentence"}), 400, param="semspec.segmentation")
 
 
-@pytest.fixture
-async def without_draft_model(redis_url: str) -> AsyncIterator[Gateway]:
-    """A gateway whose draft service has a datastore alone."""
+async def test_without_a_draft_model_only_strategies_of_the_target_are_offered(start_gateway: GatewayFactory) -> None:
+    """The draft service has a datastore alone."""
     fakes = Fakes.make().told(drafter={"model": "", "fingerprint": "", "max_context_tokens": 0})
-    settings = make_settings(redis_url=redis_url, defaults={"strategy": "retrieval"})
-    async with running_gateway(settings, fakes) as gateway:
-        yield gateway
-
-
-async def test_without_a_draft_model_only_strategies_of_the_target_are_offered(without_draft_model: Gateway) -> None:
-    gateway = without_draft_model
+    gateway = await start_gateway(fakes, defaults={"strategy": "retrieval"})
     names = {model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]}
     assert names == {"semspec-demo", "semspec-demo:retrieval", "semspec-demo:target"}
     answer = (await gateway.chat()).json()["semspec"]
     assert (answer["strategy"], answer["fallback"]) == ("retrieval", None)
     for strategy in ("semantic", "likelihood", "token-level", "draft"):
-        refused = await gateway.chat(semspec={"strategy": strategy})
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, "semspec.strategy")
+        error = assert_error(await gateway.chat(semspec={"strategy": strategy}), 400, param="semspec.strategy")
         assert f"{strategy!r} needs a draft model" in error["message"] and "or serve one" in error["message"]
 
 

@@ -3,28 +3,15 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.gateway.support import MESSAGES, Gateway
+from tests.gateway.support import MESSAGES, Gateway, assert_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 CHAT = json.dumps({"model": "semspec-demo", "messages": MESSAGES})
 DEEP = "[" * 900 + "]" * 900
 JSON = b"application/json"
-
-
-async def sent(gateway: Gateway, line: str, **request: Any) -> httpx.Response:
-    """The answer to exactly this path."""
-    method, target = line.split()
-    return await gateway.http.request(method, "/", extensions={"target": target.encode()}, **request)
-
-
-def assert_error(answer: httpx.Response, status: int) -> None:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["x-request-id"] and answer.headers["content-type"] == "application/json"
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize(
@@ -42,14 +29,14 @@ def assert_error(answer: httpx.Response, status: int) -> None:
 )
 async def test_odd_value_that_changes_nothing_is_taken(gateway: Gateway, more: str) -> None:
     headers = {"content-type": JSON, "idempotency-key": f"\xff{hash(more)}".encode("latin-1")}
-    answer = await sent(gateway, "POST /v1/chat/completions", headers=headers, content=f"{CHAT[:-1]}, {more}}}")
+    answer = await gateway.send("POST /v1/chat/completions", headers=headers, content=f"{CHAT[:-1]}, {more}}}")
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("type", [b"", b";;;\xff", b"multipart/form-data; boundary=x"])
 async def test_odd_type_is_refused(gateway: Gateway, type: bytes) -> None:
     headers = {"content-type": type} if type else {}
-    assert_error(await sent(gateway, "POST /v1/chat/completions", headers=headers, content=CHAT), 400)
+    assert_error(await gateway.send("POST /v1/chat/completions", headers=headers, content=CHAT), 400)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +60,17 @@ async def test_odd_type_is_refused(gateway: Gateway, type: bytes) -> None:
     ],
 )
 async def test_odd_path_or_method_is_refused(gateway: Gateway, line: str, status: int) -> None:
-    answer = await sent(gateway, line)
+    answer = await gateway.send(line)
     assert_error(answer, status)
     assert ("allow" in answer.headers) is (status == 405)
 
 
 async def test_head_is_refused_without_a_body(gateway: Gateway) -> None:
-    answer = await sent(gateway, "HEAD /v1/generations/abc/events")
+    answer = await gateway.send("HEAD /v1/generations/abc/events")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET" and not answer.content
 
 
 async def test_body_where_none_belongs_is_not_read(gateway: Gateway) -> None:
     fields: Any = {"headers": {"content-type": JSON}, "content": "{"}
-    assert (await sent(gateway, "GET /v1/models", **fields)).status_code == 200
-    assert_error(await sent(gateway, "POST /v1/generations/abc/cancel", **fields), 404)
+    assert (await gateway.send("GET /v1/models", **fields)).status_code == 200
+    assert_error(await gateway.send("POST /v1/generations/abc/cancel", **fields), 404)
