@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +34,10 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = Redis.from_url(redis_url, decode_responses=True)
-    yield client
-    await client.aclose()
+async def assert_conflicts(*calls: Awaitable[object], match: str | None = None) -> None:
+    for call in calls:
+        with pytest.raises(Conflict, match=match):
+            await call
 
 
 @pytest.fixture
@@ -55,17 +54,15 @@ async def begun(store: Store, name: str) -> str:
 
 async def test_a_generation_begins_once(store: Store, name: str) -> None:
     await store.begin(name, {"status": "running"})
-    with pytest.raises(Conflict, match="exists"):
-        await store.begin(name, {"status": "other"})
+    await assert_conflicts(store.begin(name, {"status": "other"}), match="exists")
     assert (await store.generation(name))["status"] == "running"
 
 
 async def test_append_at_another_version_is_a_conflict_and_a_repeated_one_is_none(store: Store, begun: str) -> None:
     for _ in range(2):
         await store.append(begun, FIRST_FENCE, 0, '{"index": 0}')
-    for version in (0, 2):
-        with pytest.raises(Conflict, match="changed"):
-            await store.append(begun, FIRST_FENCE, version, '{"index": 9}')
+    changed = (store.append(begun, FIRST_FENCE, version, '{"index": 9}') for version in (0, 2))
+    await assert_conflicts(*changed, match="changed")
     assert await store.trace(begun) == ['{"index": 0}']
 
 
@@ -99,11 +96,9 @@ async def test_append_renews_both_keys(store: Store, redis: Redis, begun: str) -
 
 async def test_a_session_has_one_holder(store: Store, redis: Redis, name: str) -> None:
     assert await store.claim(name, FIRST, 100) == ()
-    with pytest.raises(Conflict):
-        await store.claim(name, SECOND, 100)
+    await assert_conflicts(store.claim(name, SECOND, 100))
     await store.release(name, SECOND)
-    with pytest.raises(Conflict):
-        await store.claim(name, SECOND, 100)
+    await assert_conflicts(store.claim(name, SECOND, 100))
     turns = (Message("user", "q"), Message("assistant", "a"))
     await store.commit(name, FIRST, 0, turns)
     assert await store.claim(name, SECOND, 100) == turns
@@ -125,17 +120,13 @@ async def test_lease_runs_out_unless_renewed(store: Store, redis: Redis, name: s
     assert await redis.ttl(f"semspec:session:{{{name}}}:claim") > 400
     await redis.delete(f"semspec:session:{{{name}}}:claim")
     await store.claim(name, SECOND, 100)
-    with pytest.raises(Conflict):
-        await store.renew(name, FIRST, 100)
-    with pytest.raises(Conflict):
-        await store.commit(name, FIRST, 0, [Message("user", "late")])
+    await assert_conflicts(store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")]))
 
 
 async def test_commit_checks_the_version(store: Store, redis: Redis, name: str) -> None:
     await store.claim(name, FIRST, 100)
     await redis.rpush(f"semspec:session:{{{name}}}:turns", '{"role": "user", "content": "in between"}')
-    with pytest.raises(Conflict):
-        await store.commit(name, FIRST, 0, [Message("user", "q")])
+    await assert_conflicts(store.commit(name, FIRST, 0, [Message("user", "q")]))
     assert await store.claim(name, SECOND, 100) == (Message("user", "in between"),)
 
 
@@ -153,10 +144,8 @@ async def test_generation_has_one_writer(store: Store, begun: str) -> None:
     await store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
     fence = await store.take(begun)
     assert fence == FIRST_FENCE + 1 and await store.take(begun) == "held"
-    with pytest.raises(Conflict, match="taken over"):
-        await store.append(begun, FIRST_FENCE, 0, "{}")
-    with pytest.raises(Conflict, match="taken over"):
-        await store.hold(begun, FIRST_FENCE)
+    late = (store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE))
+    await assert_conflicts(*late, match="taken over")
     await store.append(begun, fence, 0, "{}")
     await store.finish(begun, fence, {"status": "finished"})
     assert await store.take(begun) == "ended"
@@ -182,9 +171,7 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str)
 async def test_session_is_claimed_again_by_its_own_generation_only(store: Store, name: str) -> None:
     await store.claim(name, FIRST, 100)
     assert await store.claim(name, FIRST, 100) == (), "a repeated claim is no conflict"
-    for other in (SECOND, "first 1 another"):
-        with pytest.raises(Conflict):
-            await store.claim(name, other, 100)
+    await assert_conflicts(*(store.claim(name, other, 100) for other in (SECOND, "first 1 another")))
     turns = [Message("user", "q"), Message("assistant", "a")]
     await store.commit(name, FIRST, 0, turns)
     await store.commit(name, FIRST, 0, turns)
@@ -211,12 +198,9 @@ async def test_session_passes_to_the_next_writer_of_its_generation(store: Store,
     heir = "first 2 b"
     await store.claim(name, FIRST, 100)
     assert await store.claim(name, heir, 100) == ()
-    for late in (store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")])):
-        with pytest.raises(Conflict):
-            await late
+    await assert_conflicts(store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")]))
     await store.release(name, FIRST)
-    with pytest.raises(Conflict):
-        await store.claim(name, SECOND, 100)
+    await assert_conflicts(store.claim(name, SECOND, 100))
     await store.commit(name, heir, 0, [Message("user", "q")])
 
 
@@ -233,11 +217,11 @@ async def test_claim_that_ran_out_still_counts_if_nobody_came(store: Store, name
 async def test_end_of_a_generation_is_said_once(store: Store, begun: str) -> None:
     for _ in range(2):
         await store.finish(begun, FIRST_FENCE, {"status": "finished"})
-    with pytest.raises(Conflict):
-        await store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
-    for late in (store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE)):
-        with pytest.raises(Conflict):
-            await late
+    await assert_conflicts(
+        store.finish(begun, FIRST_FENCE, {"status": "interrupted"}),
+        store.append(begun, FIRST_FENCE, 0, "{}"),
+        store.hold(begun, FIRST_FENCE),
+    )
     assert (await store.generation(begun))["status"] == "finished" and await store.take(begun) == "ended"
 
 
