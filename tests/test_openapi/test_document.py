@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from semspec.gateway.app import create_app
 from semspec.gateway.store.store import Store
@@ -19,15 +18,15 @@ Json = dict[str, Any]
 MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
 
 
-@pytest.fixture
-def app() -> FastAPI:
-    settings = make_settings()
-    return create_app(settings, Fakes.make().backends, Store(settings))
+def described(**fields: Any) -> Json:
+    """What a gateway with these settings says of itself."""
+    settings = make_settings(**fields)
+    return create_app(settings, Fakes.make().backends, Store(settings)).openapi()
 
 
 @pytest.fixture
-def document(app: FastAPI) -> Json:
-    return app.openapi()
+def document() -> Json:
+    return described()
 
 
 def operations(document: Json) -> Iterator[tuple[str, Json]]:
@@ -44,8 +43,7 @@ def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
 
 
 def test_document_of_a_gateway_without_keys_mentions_none() -> None:
-    settings = make_settings(auth="none")
-    open_to_all = create_app(settings, Fakes.make().backends, Store(settings)).openapi()
+    open_to_all = described(auth="none")
     assert "securitySchemes" not in open_to_all["components"]
     assert not any("401" in operation["responses"] for _, operation in operations(open_to_all))
 
