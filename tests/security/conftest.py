@@ -5,13 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.conftest import gateway, redis_url, start_gateway
-from tests.security.support import engines_served
+from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
+from tests.decoding.engines import engines
+from tests.gateway.conftest import gateway, redis, redis_url, start_gateway
+from tests.rpc.fakes import serving
 
-__all__ = ["gateway", "redis_url", "start_gateway"]
+__all__ = ["gateway", "redis", "redis_url", "start_gateway"]
 
 
 @pytest.fixture
 async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[dict[str, str]]:
-    async with engines_served(checkpoints, tmp_path) as addresses:
-        yield addresses
+    """Of services of real engines, with random probes."""
+    async with (
+        engines(checkpoints, tmp_path) as (draft, target, verifier),
+        serving(DraftServicer(lambda: draft)) as drafts,
+        serving(TargetServicer(lambda: target)) as targets,
+        serving(VerifierServicer(lambda: verifier)) as verifiers,
+    ):
+        yield {"Draft": drafts.address, "Target": targets.address, "Verifier": verifiers.address}

@@ -2,10 +2,9 @@
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,13 +12,10 @@ import grpc
 from google.protobuf.message import Message as Wire
 from grpc import aio
 
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
-from semspec.types import Context, Message, Writer
+from semspec.types import Context, Message
 from semspec.v1 import draft_pb2, target_pb2, verifier_pb2
-from tests.checkpoints import random_probes
-from tests.rpc.fakes import ORDER, serving, sound_requests
+from tests.rpc.fakes import ORDER, sound_requests
 
 TOKEN = secrets.token_urlsafe(32)
 METHODS = [
@@ -54,24 +50,6 @@ async def status(
         except aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK
-
-
-@asynccontextmanager
-async def engines_served(checkpoints: dict[str, Path], folder: Path) -> AsyncIterator[dict[str, str]]:
-    """Real engines and a real verifier over random probes in `folder`, each served; their addresses."""
-    draft, target = (
-        TransformersEngine.load(str(checkpoints[name]), writer=writer, device="cpu")
-        for name, writer in (("llama", Writer.DRAFT), ("qwen2", Writer.TARGET))
-    )
-    verifier = await random_probes(draft, target, folder)
-    async with AsyncExitStack() as stack:
-        services: dict[str, Servicer[Any]] = {
-            "Draft": DraftServicer(lambda: draft),
-            "Target": TargetServicer(lambda: target),
-            "Verifier": VerifierServicer(lambda: verifier),
-        }
-        servers = {name: await stack.enter_async_context(serving(one)) for name, one in services.items()}
-        yield {name: server.address for name, server in servers.items()}
 
 
 async def sound_messages(address: str) -> dict[str, Any]:

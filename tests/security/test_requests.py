@@ -6,18 +6,16 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
-import httpx
 import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.api.openai import requests as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
-from tests.gateway.support import API_KEY, MESSAGES, NO_REDIS, Gateway, GatewayFactory, exchange
+from tests.gateway.support import API_KEY, MESSAGES, NO_REDIS, Gateway, GatewayFactory, assert_error, exchange
 
 BODY = {"model": "semspec-demo", "messages": MESSAGES}
 TRAVERSALS = [
@@ -34,26 +32,12 @@ TRAVERSALS = [
 ODD_NAMES = ["a b", "a:b", "{a}", "a\r\nDEL x", "*", "a\0b", "../a", "\u202ea", "x" * 500, "a'\"return 1--"]
 
 
-async def raw(gateway: Gateway, path: str) -> httpx.Response:
-    """GET with the path as it is: httpx would tidy it up."""
-    url = httpx.URL(gateway.base_url).copy_with(raw_path=path.encode())
-    return await gateway.http.get(url)
-
-
 async def test_path_that_leaves_the_static_folder_is_not_found(gateway: Gateway) -> None:
-    assert (await raw(gateway, "/static/index.html")).status_code == 200
+    assert (await gateway.send("GET /static/index.html")).status_code == 200
     for path in TRAVERSALS:
-        response = await raw(gateway, f"/static/{path}")
+        response = await gateway.send(f"GET /static/{path}")
         assert response.status_code in (400, 404), path
         assert "root:" not in response.text and "GatewaySettings" not in response.text
-
-
-@contextmanager
-def listener() -> Iterator[socket.socket]:
-    """Somebody else's server, on which nobody should call."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
 
 
 def texts(url: str) -> list[tuple[str, dict[str, Any]]]:
@@ -75,7 +59,8 @@ def texts(url: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def test_no_address_in_a_request_is_called(gateway: Gateway) -> None:
-    with listener() as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # somebody else's
+        server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
         headers = {"referer": url, "origin": url, "forwarded": f"host={url}", "x-forwarded-host": url, "host": "x"}
         for path, body in texts(url):
@@ -85,22 +70,20 @@ async def test_no_address_in_a_request_is_called(gateway: Gateway) -> None:
             server.accept()
 
 
-async def test_name_of_a_session_is_no_way_into_redis(gateway: Gateway, redis_url: str) -> None:
-    async with Redis.from_url(redis_url) as redis:
-        before = await redis.dbsize()
-        for name in ODD_NAMES:
-            response = await gateway.chat(semspec={"session": name})
-            assert response.status_code == 400 and response.json()["error"]["param"] == "semspec.session", name
-        assert await redis.dbsize() == before
+async def test_name_of_a_session_is_no_way_into_redis(gateway: Gateway, redis: Redis) -> None:
+    before = await redis.dbsize()
+    for name in ODD_NAMES:
+        assert_error(await gateway.chat(semspec={"session": name}), 400, param="semspec.session")
+    assert await redis.dbsize() == before
 
 
-@pytest.mark.parametrize("route", ["/v1/generations/{}", "/v1/generations/{}/trace", "/v1/sessions/{}"])
+@pytest.mark.parametrize("route", ["GET /v1/generations/{}", "GET /v1/generations/{}/trace", "GET /v1/sessions/{}"])
 async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(redis_url=NO_REDIS)  # asked, it would be a 503
-    assert (await raw(gateway, route.format("a"))).status_code == 503
+    assert (await gateway.send(route.format("a"))).status_code == 503
     for name in ODD_NAMES:
         escaped = "".join(f"%{byte:02x}" for byte in name.encode())
-        assert (await raw(gateway, route.format(escaped))).status_code in (400, 404), name
+        assert (await gateway.send(route.format(escaped))).status_code in (400, 404), name
 
 
 async def test_request_id_cannot_write_into_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,20 +112,14 @@ async def test_ids_are_128_random_bits(gateway: Gateway) -> None:
 
 
 def test_keys_are_compared_in_constant_time_and_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, original = [], hmac.compare_digest
-
-    def compare(one: bytes, other: bytes) -> bool:
-        compared.append((one, other))
-        return original(one, other)
-
-    monkeypatch.setattr("semspec.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare := Mock(wraps=hmac.compare_digest))
     names = ("first", "second", "third")
     held = {name: new_key() for name in names}
     keys = Keys(" ".join(entry(name, key) for name, key in held.items()), None)
     for name in names:
-        compared.clear()
+        compare.reset_mock()
         assert keys.owner(held[name].encode()) == name
-        assert len(compared) == len(names)
+        assert compare.call_count == len(names)
 
 
 async def test_patterns_of_the_api_are_matched_in_linear_time() -> None:

@@ -2,9 +2,7 @@
 
 import json
 import secrets
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import Stack, StackConfig
-from semspec.stack.redis import find_server
 from tests.certificates import Authority
-from tests.gateway.support import free_port, wait_for_port
+from tests.gateway.support import RedisServer, redis_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,7 +28,7 @@ class Watched:
 
     stack: Stack
     http: httpx.AsyncClient
-    redis: subprocess.Popen[bytes]
+    redis: RedisServer
     secrets: dict[str, str]
     told: list[str] = field(default_factory=list)
 
@@ -42,21 +39,6 @@ class Watched:
 
     def logs(self) -> dict[str, str]:
         return {name: child.log.read_text() for name, child in self.stack.processes.items()}
-
-
-@contextmanager
-def guarded_redis(folder: Path, password: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A Redis that asks for a password, and its URL."""
-    port = free_port()
-    rules = folder / "redis.conf"
-    rules.write_text(f'port {port}\nbind 127.0.0.1\nsave ""\ndir {folder}\nrequirepass {password}\n')
-    process = subprocess.Popen([find_server(), str(rules)], stdout=subprocess.DEVNULL)
-    try:
-        wait_for_port(port)
-        yield process, f"redis://:{password}@127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -76,8 +58,9 @@ def environment(folder: Path) -> dict[str, str]:
 async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     folder, password = tmp_path_factory.mktemp("secrets"), secrets.token_urlsafe(24)
     config = StackConfig(environment=environment(folder), start_timeout_s=GENEROUS_S)
-    with guarded_redis(folder, password) as (redis, url), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDIS_URL", url)
+    guarded = redis_server(folder, options=("--requirepass", password))
+    with guarded as redis, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDIS_URL", redis.url.replace("//", f"//:{password}@"))
         async with (
             Stack(config) as stack,
             httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
@@ -102,7 +85,6 @@ async def test_no_log_header_body_or_command_line_tells_a_secret(watched: Watche
     written = await answered(watched)
     await refused(watched)
     watched.redis.kill()
-    watched.redis.wait()
     assert (await watched.ask("POST", "/v1/chat/completions", json=chat())).status_code == 200
     assert (await watched.ask("GET", "/v1/sessions/s")).status_code == 503
 
