@@ -1,7 +1,6 @@
 """An OTLP/HTTP collector: takes what processes send over the wire, and keeps it as plain values."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,13 +49,6 @@ class Collector:
 
     def trace(self, trace_id: str) -> list[Received]:
         return [span for span in self.spans if span.trace_id == trace_id]
-
-    async def until(self, condition: Callable[[list[Received]], bool]) -> list[Received]:
-        """Wait for spans; those received by then."""
-        async with asyncio.timeout(GENEROUS_S):
-            while not condition(list(self.spans)):
-                await asyncio.sleep(0.02)
-        return list(self.spans)
 
     def take(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)

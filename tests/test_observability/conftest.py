@@ -8,8 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from semspec.stack import Stack, StackConfig
-from tests.served import stack_of
+from semspec.stack import StackConfig
+from tests.stack.support import served
 from tests.test_observability.collector import Collector, collecting
 
 GENEROUS_S = 60.0
@@ -17,9 +17,8 @@ GENEROUS_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A stack, a client of it, and where its spans go."""
+    """A client of a stack, and where its spans go."""
 
-    stack: Stack
     http: httpx.AsyncClient
     collector: Collector
     lifeline: ExitStack
@@ -36,8 +35,5 @@ def lifeline() -> Iterator[ExitStack]:
 async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
     collector = lifeline.enter_context(collecting())
     config = StackConfig(environment=collector.environment, start_timeout_s=GENEROUS_S)
-    async with (
-        stack_of(config) as stack,
-        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-    ):
-        yield Observed(stack, http, collector, lifeline)
+    async with served(config) as running:
+        yield Observed(running.http, collector, lifeline)

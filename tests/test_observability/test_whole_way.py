@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.support import eventually
 from tests.test_observability.collector import Received, collecting, named
 from tests.test_observability.conftest import Observed
 
@@ -33,14 +34,14 @@ async def ask(observed: Observed, trace_id: str = TRACE_ID, **fields: Any) -> li
 async def trace_of(observed: Observed, trace_id: str) -> list[Received]:
     """The spans of a trace, once every process has sent what it will; a call cancelled early may never be served."""
 
-    def is_whole(spans: list[Received]) -> bool:
-        mine = [span for span in spans if span.trace_id == trace_id]
+    def is_whole() -> bool:
+        mine = observed.collector.trace(trace_id)
         known = {span.span_id for span in mine} | {CALLER}
         served = {span.parent_id for span in mine if span.kind == "server"}
         answered = {s.span_id for s in mine if s.kind == "client" and "semspec.cancelled" not in s.attributes}
         return bool(named(mine, ROUTE)) and answered <= served and all(span.parent_id in known for span in mine)
 
-    await observed.collector.until(is_whole)
+    await eventually(is_whole)
     return observed.collector.trace(trace_id)
 
 
@@ -88,7 +89,7 @@ async def test_refused_request_is_recorded_with_its_status(observed: Observed) -
     trace_id = "1" * 32
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
     response = await observed.http.post("/v1/chat/completions?secret=words", json={"model": "no"}, headers=headers)
-    await observed.collector.until(lambda spans: any(span.trace_id == trace_id for span in spans))
+    await eventually(lambda: bool(observed.collector.trace(trace_id)))
     [span] = observed.collector.trace(trace_id)
     assert span.name == ROUTE and span.attributes["http.response.status_code"] == response.status_code == 400
     assert not any(b"secret" in body for body in observed.collector.bodies)
@@ -105,4 +106,4 @@ async def test_requests_are_answered_while_the_collector_is_away(observed: Obser
     port = int(observed.collector.address.rpartition(":")[2])
     again = observed.lifeline.enter_context(collecting(port))
     await ask(observed, "5" * 32, semspec={"trace": True})
-    await again.until(lambda spans: bool(named(again.trace("5" * 32), ROUTE)))
+    await eventually(lambda: bool(named(again.trace("5" * 32), ROUTE)))
