@@ -11,6 +11,7 @@ from semspec.demo import show
 from semspec.demo.client import Answer, ChatClient, Client, in_turns
 from semspec.demo.problems import make_problem
 from semspec.demo.run import STRATEGIES
+from tests.records import record
 
 pytestmark = pytest.mark.slow
 PROBLEM = make_problem(3)
@@ -20,20 +21,6 @@ def client(respond: Callable[[dict[str, object]], httpx.Response]) -> Client:
     transport = httpx.MockTransport(lambda request: respond(json.loads(request.content)))
     http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
     return Client(ChatClient(http, "pair"), temperature=0.6)
-
-
-def record(verdict: str, **other: object) -> dict[str, object]:
-    return {
-        "index": 0,
-        "text": "On day 1, Tom gets 4 more pens.\n\n",
-        "verdict": verdict,
-        "draft_probability": 0.5,
-        "target_probability": 0.1,
-        "ratio": 0.2,
-        "rejected": None,
-        "times": {"draft_ms": 3.0, "read_ms": 2.0, "judge_ms": 1.0, "write_ms": 0.0},
-        "fallback": None,
-    } | other
 
 
 async def test_ask_grades_and_counts() -> None:
@@ -64,7 +51,7 @@ async def test_ask_raises_on_a_refusal() -> None:
 
 
 async def test_stream_yields_the_records_and_nothing_else() -> None:
-    records = [record("accepted"), record("rewritten")]
+    records = [record(0, "On day 1, Tom gets 4 more pens."), record(1, "So Tom has 9.", "rewritten")]
     chunks = [{"choices": []}, *({"semspec": {"segment": each}} for each in records), {"semspec": {"num_segments": 2}}]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     stream = client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "semantic", seed=7)

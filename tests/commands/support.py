@@ -1,4 +1,4 @@
-"""Runs the command `semspec` in separate processes."""
+"""Runs the command `semspec`, in this process and in separate ones, against a running gateway."""
 
 import os
 import subprocess
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
+from semspec import cli
 from semspec.commands.serve import EXAMPLE
-
-Json = dict[str, Any]
 
 QUESTION = EXAMPLE
 ANSWER = "\\boxed{56}"
@@ -31,51 +31,28 @@ class Live:
         """For a command that is to ask it."""
         return "--url", self.url, "--api-key", self.api_key
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.api_key}"}
-
-    def get(self, path: str) -> Json:
-        response = httpx.get(f"{self.url}{path}", headers=self.headers, trust_env=False)
+    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The answer, which is no refusal."""
+        url, headers = f"{self.url}{path}", {"authorization": f"Bearer {self.api_key}"}
+        response = httpx.request(method, url, headers=headers, timeout=60, trust_env=False, **request)
         assert response.status_code == 200, response.text
-        body: Json = response.json()
-        return body
+        return response
 
-    def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", headers=self.headers, trust_env=False).text
-
-    def generate(self) -> str:
-        """The id of a finished generation."""
-        body = {"model": "semspec-demo", "seed": 5, "messages": [{"role": "user", "content": QUESTION}]}
-        url = f"{self.url}/v1/chat/completions"
-        response = httpx.post(url, json=body, headers=self.headers, timeout=60, trust_env=False)
-        return str(response.json()["semspec"]["id"])
+    def get(self, path: str) -> Any:
+        return self.ask("GET", path).json()
 
 
 def command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "semspec.cli", *words]
 
 
+def exit_code(*words: str) -> object:
+    """Of a command, in this process."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    return end.value.code
+
+
 def semspec(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "SEMSPEC_API_KEY")}
     return subprocess.run(command(words), input=stdin, capture_output=True, text=True, timeout=120, env=environment)
-
-
-def record(**other: object) -> Json:
-    """A segment's record as the gateway sends it."""
-    usual = {
-        "index": 0,
-        "text": "On day 1, Tom gets 4 more pens.\n\n",
-        "num_tokens": 12,
-        "writer": "draft",
-        "verdict": "accepted",
-        "draft_probability": 0.5,
-        "target_probability": 0.4,
-        "ratio": 0.8,
-        "draw": 0.1,
-        "rejected": None,
-        "score": None,
-        "times": {"draft_ms": 10.0, "read_ms": 20.0, "judge_ms": 2.0, "write_ms": 0.0, "wire_ms": 5.0},
-        "fallback": None,
-    }
-    return usual | other

@@ -11,12 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from semspec.commands.screen import ColourScreen
-from tests.commands.support import ANSWER, CERTAIN, QUESTION, Json, Live, command, record, semspec
+from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live, command, semspec
+from tests.records import record
 
 pytestmark = pytest.mark.slow
 LONG_QUESTION = " ".join(
@@ -97,7 +99,7 @@ def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> Non
             break
     assert status == 130 and first.strip() and "boxed" not in rest
     assert complaints == "semspec chat: cancelled\n"
-    assert 'route="/v1/generations/{id}/cancel",status="200"' in live.metrics()
+    assert 'route="/v1/generations/{id}/cancel",status="200"' in live.ask("GET", "/metrics").text
 
 
 def interrupted_after_a_line(words: Sequence[str]) -> tuple[int, str, str, str]:
@@ -126,7 +128,7 @@ def test_conversation_at_a_terminal_is_one_session_with_marks_and_statistics(liv
     assert len(ids) == 2 and len(sessions) == 1 and str(sessions.pop()).startswith("chat-")
 
 
-def shown(*chunks: Json, verbose: bool = False) -> str:
+def shown(*chunks: dict[str, Any], verbose: bool = False) -> str:
     """All that a terminal gets of these chunks."""
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=100)
     with ColourScreen(console, verbose) as screen:
@@ -137,7 +139,7 @@ def shown(*chunks: Json, verbose: bool = False) -> str:
 
 
 REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
-REWRITTEN = {"semspec": {"segment": record(verdict="rewritten", writer="target", rejected=REFUSED)}}
+REWRITTEN = {"semspec": {"segment": record(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)}}
 
 
 def test_rewritten_segment_shows_the_refused_draft_only_when_asked() -> None:
@@ -154,7 +156,7 @@ def test_draft_in_flight_is_shown_until_a_refusal_voids_it() -> None:
 
 
 def test_control_sequences_of_a_model_do_not_reach_the_terminal() -> None:
-    text = shown({"semspec": {"segment": record(text="a\x1b[2Jb\x07\n\n")}})
+    text = shown({"semspec": {"segment": record(0, "a\x1b[2Jb\x07\n\n")}})
     assert "a[2Jb" in text and "\x1b[2J" not in text and "\x07" not in text
 
 
@@ -163,7 +165,7 @@ def test_control_sequences_of_a_model_do_not_reach_the_terminal() -> None:
 )
 def test_answer_behind_the_reasoning_is_bold(delta: dict[str, object]) -> None:
     text = shown(
-        {"semspec": {"segment": record(text="</think>\nIt is 5.\n\n")}, "choices": [{"delta": delta}]},
-        {"semspec": {"segment": record(index=1, text="Truly.")}, "choices": [{"delta": delta}]},
+        {"semspec": {"segment": record(0, "</think>\nIt is 5.\n\n")}, "choices": [{"delta": delta}]},
+        {"semspec": {"segment": record(1, "Truly.")}, "choices": [{"delta": delta}]},
     )
     assert "\x1b[1;32mIt is 5.\x1b[0m" in text and "\x1b[1;32mTruly.\x1b[0m" in text

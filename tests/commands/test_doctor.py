@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from semspec import cli
 from semspec.commands.checks import Check
 from semspec.commands.checks.environment import check_requirement
 from semspec.commands.checks.processes import check_processes
 from semspec.stack import BUNDLED_PAIR, StackConfig
-from tests.commands.support import Live
+from tests.commands.support import Live, exit_code
 
 pytestmark = pytest.mark.slow
 Checks = dict[str, Check]
@@ -25,11 +24,10 @@ def own_redis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, Checks]:
     """Exit code and checks."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(["doctor", "--json", "--port", "0", *words])
+    code = exit_code("doctor", "--json", "--port", "0", *words)
     body = json.loads(capsys.readouterr().out)
-    assert body["ok"] is (end.value.code == 0)
-    return end.value.code, {check["name"]: Check(**check) for check in body["checks"]}
+    assert body["ok"] is (code == 0)
+    return code, {check["name"]: Check(**check) for check in body["checks"]}
 
 
 def only_failure(result: tuple[object, Checks]) -> Check:
@@ -49,8 +47,7 @@ def test_healthy_tree_and_gateway_have_nothing_to_fix(live: Live, capsys: pytest
 
 
 def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="1"):
-        cli.main(["doctor", "--port", "0", "--draft-model", "/nowhere"])
+    assert exit_code("doctor", "--port", "0", "--draft-model", "/nowhere") == 1
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if line.startswith("fail")]
     assert line == "fail  draft           there is no folder /nowhere -> give a checkpoint's folder or a hub id"

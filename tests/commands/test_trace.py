@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from semspec import cli
-from tests.commands.support import Live, semspec
+from tests.commands.support import QUESTION, Live, exit_code, semspec
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def generation(live: Live) -> str:
-    return live.generate()
+    body = {"model": "semspec-demo", "seed": 5, "messages": [{"role": "user", "content": QUESTION}]}
+    return str(live.ask("POST", "/v1/chat/completions", json=body).json()["semspec"]["id"])
 
 
 def test_table_has_a_row_for_each_segment(live: Live, generation: str) -> None:
@@ -33,19 +33,12 @@ def test_table_has_a_row_for_each_segment(live: Live, generation: str) -> None:
 
 
 def test_json_is_what_the_gateway_gives(live: Live, generation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("trace", generation, "--json", *live.options) == 0
+    assert exit_code("trace", generation, "--json", *live.options) == 0
     given = json.loads(capsys.readouterr().out)
     assert given["trace"] == live.get(f"/v1/generations/{generation}/trace")
     assert given["generation"] == live.get(f"/v1/generations/{generation}")
 
 
 def test_unknown_generation_ends_with_the_servers_words(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("trace", "chatcmpl-0", *live.options) == 1
+    assert exit_code("trace", "chatcmpl-0", *live.options) == 1
     assert capsys.readouterr().err.startswith("semspec trace: generation chatcmpl-0 ")
-
-
-def run(*words: str) -> object:
-    """The exit code."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    return end.value.code

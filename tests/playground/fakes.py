@@ -9,8 +9,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from semspec.gateway.api.shared import playground
-from semspec.records import record_json
-from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 Json = dict[str, Any]
 
@@ -107,25 +105,6 @@ class ScriptedGateway:
         app.get(f"{path}/trace")(lambda: {"segments": self.records})
         app.post(f"{path}/cancel")(self._cancel)
         return app
-
-
-def record(index: int, text: str, verdict: str = "accepted", **fields: Any) -> Json:
-    """A segment's record; a rewritten one replaces a draft."""
-    is_rewritten = verdict == "rewritten"
-    decided = SegmentRecord(
-        index,
-        segment(text, 5, Writer.TARGET if is_rewritten else Writer.DRAFT),
-        accepted=not is_rewritten,
-        judgement=Judgement(0.5, 0.25),
-        draw=0.125,
-        rejected=segment(f"refused {index}", 4, Writer.DRAFT) if is_rewritten else None,
-        times=StageTimes(2.0, 3.0, 1.0, 0.0, 1.5),
-    )
-    return {**record_json(decided), **fields}
-
-
-def segment(text: str, num_tokens: int, writer: Writer) -> Segment:
-    return Segment(text, tuple(range(num_tokens)), "", writer, SegmentEnd.BOUNDARY)
 
 
 def drafted(index: int, *texts: str) -> Json:

@@ -8,7 +8,8 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.playground.browser import Site, opened
-from tests.playground.fakes import ID, ScriptedGateway, drafted, record
+from tests.playground.fakes import ID, ScriptedGateway, drafted
+from tests.records import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

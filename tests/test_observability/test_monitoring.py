@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from semspec.gateway.api.shared.middleware import POLLED
 from semspec.gateway.metrics import SERVICES, Metrics
-from tests.test_observability.records import ACCEPTED, PROPOSED, REWRITTEN
+from tests.records import ACCEPTED, PROPOSED, REWRITTEN
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana" / "semspec.json").read_text())

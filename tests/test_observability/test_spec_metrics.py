@@ -7,7 +7,7 @@ import pytest
 from semspec.gateway.metrics import Metrics
 from semspec.records import speculative_decoding, statistics
 from semspec.types import SegmentRecord
-from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
+from tests.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 
 def reported(*records: SegmentRecord) -> dict[str, Any]:
