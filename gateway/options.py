@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from semspec.decoding import STRATEGIES, Generation, Options, RetrievalOptions
+from semspec.decoding import STRATEGIES, USUAL, Generation, Options, RetrievalOptions
 from semspec.decoding.generation import GateName, RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -117,12 +117,15 @@ class Defaults(StrategyOptions):
     """What a request has that does not say it.
 
     `num_speculative_tokens` and the acceptance's `threshold` mean something else in each strategy: those given here
-    hold for the strategy given here.
+    hold for the strategy given here, or else for `semantic`.
     """
 
     model_config = ConfigDict(strict=False)
 
-    strategy: StrategyName = Field("semantic", description=f"one of {', '.join(STRATEGIES)}")
+    strategy: StrategyName | None = Field(
+        None,
+        description=f"one of {', '.join(STRATEGIES)}; unset: the first that the pair supports of {', '.join(USUAL)}",
+    )
     segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     draft_ahead: bool = Field(True, description="true drafts on while the target reads")
     soft_gate: SoftGate = Field(
@@ -142,10 +145,14 @@ class Defaults(StrategyOptions):
     @model_validator(mode="after")
     def _fit_the_strategy(self) -> Self:
         try:
-            STRATEGIES[self.strategy](self.generation(self.strategy))
+            STRATEGIES[self._own](self.generation(self._own))
         except InvalidRequest as error:
             raise ValueError(error.message) from None
         return self
+
+    @property
+    def _own(self) -> str:
+        return self.strategy or USUAL[0]
 
     def generation(self, strategy: str) -> Generation:
         """A greedy generation with the default options of a strategy."""
@@ -154,7 +161,7 @@ class Defaults(StrategyOptions):
     def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
         """The options of a request for `strategy` that gives these."""
         acceptance, retrieval, plain = _values(self.acceptance), _values(self.retrieval), _values(self, PLAIN)
-        if strategy != self.strategy:
+        if strategy != self._own:
             acceptance.pop("threshold", None)
             plain.pop("num_speculative_tokens", None)
         if given is not None:

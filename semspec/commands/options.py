@@ -19,9 +19,11 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
     for role in ("draft", "target"):
         parser.add_argument(f"--{role}-model", metavar="PATH", help="model folder (default: the bundled one)")
-        parser.add_argument(f"--{role}-probe", metavar="FILE", type=Path, help="probe trained for this pair")
+        parser.add_argument(
+            f"--{role}-probe", metavar="FILE", type=Path, help="trained for this pair (default: the bundled pair's own)"
+        )
     parser.add_argument(
-        "--likelihood", metavar="FILE", type=Path, help="calibration for this pair; alone, the pair needs no probes"
+        "--likelihood", metavar="FILE", type=Path, help="calibration of the strategy that needs no probes"
     )
 
 
@@ -31,7 +33,8 @@ def stack_config(arguments: argparse.Namespace) -> StackConfig:
         "host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe", "likelihood"
     )  # fmt: skip
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    if "likelihood" in given and not {"draft_probe", "target_probe"} & set(given):
+    is_own = {"draft_model", "target_model", "likelihood"} & set(given)
+    if is_own and not {"draft_probe", "target_probe"} & set(given):
         given |= {"draft_probe": None, "target_probe": None}
     return StackConfig(**given)
 

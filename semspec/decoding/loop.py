@@ -29,6 +29,8 @@ STRATEGIES: Strategies = {
     "target": steps.target,
     "draft": steps.draft,
 }
+USUAL = ("semantic", "likelihood", "token-level", "retrieval", "target")
+"""A request that names no strategy gets the first of these that the pair supports."""
 
 
 async def decode(

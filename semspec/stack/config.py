@@ -163,19 +163,16 @@ class StackConfig:
 
     def gateway_defaults(self) -> dict[str, str]:
         """`SEMSPEC_GATEWAY_DEFAULTS` with the values in `serving`; the gateway rejects wrong ones."""
-        usual = "retrieval" if self.draft_model is None else "likelihood" if self.calibration else "target"
-        without_probes = {} if self.has_probes else {"strategy": usual}
-        if self.serving is None:
-            values = {**self.read_serving(), **without_probes}
-        else:
-            values = {**without_probes, **self.serving}
+        values = self.read_serving() if self.serving is None else self.serving
         given = self.given(DEFAULTS) or "{}"
         with suppress(ValueError, TypeError):  # which the gateway reports
             given = json.dumps({**json.loads(given), **values})
         return {DEFAULTS: given} if given != "{}" else {}
 
     def read_serving(self) -> Mapping[str, object]:
-        """The contents of `serving.json` next to the target's probe, or else the calibration; empty if there is none.
+        """The contents of `serving.json` next to the target's probe, or else the calibration.
+
+        Empty if there is none, or if it is the rule of probes that are not served.
 
         Raises: StackError when it is no file, or no JSON object.
         """
@@ -191,7 +188,7 @@ class StackConfig:
             raise StackError(f"cannot read {path}: {error}; train the probes again, or delete it") from error
         if not isinstance(values, dict):
             raise StackError(f"{path} holds no JSON object; train the probes again, or delete it")
-        return values
+        return values if self.has_probes or values.get("strategy") != "semantic" else {}
 
 
 def _folder(probe: Path | None) -> Path | None:

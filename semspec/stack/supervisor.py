@@ -7,6 +7,7 @@ import json
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -53,6 +54,14 @@ class Stack:
     def headers(self) -> dict[str, str]:
         """Headers required in every request to the gateway."""
         return {"authorization": f"Bearer {self.api_key}"}
+
+    async def models(self) -> list[str]:
+        """The valid values of a request's `model`, the default first. Raises: StackError when the gateway has ended."""
+        try:
+            _, body = await asyncio.to_thread(_get, self.addresses["gateway"], "/v1/models", self.headers)
+        except (OSError, http.client.HTTPException) as error:
+            raise StackError(f"the gateway does not answer: {error}", self.processes["gateway"].log_tail()) from error
+        return [model["id"] for model in json.loads(body)["data"]]
 
     async def __aenter__(self) -> "Stack":
         self._private = PrivateFolder()
@@ -217,15 +226,19 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:
     """Why the gateway is not ready; None when it is. Raises: StackError for a mismatch, which waiting cannot
     resolve."""
-    connection = http.client.HTTPConnection(address, timeout=5)
     try:
-        connection.request("GET", "/ready", headers=dict(headers))
-        response = connection.getresponse()
-        return None if response.status == 200 else _reason(response.read())
+        status, body = _get(address, "/ready", headers)
     except (OSError, http.client.HTTPException):
         return ""
-    finally:
-        connection.close()
+    return None if status == 200 else _reason(body)
+
+
+def _get(address: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """Status and body. Raises: OSError, HTTPException."""
+    with closing(http.client.HTTPConnection(address, timeout=5)) as connection:
+        connection.request("GET", path, headers=dict(headers))
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def _reason(body: bytes) -> str:

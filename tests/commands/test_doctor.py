@@ -56,7 +56,14 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
 def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys, "--likelihood", str(BUNDLED_PAIR / "probes" / "likelihood.json"))
     assert code == 0 and "verifier" not in checks
-    assert checks["gateway"].message == "likelihood by default, calibrated on 100 questions"
+    assert checks["gateway"].message == "its settings are right, calibrated on 100 questions"
+    assert checks["pair"].message == "models and probes belong together; likelihood by default"
+
+
+def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    models = (f"--{role}-model={BUNDLED_PAIR / role}" for role in ("draft", "target"))
+    code, checks = doctor(capsys, *models)
+    assert code == 0 and checks["pair"].message.endswith("; token-level by default")
 
 
 def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
@@ -73,7 +80,14 @@ def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
     ("words", "name", "message", "remedy"),
     [
         (
-            ["--draft-model", str(BUNDLED_PAIR / "target")],
+            [
+                "--draft-model",
+                str(BUNDLED_PAIR / "target"),
+                "--draft-probe",
+                str(BUNDLED_PAIR / "probes/draft.safetensors"),
+                "--target-probe",
+                str(BUNDLED_PAIR / "probes/target.safetensors"),
+            ],
             "pair",
             "the verifier's draft probe was trained on model sha256-full:",
             "start the verifier with that model's probe",

@@ -25,7 +25,7 @@ WITHOUT_PROBES = {
 async def bare(start_gateway: GatewayFactory) -> Gateway:
     """A gateway of a pair without probes."""
     backends = replace(Fakes.make().backends, verifier=WithoutProbes())
-    return await start_gateway(backends, verifier_address="none", defaults={"strategy": "likelihood"})
+    return await start_gateway(backends, verifier_address="none")
 
 
 async def test_pair_without_probes_is_ready_and_answers_by_likelihood(bare: Gateway) -> None:
@@ -92,11 +92,28 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
     draft, target, verifier = fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info
     no_draft = Served(replace(draft, fingerprint=""), target, verifier)
     no_probes = Served(draft, target, await WithoutProbes().info(), calibration(draft, target))
-    for served, strategy, remedy in ((no_draft, "target", "'retrieval'"), (no_probes, "likelihood", "'likelihood'")):
-        assert mismatch(served, make_settings(defaults={"strategy": strategy})) is None
-        reason = mismatch(served, make_settings())
+    for served, remedy in ((no_draft, "'retrieval'"), (no_probes, "'likelihood'")):
+        assert mismatch(served, make_settings()) is None
+        reason = mismatch(served, make_settings(defaults={"strategy": "semantic"}))
         assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and remedy in reason
     assert no_probes.segmentations(no_probes.default(Defaults(), "likelihood")) == {Segmentation.PARAGRAPH}
+
+
+async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_supports() -> None:
+    fakes = Fakes.make()
+    draft, target = fakes.drafter.model_info, fakes.target.model_info
+    whole = Served(draft, target, fakes.verifier.verifier_info, calibration(draft, target))
+    no_probes = replace(whole, verifier=await WithoutProbes().info())
+    alone = replace(no_probes, likelihood=None)
+    found = {
+        "semantic": whole,
+        "likelihood": no_probes,
+        "token-level": alone,
+        "target": replace(alone, draft=replace(draft, tokenizer="another", datastore="")),
+        "retrieval": replace(alone, draft=replace(draft, fingerprint="", datastore="answers")),
+    }
+    assert {name: served.usual(Defaults()) for name, served in found.items()} == {name: name for name in found}
+    assert alone.usual(Defaults(strategy="draft")) == "draft"
 
 
 def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:

@@ -246,7 +246,9 @@ def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> N
     (tmp_path / "probes" / "serving.json").write_text('{"strategy": "semantic", "gamma": 2}')
     pair = StackConfig.of_pair(tmp_path)
     assert pair.roles == ("draft", "target") and pair.calibration == tmp_path / "probes" / "likelihood.json"
-    assert pair.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "likelihood", "gamma": 2}'}
+    assert pair.gateway_defaults() == {}, "a rule for probes that are not there"
+    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "likelihood", "gamma": 1}')
+    assert pair.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "likelihood", "gamma": 1}'}
     chosen = replace(pair, serving={"strategy": "target"})
     assert chosen.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "target"}'}
     (tmp_path / "probes" / "target.safetensors").touch()

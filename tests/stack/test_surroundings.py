@@ -1,10 +1,16 @@
 """The stack where the machine around it is odd, and where there are no probes."""
 
+import asyncio
+import json
+import shlex
 from dataclasses import replace
 
+import httpx
 import pytest
 
+from semspec.commands.serve import serve
 from semspec.stack import StackConfig
+from tests.processes import GENEROUS_S
 from tests.stack.support import MAX_TOKENS, Json, Running, assert_same, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -25,6 +31,26 @@ async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: St
     async with served(config) as running:
         answer = await running.answer(seed=4, max_tokens=20)
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
+
+
+async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
+    stack_config: StackConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = replace(stack_config, draft_probe=None, target_probe=None, likelihood=None)
+    task, shown = asyncio.create_task(serve(bare)), ""
+    try:
+        while "Ctrl-C stops it" not in shown:
+            await asyncio.wait([task], timeout=0.1)
+            shown += capsys.readouterr().out
+            assert not task.done()
+        assert "This pair has no probes: requests that name no strategy get token-level." in shown
+        _, _, url, _, key, _, _, _, body = shlex.split(shown[shown.index("curl -N") : shown.index("Ctrl-C")])
+        async with httpx.AsyncClient(headers=dict([key.split(": ")]), timeout=GENEROUS_S) as client:
+            answer = (await client.post(url, json={**json.loads(body), "stream": False, "max_tokens": 9})).json()
+        assert answer["semspec"]["strategy"] == "token-level" and answer["usage"]["completion_tokens"] == 9
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_pair_without_probes_answers_by_its_calibration(stack_config: StackConfig, running: Running) -> None:

@@ -142,8 +142,8 @@ class Resolver:
         """
         body, options = asked.body, asked.body.semspec
         num_choices, model = self._num_choices(asked), check_model(body.model, self.settings, self.readiness.table)
-        plan = self._plan(asked, model)
         served = self.readiness.require()
+        plan = self._plan(asked, model, served)
         strategy = served.strategy(plan)
         check_strategy(strategy, plan, served)
         strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
@@ -181,15 +181,15 @@ class Resolver:
         check(request, strategy, served)
         return request, served
 
-    def _plan(self, asked: ClientRequest, model: str) -> Generation:
-        """What the request and the defaults say, whatever is served. Raises: InvalidRequest."""
+    def _plan(self, asked: ClientRequest, model: str, served: Served) -> Generation:
+        """What the request and the defaults say. Raises: InvalidRequest."""
         body, defaults, options = asked.body, self.settings.defaults, asked.body.semspec
         alias = model.removeprefix(self.settings.model_name).lstrip(":")
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
         penalties = _penalties(body)
         one_writes = bool(asked.grammar) or not penalties.is_neutral
-        name = alias or options.strategy or ("target" if one_writes else defaults.strategy)
+        name = alias or options.strategy or ("target" if one_writes else served.usual(defaults))
         if name not in self.readiness.table:
             raise InvalidRequest(f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy")
         return Generation(

@@ -79,7 +79,7 @@ def _start(config: StackConfig, name: str) -> Started:
 def _gateway(settings: Any) -> Started:
     calibration = load_calibration(settings.likelihood) if settings.likelihood else None
     words = f", calibrated on {calibration.num_questions} questions" if calibration else ""
-    return Started(f"{settings.defaults.strategy} by default{words}", settings, calibration)
+    return Started(f"its settings are right{words}", settings, calibration)
 
 
 def _verifier(settings: Any, load: Any) -> Started:
@@ -164,7 +164,7 @@ def _compare(started: dict[str, Started]) -> str:
     served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, gateway)
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
-    return "models and probes belong together"
+    return f"models and probes belong together; {served.usual(settings.defaults)} by default"
 
 
 def _memory(models: list[Started]) -> Check:
