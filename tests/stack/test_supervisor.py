@@ -333,6 +333,7 @@ async def test_supervisor_killed_leaves_no_process_behind_and_its_folder_goes_at
     async with Stack(config()):
         assert left.exists() and len(list(temporary_folder.iterdir())) == 3
         supervisor.kill()
+        supervisor.wait(GENEROUS_S)  # its last thread frees the folder, which may be after its children's end
         assert left_alive(pids) == []
         async with Stack(config()):
             assert not left.exists() and len(list(temporary_folder.iterdir())) == 3
