@@ -33,7 +33,8 @@ class Script:
     """Told in the stream, after the pieces."""
     seen: list[Json] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
-    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    num_left: int = 0
+    """Streams that a client left before their end."""
 
     def said(self, stop: list[str]) -> tuple[list[str], str | None]:
         """The pieces up to the first that ends in a stop text, as TGI stops, and the reason."""
@@ -81,7 +82,7 @@ async def _lines(script: Script, events: Iterator[Json | str]) -> AsyncIterator[
             yield ":\n\n"
             await asyncio.sleep(0.05)
     except (asyncio.CancelledError, GeneratorExit):
-        script.hung_up.set()
+        script.num_left += 1
         raise
 
 

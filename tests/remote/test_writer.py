@@ -11,6 +11,7 @@ import pytest
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Api, Completion, Server, connect
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
+from tests.gateway.support import eventually
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
 
@@ -53,7 +54,7 @@ async def test_one_paragraph_is_asked_for_with_what_draws_it(
     async with local.written_by(api, script) as remote:
         served = await collected(remote.generate(context, PARAGRAPH))
         if api == "openai":  # which is not told where to stop
-            await asyncio.wait_for(script.hung_up.wait(), 5)
+            await eventually(lambda: script.num_left == 1)
     assert segments(served) == segments(written)[:1]
     [body] = script.seen
     assert script.headers[0]["authorization"] == "Bearer the-token"
@@ -150,8 +151,8 @@ async def test_leaving_hangs_up(local: Local, context: Context, api: Api) -> Non
     async with local.written_by(api, script) as remote:
         async with aclosing(remote.generate(context, TO_THE_END)) as stream:
             assert (await anext(stream)).segment.text == f"{STEP}\n\n"
-            assert not script.hung_up.is_set()
-        await asyncio.wait_for(script.hung_up.wait(), 5)
+            assert script.num_left == 0
+        await eventually(lambda: script.num_left == 1)
 
 
 @every_api
@@ -164,7 +165,7 @@ async def test_cancelled_wait_hangs_up(local: Local, context: Context, api: Api)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(script.hung_up.wait(), 5)
+        await eventually(lambda: script.num_left == 1)
 
 
 @every_api
@@ -173,7 +174,7 @@ async def test_stalled_stream_is_given_up_despite_signs_of_life(local: Local, co
     async with local.written_by(api, script, timeout_s=0.5) as remote:
         with pytest.raises(DeadlineExceeded, match=r"nothing came for 0\.5 s; check this and that"):
             await collected(remote.generate(context, TO_THE_END))
-        await asyncio.wait_for(script.hung_up.wait(), 5)
+        await eventually(lambda: script.num_left == 1)
 
 
 @every_api
