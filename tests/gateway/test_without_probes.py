@@ -92,8 +92,9 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
     draft, target, verifier = fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info
     no_draft = Served(replace(draft, fingerprint=""), target, verifier)
     no_probes = Served(draft, target, await WithoutProbes().info(), calibration(draft, target))
-    for served, remedy in ((no_draft, "'retrieval'"), (no_probes, "'likelihood'")):
-        assert mismatch(served, make_settings()) is None
+    for served, strategy, remedy in ((no_draft, "target", "'retrieval'"), (no_probes, "likelihood", "'likelihood'")):
+        for defaults in ({}, {"strategy": strategy}):
+            assert mismatch(served, make_settings(defaults=defaults)) is None
         reason = mismatch(served, make_settings(defaults={"strategy": "semantic"}))
         assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and remedy in reason
     assert no_probes.segmentations(no_probes.default(Defaults(), "likelihood")) == {Segmentation.PARAGRAPH}
