@@ -65,7 +65,7 @@ async def start_gateway(redis_url: str) -> AsyncIterator[GatewayFactory]:
 
 @pytest.fixture
 def session() -> str:
-    """The name of a new one."""
+    """The name of a new session."""
     return f"session-{secrets.token_hex(8)}"
 
 
@@ -76,5 +76,5 @@ async def gateway(start_gateway: GatewayFactory) -> Gateway:
 
 @pytest.fixture
 async def thinker(start_gateway: GatewayFactory) -> Gateway:
-    """Over a target that ends its reasoning in the fourth segment."""
+    """A gateway over a target that ends its reasoning in the fourth segment."""
     return await start_gateway(Fakes.make(Thinker(Writer.TARGET)))

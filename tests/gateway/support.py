@@ -118,7 +118,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def until(ask: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
-    """Ask until the answer is right; that answer."""
+    """Ask until the answer is right, and return it; fail if it never is."""
     async with asyncio.timeout(GENEROUS_S):
         while not is_right(answer := await ask()):
             await asyncio.sleep(0.01)
@@ -287,7 +287,7 @@ async def exchange(base_url: str, sent: bytes) -> bytes:
 
 
 def assert_error(response: httpx.Response, status: int, **fields: str | None) -> dict[str, Any]:
-    """It is refused in the shape of OpenAI's API, with these values among the error's fields; all of its fields."""
+    """Check the status, the shape of OpenAI's errors and these of the error's fields; return all of its fields."""
     assert response.status_code == status, response.text
     assert response.headers["x-request-id"] and response.headers["content-type"] == "application/json"
     body: dict[str, dict[str, Any]] = response.json()

@@ -59,7 +59,7 @@ def texts(url: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def test_no_address_in_a_request_is_called(gateway: Gateway) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:  # somebody else's
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which no request may reach
         server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
         headers = {"referer": url, "origin": url, "forwarded": f"host={url}", "x-forwarded-host": url, "host": "x"}
