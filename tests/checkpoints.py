@@ -1,7 +1,7 @@
 """Tiny checkpoints with random weights of common model classes, and matching probes."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,11 @@ def save_spelling_checkpoint(folder: Path) -> Path:
 async def loaded(
     draft: Path, target: Path, **options: Any
 ) -> AsyncIterator[tuple[TransformersEngine, TransformersEngine]]:
-    """Both models in this process."""
+    """Both models in this process; closed at the end, also of a test that fails."""
     one = TransformersEngine.load(str(draft), writer=Writer.DRAFT, device="cpu", **options)
     other = TransformersEngine.load(str(target), writer=Writer.TARGET, device="cpu", **options)
-    yield one, other
-    await one.aclose()
-    await other.aclose()
+    async with aclosing(one), aclosing(other):
+        yield one, other
 
 
 async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:

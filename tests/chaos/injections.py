@@ -29,7 +29,7 @@ def nothing(site: Site) -> AbstractAsyncContextManager[None]:
 
 
 def injection(inject: Callable[Concatenate[Site, P], AsyncIterator[None]]) -> Callable[P, Holding]:
-    """Lets it be called without the site: the result is a `Holding`, which takes that."""
+    """`inject` as a function of its arguments after the site; what it returns takes the site."""
     holding = asynccontextmanager(inject)
 
     def of(*arguments: P.args, **options: P.kwargs) -> Holding:

@@ -131,7 +131,7 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: str, num_cand
     assert len(kept) >= 15 and whole[-1] == Finished(FinishReason.STOP)
     for cut in range(1, len(kept)):
         rest = outcome(await run(resumed(first, kept[:cut]), players(num_segments=30, remarks=CUES)))
-        assert rest == whole[cut:]
+        assert rest == whole[cut:] and num_running() == 0
 
 
 LOSSES = [

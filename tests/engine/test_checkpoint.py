@@ -23,7 +23,7 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small file, and an empty cache that remembers the digest of such."""
+    """A file, and an empty cache that keeps digests of files of any size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(checkpoint, "LEAST_BYTES", 0)
     file = tmp_path / "model.safetensors"

@@ -59,14 +59,17 @@ def test_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, writer
     assert list(tmp_path.iterdir()) == []
 
 
-def test_shard_without_manifest_or_with_other_inputs_or_files_is_not_done(tmp_path: Path) -> None:
+def test_shard_without_manifest_or_with_other_inputs_or_sizes_is_not_done(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path)
     write_rows(folder.file(3, ".parquet"), [{"a": 1}])
     assert not folder.is_done(3) and folder.numbers() == []
     write_tensors(folder.file(3, ".safetensors"), {"x": torch.ones(3)})
     folder.commit(3, [".parquet", ".safetensors"], "one")
     assert folder.is_done(3, "one") and not folder.is_done(3, "two") and folder.numbers() == [3]
-    folder.file(3, ".safetensors").write_bytes(b"cut")
+    path = folder.file(3, ".safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert folder.is_done(3, "one") and folder.damaged(3) == [path.name], "of the right size"
+    path.write_bytes(b"cut")
     assert not folder.is_done(3, "one")
 
 
