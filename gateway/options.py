@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from semspec.decoding import STRATEGIES, USUAL, Generation, Options, RetrievalOptions
+from semspec.decoding import PREFERRED, STRATEGIES, Generation, Options, RetrievalOptions
 from semspec.decoding.generation import GateName, RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -124,7 +124,7 @@ class Defaults(StrategyOptions):
 
     strategy: StrategyName | None = Field(
         None,
-        description=f"one of {', '.join(STRATEGIES)}; unset: the first that the pair supports of {', '.join(USUAL)}",
+        description=f"one of {', '.join(STRATEGIES)}; unset: the first supported of {', '.join(PREFERRED)}",
     )
     segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     draft_ahead: bool = Field(True, description="true drafts on while the target reads")
@@ -152,7 +152,7 @@ class Defaults(StrategyOptions):
 
     @property
     def _own(self) -> str:
-        return self.strategy or USUAL[0]
+        return self.strategy or PREFERRED[0]
 
     def generation(self, strategy: str) -> Generation:
         """A greedy generation with the default options of a strategy."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
-from semspec.decoding import STRATEGIES, USUAL, Backends, Generation, Strategies, Strategy
+from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
 from semspec.gateway.options import Defaults
 from semspec.gateway.settings import GatewaySettings
@@ -56,13 +56,13 @@ class Served:
 
     def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
         """A strategy, or that of a request which names none, under the default options."""
-        return self.strategy(defaults.generation(strategy or self.usual(defaults)))
+        return self.strategy(defaults.generation(strategy or self.default_name(defaults)))
 
-    def usual(self, defaults: Defaults) -> str:
+    def default_name(self, defaults: Defaults) -> str:
         """The strategy of a request that names none."""
         if defaults.strategy:
             return defaults.strategy
-        known = (name for name in USUAL if name in self.strategies)
+        known = (name for name in PREFERRED if name in self.strategies)
         return next(name for name in known if self.unsupported_reason(self.default(defaults, name)) is None)
 
     def supported(self, defaults: Defaults) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from semspec.commands.options import API_KEY, stack_config
-from semspec.decoding import USUAL
+from semspec.decoding import PREFERRED
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
@@ -61,5 +61,5 @@ async def _first_request(stack: Stack, config: StackConfig) -> str:
     if config.has_probes or config.calibration:
         return request
     given = json.loads(config.gateway_defaults().get(DEFAULTS, "{}")).get("strategy")
-    usual = given or next(strategy for strategy in USUAL if f"{model}:{strategy}" in named)
-    return f"{WITHOUT_PROBES.format(usual)}\n\n{request}"
+    name = given or next(strategy for strategy in PREFERRED if f"{model}:{strategy}" in named)
+    return f"{WITHOUT_PROBES.format(name)}\n\n{request}"

@@ -29,7 +29,7 @@ STRATEGIES: Strategies = {
     "target": steps.target,
     "draft": steps.draft,
 }
-USUAL = ("semantic", "likelihood", "token-level", "retrieval", "target")
+PREFERRED = ("semantic", "likelihood", "token-level", "retrieval", "target")
 """A request that names no strategy gets the first of these that the pair supports."""
 
 

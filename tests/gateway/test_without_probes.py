@@ -113,8 +113,8 @@ async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_suppo
         "target": replace(alone, draft=replace(draft, tokenizer="another", datastore="")),
         "retrieval": replace(alone, draft=replace(draft, fingerprint="", datastore="answers")),
     }
-    assert {name: served.usual(Defaults()) for name, served in found.items()} == {name: name for name in found}
-    assert alone.usual(Defaults(strategy="draft")) == "draft"
+    assert {name: served.default_name(Defaults()) for name, served in found.items()} == {name: name for name in found}
+    assert alone.default_name(Defaults(strategy="draft")) == "draft"
 
 
 def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Resolver:
             raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
         penalties = _penalties(body)
         one_writes = bool(asked.grammar) or not penalties.is_neutral
-        name = alias or options.strategy or ("target" if one_writes else served.usual(defaults))
+        name = alias or options.strategy or ("target" if one_writes else served.default_name(defaults))
         if name not in self.readiness.table:
             raise InvalidRequest(f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy")
         return Generation(

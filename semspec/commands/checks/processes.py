@@ -164,7 +164,7 @@ def _compare(started: dict[str, Started]) -> str:
     served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, gateway)
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
-    return f"models and probes belong together; {served.usual(settings.defaults)} by default"
+    return f"models and probes belong together; {served.default_name(settings.defaults)} by default"
 
 
 def _memory(models: list[Started]) -> Check:
