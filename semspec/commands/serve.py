@@ -27,8 +27,8 @@ curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H '
   "messages": [{{"role": "user", "content": "{question}"}}]
 }}'"""
 WITHOUT_PROBES = """\
-This pair has no probes: requests that name no strategy get {}.
-Make some by `semspec train run --config FILE`, or a calibration, for `likelihood`, by `semspec train calibrate`."""
+This pair has no probes: requests that name no strategy are answered by {}.
+`semspec train run --config FILE` trains some; `semspec train calibrate --config FILE` is enough for `likelihood`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

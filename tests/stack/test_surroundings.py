@@ -43,7 +43,7 @@ async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
             await asyncio.wait([task], timeout=0.1)
             shown += capsys.readouterr().out
             assert not task.done()
-        assert "This pair has no probes: requests that name no strategy get token-level." in shown
+        assert "This pair has no probes: requests that name no strategy are answered by token-level." in shown
         _, _, url, _, key, _, _, _, body = shlex.split(shown[shown.index("curl -N") : shown.index("Ctrl-C")])
         async with httpx.AsyncClient(headers=dict([key.split(": ")]), timeout=GENEROUS_S) as client:
             answer = (await client.post(url, json={**json.loads(body), "stream": False, "max_tokens": 9})).json()
