@@ -56,7 +56,7 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
 def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys, "--likelihood", str(BUNDLED_PAIR / "probes" / "likelihood.json"))
     assert code == 0 and "verifier" not in checks
-    assert checks["gateway"].message == "its settings are right, calibrated on 100 questions"
+    assert checks["gateway"].message == "its settings are valid, calibrated on 100 questions"
     assert checks["pair"].message == "models and probes belong together; likelihood by default"
 
 

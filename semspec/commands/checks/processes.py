@@ -79,7 +79,7 @@ def _start(config: StackConfig, name: str) -> Started:
 def _gateway(settings: Any) -> Started:
     calibration = load_calibration(settings.likelihood) if settings.likelihood else None
     words = f", calibrated on {calibration.num_questions} questions" if calibration else ""
-    return Started(f"its settings are right{words}", settings, calibration)
+    return Started(f"its settings are valid{words}", settings, calibration)
 
 
 def _verifier(settings: Any, load: Any) -> Started:
