@@ -107,7 +107,9 @@ async def test_costly_requests_take_nothing_from_a_neighbour(spelling: Running) 
             durations_s[kind].append(monotonic() - start)
 
     asking = asyncio.gather(*map(keep_asking, durations_s))
-    for _ in range(2):
+    for number in range(20):
+        if number >= 2 and min(map(len, durations_s.values())) > 2:
+            break
         works = [attack(spelling, name) for name in ATTACKS for _ in range(3)]
         for role in ("draft", "target"):
             works.append(attack_service(spelling, role, COUNTED["required"][0], "requires 30000 properties"))
