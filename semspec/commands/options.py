@@ -33,8 +33,8 @@ def stack_config(arguments: argparse.Namespace) -> StackConfig:
         "host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe", "likelihood"
     )  # fmt: skip
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    is_own = {"draft_model", "target_model", "likelihood"} & set(given)
-    if is_own and not {"draft_probe", "target_probe"} & set(given):
+    is_own_pair = not given.keys().isdisjoint({"draft_model", "target_model", "likelihood"})
+    if is_own_pair and given.keys().isdisjoint({"draft_probe", "target_probe"}):
         given |= {"draft_probe": None, "target_probe": None}
     return StackConfig(**given)
 
