@@ -16,16 +16,18 @@ BIN := .venv/bin
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
 
-## make setup        virtual environment in .venv (PYTHON=python3.12, TORCH_VARIANT=cpu|cuda)
+## make setup        virtual environment in .venv with all for development (PYTHON=python3.12, TORCH_VARIANT=cpu|cuda)
 setup:
 	@scripts/setup
 
 ## make demo         real questions through the whole stack, with a table (ARGS=--json, ARGS="--problems 100")
-demo: setup
+demo:
+	@scripts/setup serve
 	@$(BIN)/python -m semspec.demo.run $(ARGS)
 
 ## make serve        the same stack kept up until Ctrl-C (PORT=8080, ARGS="--draft-model PATH --target-model PATH")
-serve: setup
+serve:
+	@scripts/setup serve
 	@$(BIN)/python -m semspec.cli serve --port $(PORT) $(ARGS)
 
 ## make test         the quick tests, in two processes (ARGS="-k decoding")
