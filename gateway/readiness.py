@@ -95,6 +95,12 @@ class Readiness:
         served = self.status.served
         return tuple(self.table) if served is None else served.supported(self._settings.defaults)
 
+    @property
+    def default_strategy(self) -> str:
+        """The strategy of a request that names none; empty before the first handshake."""
+        served = self.status.served
+        return "" if served is None else served.default_name(self._settings.defaults)
+
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -168,10 +168,11 @@ class Gateway:
             response = await self._http.request(method, path)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
-        if response.is_error:
-            raise refusal(response)
-        body: Json = response.json()
-        return body
+        if response.is_success:
+            with suppress(ValueError):
+                body: Json = response.json()
+                return body
+        raise refusal(response)
 
     def _give_up(self, last: Event, error: httpx.TransportError) -> NoReturn:
         if not last.data:
@@ -194,7 +195,8 @@ def refusal(response: httpx.Response) -> SemspecError:
     try:
         return _known(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return InternalError(f"the server answers {response.status_code}: {response.text.strip()[:300]}")
+        said = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
+        return InternalError(f"{response.url} answers {said}; give the URL of a gateway")
 
 
 def _path(id: str, part: str = "") -> str:

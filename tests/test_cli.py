@@ -1,12 +1,16 @@
 """The command `semspec` and what other packages add to it."""
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from semspec import cli
+from semspec.bench import cli as bench_cli
+from semspec.training import cli as training_cli
 
 pytestmark = pytest.mark.slow
 
@@ -15,6 +19,20 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     assert "{chat,doctor,health,key,serve,trace,bench,train}" in capsys.readouterr().out
+
+
+def helps(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The text of `--help` of a command and of all below it."""
+    yield parser.format_help()
+    for action in parser._actions:
+        for below in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from helps(below)
+
+
+def test_every_command_of_the_tree_helps_in_its_own_words() -> None:
+    trees = [*map(helps, (cli.parser([]), training_cli.parser(), bench_cli.parser()))]
+    texts = [text.partition("\n\n")[2] for tree in trees for text in tree]
+    assert len(texts) == len(set(texts)) > 20
 
 
 def test_command_without_its_extra_says_what_to_install() -> None:
@@ -39,9 +57,10 @@ def test_every_own_command_helps_without_any_extra(command: str) -> None:
 
 
 def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
-    result = without(("torch", "httpx"), ["doctor", "--port", "0", "--url", "http://127.0.0.1:1"])
-    assert result.returncode == 1 and not result.stderr
-    lines = {line.split()[1]: line for line in result.stdout.splitlines() if line}
+    here, there = ("--port", "0"), ("--url", "http://127.0.0.1:1")
+    results = [without(("torch", "httpx"), ["doctor", *words]) for words in (here, there)]
+    assert all(result.returncode == 1 and not result.stderr for result in results)
+    lines = {line.split()[1]: line for result in results for line in result.stdout.splitlines() if line}
     for name, missing in {"torch": "torch", "draft": "torch", "running": "httpx"}.items():
         assert lines[name].startswith("fail") and f"{missing} is not installed -> pip install" in lines[name]
     assert lines["port"].startswith("ok")

@@ -20,24 +20,23 @@ from semspec.training.progress import Reporter
 LONG_S = 3600.0
 """An estimate above it names the quick preset."""
 COMMANDS = {
-    "run": "every stage that is missing; with --shard i/n those that shard, and then stop",
-    "calibrate": "the strategy likelihood, from a pilot: a pair can then be served without probes",
-    "estimate": "time and disk of the whole run, from a pilot of a minute or more",
-    "status": "which shards are there",
-    "collect": "fetch answers of a gateway's users who consent, to train on; see `semspec train collect --help`",
-    "datastore": "the target's answers, for the strategy `retrieval`; has a configuration of its own",
+    "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
+    "calibrate": "calibrate the strategy likelihood on a pilot: a pair can then be served without probes",
+    "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
+    "status": "show which shards are there",
+    "collect": "fetch answers of a gateway's users who consent, to train on",
+    "datastore": "build a datastore of the target's answers, for the strategy `retrieval`",
     "check": "read every file and compare it with its digest",
 }
 
 
 def main(arguments: Sequence[str]) -> None:
     """`semspec train COMMAND --config FILE`. Exits 1 on a failure that a retry may fix, 2 on any other."""
-    is_collect = arguments[:1] == ["collect"]  # has no configuration
-    options = collect.parser().parse_args(arguments[1:]) if is_collect else parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
     try:
-        sys.exit((collect.run if is_collect else _run)(options, reporter))
+        sys.exit((collect.run if options.command == "collect" else _run)(options, reporter))
     except SemspecError as error:
         code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, error.message
     except OSError as error:  # a folder of another user, a full disk under a library's temporary files
@@ -53,8 +52,6 @@ def main(arguments: Sequence[str]) -> None:
 def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     torch.set_num_threads(options.threads)
     if options.command == "datastore":
-        if options.preset:
-            raise InvalidRequest("--preset is for probes; name fewer questions in the datastore's configuration")
         built = read_config(options.config, DatastoreConfig)
         work = options.work or Path(".work") / f"datastore-{built.name}"
         DatastoreBuild(built, work, options.shard, reporter).run()
@@ -94,27 +91,33 @@ def quiet_libraries() -> None:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="semspec train", description=__doc__)
-    parser.add_argument(
-        "command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items())
-    )
-    parser.add_argument("--config", type=Path, required=True, help="YAML file; see training/configs/")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        help="folder of the stages' files (default: .work/probes-NAME, of a datastore .work/datastore-NAME)",
-    )
-    parser.add_argument("--shard", type=shard, default=(0, 1), metavar="i/n", help="this worker's share, i from 0")
-    parser.add_argument("--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads")
-    parser.add_argument(
-        "--preset",
-        choices=["quick"],
-        help=f"quick: probes from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts; tells the estimate first",
-    )
-    parser.add_argument("--estimate", action="store_true", help="of a new run: tell the estimate first")
-    parser.add_argument(
-        "--pilot", type=int, default=2, help="questions of each kind in a round of the estimate's pilot"
-    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in COMMANDS.items():
+        one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        (collect.add_options if name == "collect" else _add_options)(one, name)
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    kind = "datastore" if command == "datastore" else "probes"
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML; see training/configs/")
+    parser.add_argument("--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)")
+    parser.add_argument("--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads")
+    parser.set_defaults(shard=(0, 1), preset=None)
+    if command in ("run", "calibrate", "datastore"):
+        parser.add_argument("--shard", type=shard, metavar="i/n", help="this worker's share, i from 0")
+    if command != "datastore":
+        parser.add_argument(
+            "--preset", choices=["quick"], help=f"quick: from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts"
+        )
+    if command == "run":
+        parser.add_argument(
+            "--estimate", action="store_true", help="of a new run: tell the estimate first, as --preset does"
+        )
+    if command in ("run", "estimate"):
+        parser.add_argument(
+            "--pilot", type=int, default=2, help="questions of each kind in a round of the estimate's pilot"
+        )
 
 
 def shard(text: str) -> tuple[int, int]:

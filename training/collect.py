@@ -20,8 +20,7 @@ PAGE = 50
 """Answers of a call, and of a shard at most."""
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="semspec train collect", description=__doc__)
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the collection")
     parser.add_argument(
         "--gateway", "--url", default="http://127.0.0.1:8080", metavar="URL", help="default: %(default)s"
@@ -38,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--forget", metavar="OWNER", help="fetch nothing, and delete all answers of this owner from the folder"
     )
-    return parser
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:

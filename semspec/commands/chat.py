@@ -10,7 +10,7 @@ from contextlib import aclosing
 from rich.console import Console
 
 from semspec.client import Gateway, Json
-from semspec.commands import INTERRUPTED
+from semspec.commands import BUNDLED, EXAMPLE, INTERRUPTED, KNOWN
 from semspec.commands.screen import ColourScreen, PlainScreen
 from semspec.errors import InvalidRequest, SemspecError
 
@@ -64,7 +64,7 @@ class Chat:
         id = ""
         with self._screen() as screen:
             try:
-                body = self._body(prompt, await self._chosen_model())
+                body = self._body(prompt, await self._chosen_model(screen))
                 async with aclosing(self._gateway.chat(body, screen.note)) as chunks:
                     async for chunk in chunks:
                         id = chunk.get("id") or id
@@ -85,8 +85,12 @@ class Chat:
         with contextlib.suppress(SemspecError, TimeoutError):
             await asyncio.wait_for(self._gateway.cancel(id), CANCEL_TIMEOUT_S)
 
-    async def _chosen_model(self) -> str:
-        self._model = self._model or (await self._gateway.models())[0]
+    async def _chosen_model(self, screen: PlainScreen | ColourScreen) -> str:
+        """The model; the first time, what is to be known of the bundled one is shown."""
+        if self._model is None:
+            self._model = (await self._gateway.models())[0]
+            if self._model == BUNDLED:
+                screen.note(f"{KNOWN} {EXAMPLE}")
         return self._model
 
     def _body(self, prompt: str, model: str) -> Json:

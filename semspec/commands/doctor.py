@@ -13,7 +13,11 @@ from semspec.commands.checks.environment import check_environment
 from semspec.commands.checks.places import check_places
 from semspec.commands.checks.processes import check_processes
 from semspec.commands.options import stack_config
+from semspec.errors import Unavailable
 from semspec.stack import StackConfig
+
+TIMEOUT_S = 4.0
+"""Longest wait for a running gateway."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,20 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def all_checks(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The checks of this machine for the configured pair, then that of a running gateway if a URL is given."""
-    yield from checks_of(stack_config(arguments), arguments.url)
+    """The check of a running gateway if a URL is given, else those of this machine for the configured pair."""
     if arguments.url:
         yield attempt("running", partial(_running, arguments.url, arguments.api_key))
+    else:
+        yield from checks_of(stack_config(arguments))
 
 
-def checks_of(config: StackConfig, gateway_url: str | None = None) -> Iterator[Check]:
-    """The checks of this machine for a configuration: none fails exactly if `Stack(config)` comes up.
-
-    `gateway_url`: of a gateway that runs already; see `check_places`.
-    """
+def checks_of(config: StackConfig) -> Iterator[Check]:
+    """The checks of this machine for a configuration: none fails exactly if `Stack(config)` comes up."""
     yield from check_environment()
     yield from check_processes(config)
-    yield from check_places(config, gateway_url)
+    yield from check_places(config)
 
 
 def _running(url: str, api_key: str | None) -> Check | str:
@@ -54,7 +56,10 @@ def _running(url: str, api_key: str | None) -> Check | str:
     async def ask() -> tuple[str, list[str]]:
         gateway = Gateway.at(url, api_key)
         try:
-            return await gateway.readiness(), await gateway.models()
+            async with asyncio.timeout(TIMEOUT_S):
+                return await gateway.readiness(), await gateway.models()
+        except TimeoutError as error:
+            raise Unavailable(f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there") from error
         finally:
             await gateway.aclose()
 

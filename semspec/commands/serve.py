@@ -1,26 +1,19 @@
 """`semspec serve`: runs the whole stack until Ctrl-C."""
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
 from functools import partial
 
+from semspec.commands import BAD_VERDICT, EXAMPLE, KNOWN
 from semspec.commands.options import API_KEY, stack_config
-from semspec.decoding import PREFERRED
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
-from semspec.stack.config import DEFAULTS
 from semspec.stack.supervisor import keep_running
 
 QUESTION = "What is 17 + 25?"
-EXAMPLE = (
-    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
-    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
-)
-"""A question of the kind that the bundled pair answers."""
 CURL = """\
 curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H 'content-type: application/json' -d '{{
   "model": "{model}", "stream": true,
@@ -46,7 +39,8 @@ async def serve(config: StackConfig) -> int:
     print(f"starting redis, {', '.join(config.roles)} and gateway ...", flush=True)
     async with Stack(config) as stack:
         page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server
-        pages = {"metrics": f"{stack.base_url}/metrics", "playground": page, "API key": stack.api_key}
+        metrics = f"curl -H 'authorization: Bearer {stack.api_key}' {stack.base_url}/metrics"
+        pages = {"metrics": metrics, "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
             print(f"{name:>10}  {address}", flush=True)
         print(f"\n{await _first_request(stack, config)}\n\nCtrl-C stops it.", flush=True)
@@ -54,12 +48,13 @@ async def serve(config: StackConfig) -> int:
 
 
 async def _first_request(stack: Stack, config: StackConfig) -> str:
-    """A request to the pair; before it, how a pair is served that has neither probes nor a calibration."""
-    model, *named = await stack.models()
+    """A request to the pair; before it, what is to be known of the pair and its probes."""
+    model, strategy = await stack.model()
     question = QUESTION if config.model_name else EXAMPLE
-    request = CURL.format(base_url=stack.base_url, api_key=stack.api_key, model=model, question=question)
-    if config.has_probes or config.calibration:
-        return request
-    given = json.loads(config.gateway_defaults().get(DEFAULTS, "{}")).get("strategy")
-    name = given or next(strategy for strategy in PREFERRED if f"{model}:{strategy}" in named)
-    return f"{WITHOUT_PROBES.format(name)}\n\n{request}"
+    notes = (
+        "" if config.has_probes or config.calibration else WITHOUT_PROBES.format(strategy),
+        f"The report of the probes says: {config.bad_verdict} To do: {BAD_VERDICT}." if config.bad_verdict else "",
+        "" if config.model_name else KNOWN,
+        CURL.format(base_url=stack.base_url, api_key=stack.api_key, model=model, question=question),
+    )
+    return "\n\n".join(filter(None, notes))

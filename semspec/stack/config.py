@@ -12,6 +12,7 @@ from pathlib import Path
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE
 from semspec.keys import OPERATOR, entry
 from semspec.stack.child import StackError
+from semspec.types import GOOD_ENOUGH
 
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
@@ -99,6 +100,15 @@ class StackConfig:
         draft_folder, target_folder = Path(self.draft_probe).parent, Path(self.target_probe).parent
         folder = target_folder / "alternatives"
         return folder if draft_folder == target_folder and folder.is_dir() else None
+
+    @property
+    def bad_verdict(self) -> str:
+        """What the report of the probes says unless they are good enough to serve: the verdict in the target's card."""
+        if self.target_probe is None:
+            return ""
+        card = json.loads(Path(self.target_probe).with_suffix(".json").read_text())
+        verdict = str(card["metrics"].get("verdict", GOOD_ENOUGH))
+        return "" if verdict == GOOD_ENOUGH else verdict
 
     @property
     def calibration(self) -> Path | None:

@@ -55,13 +55,14 @@ class Stack:
         """Headers required in every request to the gateway."""
         return {"authorization": f"Bearer {self.api_key}"}
 
-    async def models(self) -> list[str]:
-        """The valid values of a request's `model`, the default first. Raises: StackError when the gateway has ended."""
+    async def model(self) -> tuple[str, str]:
+        """The pair's name in the API and its default strategy. Raises: StackError when the gateway has ended."""
         try:
             _, body = await asyncio.to_thread(_get, self.addresses["gateway"], "/v1/models", self.headers)
         except (OSError, http.client.HTTPException) as error:
             raise StackError(f"the gateway does not answer: {error}", self.processes["gateway"].log_tail()) from error
-        return [model["id"] for model in json.loads(body)["data"]]
+        model = json.loads(body)["data"][0]
+        return model["id"], model["strategy"]
 
     async def __aenter__(self) -> "Stack":
         self._private = PrivateFolder()

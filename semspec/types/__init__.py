@@ -2,6 +2,7 @@
 
 from semspec.types.engine import (
     FINGERPRINT,
+    GOOD_ENOUGH,
     GRAMMAR,
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,

@@ -242,6 +242,10 @@ class ModelInfo:
         return (self.chat_template, self.tokenizer) == (other.chat_template, other.tokenizer)
 
 
+GOOD_ENOUGH = "Good enough to serve."
+"""The verdict in the cards of probes that clear every bar of their report."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
     """Result of one acceptance rule on held-out contexts, from the report of the probes."""

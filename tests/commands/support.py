@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from semspec import cli
-from semspec.commands.serve import EXAMPLE
+from semspec.commands import EXAMPLE
 
 QUESTION = EXAMPLE
 ANSWER = "\\boxed{56}"

@@ -142,6 +142,7 @@ async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
         (refusal(400, "context_length_exceeded"), ContextTooLong),
         (refusal(418, "teapot"), InternalError),
         (httpx.Response(502, text="<html>said so</html>"), InternalError),
+        (httpx.Response(200, text="<html>said so</html>"), InternalError),
         (httpx.Response(400, json={"error": "said so", "error_type": "validation"}), InternalError),
     ],
 )

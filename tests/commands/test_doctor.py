@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,10 +42,20 @@ def only_failure(result: tuple[object, Checks]) -> Check:
 
 def test_healthy_tree_and_gateway_have_nothing_to_fix(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys, *live.options)
-    assert code == 0 and {check.level for check in checks.values()} == {"ok"}
-    assert {"python", "torch", "cores", "verifier", "memory", "pair", "port", "redis"} <= set(checks)
-    assert "Qwen2ForCausalLM, fast decoder, 5.0 M weights" in checks["target"].message
+    assert code == 0 and set(checks) == {"running"} and checks["running"].level == "ok"
     assert "is ready and serves semspec-demo, " in checks["running"].message
+    code, checks = doctor(capsys)
+    assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)
+    assert "Qwen2ForCausalLM, fast decoder, 5.0 M weights" in checks["target"].message
+    assert {name for name, check in checks.items() if check.level != "ok"} == {"verifier"}
+    assert "whose report says: Not good enough to serve. Missed: AUROC" in checks["verifier"].message
+
+
+def test_server_that_never_answers_is_named_within_5_s(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        failure = only_failure(doctor(capsys, "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert time.monotonic() - began < 5 and "does not answer within 4 s" in failure.message
 
 
 def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semspec.commands.serve import EXAMPLE
+from semspec.commands import EXAMPLE
 from tests.compose.project import BASE_IMAGE, Project, run, running, why_not
 from tests.compose.support import SETTINGS
 from tests.demo.solver import solve

@@ -20,10 +20,12 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from semspec.commands import KNOWN
 from semspec.commands.serve import serve
 from semspec.keys import entry
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
 from semspec.stack.supervisor import keep_running
+from semspec.types import GOOD_ENOUGH
 from tests.processes import GENEROUS_S, is_running, left_alive
 from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
@@ -154,7 +156,13 @@ async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixtu
     serving.cancel()
     await asyncio.wait([serving])
     address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
-    assert address is not None
+    assert address is not None and "Not good enough to serve. Missed: AUROC" in printed and KNOWN in printed
+
+
+@pytest.mark.parametrize("metrics", [{"verdict": GOOD_ENOUGH}, {}])
+def test_probes_without_a_bad_verdict_get_no_warning(tmp_path: Path, metrics: dict[str, str]) -> None:
+    (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
+    assert StackConfig(target_probe=tmp_path / "target.safetensors").bad_verdict == ""
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

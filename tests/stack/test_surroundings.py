@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -47,6 +48,9 @@ async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
         _, _, url, _, key, _, _, _, body = shlex.split(shown[shown.index("curl -N") : shown.index("Ctrl-C")])
         async with httpx.AsyncClient(headers=dict([key.split(": ")]), timeout=GENEROUS_S) as client:
             answer = (await client.post(url, json={**json.loads(body), "stream": False, "max_tokens": 9})).json()
+            pages = [await client.get(page) for page in re.findall(r"(?<!curl -N )http://\S+", shown)]
+        assert len(pages) == 2 and {page.status_code for page in pages} == {200}
+        assert f"curl -H '{key}' {pages[0].url}" in shown and "semspec_gateway_" in pages[0].text
         assert answer["semspec"]["strategy"] == "token-level" and answer["usage"]["completion_tokens"] == 9
     finally:
         task.cancel()

@@ -24,6 +24,7 @@ from semspec.training.evaluation.verification import (
 )
 from semspec.training.files import plain
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
+from semspec.types import GOOD_ENOUGH
 
 LEAST_AUROC = 0.985
 LEAST_RIGHT_ACCEPTED = 0.95
@@ -189,7 +190,7 @@ def judge(
 def _headline(claims: Sequence[Claim], *, doubtful: bool) -> str:
     if failed := [claim.name for claim in claims if not claim.holds]:
         return f"Not good enough to serve. Missed: {', '.join(failed)}."
-    return "Every bar is cleared, on too few segments to rely on." if doubtful else "Good enough to serve."
+    return "Every bar is cleared, on too few segments to rely on." if doubtful else GOOD_ENOUGH
 
 
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:

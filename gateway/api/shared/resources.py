@@ -135,6 +135,8 @@ class ModelName(Body):
     created: int
     owned_by: str
     root: str
+    strategy: str
+    """Of a request with this name that names no other; empty before the first handshake."""
 
 
 class ModelNames(Body):
@@ -252,8 +254,12 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        served, root = model_names(settings, readiness.strategies), settings.model_name
-        return {name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root) for name in served}
+        root, known = settings.model_name, readiness.strategies
+        named = zip(model_names(settings, known), (readiness.default_strategy, *known), strict=True)
+        return {
+            name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy)
+            for name, strategy in named
+        }
 
     @routes.get("", responses=LISTED)
     async def models() -> ModelNames:

@@ -17,10 +17,8 @@ LEAST_REDIS = "6.2"
 TIMEOUT_S = 3.0
 
 
-def check_places(config: StackConfig, gateway_url: str | None) -> Iterator[Check]:
-    """`gateway_url`: URL of a running gateway; if it has the configured port, the port is not checked."""
-    if not (gateway_url and gateway_url.rstrip("/").endswith(f":{config.port}")):
-        yield attempt("port", partial(_port, config.host, config.port))
+def check_places(config: StackConfig) -> Iterator[Check]:
+    yield attempt("port", partial(_port, config.host, config.port))
     url = given_url()
     yield attempt("redis", partial(_given_redis, url) if url else _own_redis)
 

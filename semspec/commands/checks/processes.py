@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semspec.commands import BAD_VERDICT
 from semspec.commands.checks import Check, attempt, fail, ok, warn
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
@@ -73,7 +74,7 @@ def _start(config: StackConfig, name: str) -> Started:
 
             device_of(settings.device, f"the {name} (SEMSPEC_{name.upper()}_DEVICE)")
         load = _loaded(f"{package}.__main__:load")
-        return _verifier(settings, load) if name == "verifier" else _model(name, settings, load)
+        return _verifier(config, settings, load) if name == "verifier" else _model(name, settings, load)
 
 
 def _gateway(settings: Any) -> Started:
@@ -82,12 +83,14 @@ def _gateway(settings: Any) -> Started:
     return Started(f"its settings are valid{words}", settings, calibration)
 
 
-def _verifier(settings: Any, load: Any) -> Started:
+def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
     report = asyncio.run(load(settings.model_copy(update={"device": "cpu"})).info())
     found: Check | str = f"probes of {report.draft_model} and {report.target_model}"
     if not report.operating_points:
         remedy = "`semspec train run` makes it; until then set acceptance by hand"
         found = warn("verifier", f"{found}, without an operating curve: what a strictness brings is unknown", remedy)
+    elif config.bad_verdict:
+        found = warn("verifier", f"{found}, whose report says: {config.bad_verdict}", BAD_VERDICT)
     return Started(found, settings, report)
 
 
