@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-from playwright.async_api import Browser, Page, Playwright, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Playwright, async_playwright, expect
 
 from tests.gateway.support import bearer
 
@@ -17,7 +17,7 @@ ARGUMENTS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
-WIDE, PHONE = (1440, 900), (360, 740)
+WIDE, PHONE = (1440, 900), (390, 844)
 PATIENCE_MS = 60_000
 """Of every expectation: models answer slowly on a busy machine."""
 
@@ -85,3 +85,24 @@ async def opened(
     yield page
     await context.close()
     assert [line for line in complaints if not (expected and expected in line)] == []
+
+
+@asynccontextmanager
+async def settings(page: Page) -> AsyncIterator[Locator]:
+    """The page's settings, open while the block runs."""
+    await page.get_by_role("button", name="Settings", exact=True).click()
+    yield page.get_by_role("dialog", name="Settings")
+    await page.keyboard.press("Escape")
+
+
+async def send(page: Page, text: str = "") -> None:
+    """Send a text, or the one that the page has put in."""
+    if text:
+        await page.get_by_label("Message").fill(text)
+    await expect(page.get_by_label("Message")).not_to_be_empty()
+    await page.get_by_role("button", name="Send").click()
+
+
+async def finished(page: Page) -> None:
+    """Wait for the end of an answer."""
+    await expect(page.get_by_role("status")).to_contain_text("finished")

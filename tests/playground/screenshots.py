@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from semspec.stack import Stack
-from tests.playground.browser import PHONE, Scheme, Site, launched, opened
+from tests.playground.browser import PHONE, WIDE, Scheme, Site, finished, launched, opened, send, settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
 SEED = 6
@@ -25,8 +25,8 @@ class Picture:
 
 
 PICTURES = (
-    Picture("wide", (1400, 760), compares=True),
-    Picture("dark", (1280, 760), "dark"),
+    Picture("wide", WIDE, compares=True),
+    Picture("dark", WIDE, "dark"),
     Picture("phone", PHONE),
 )
 
@@ -44,23 +44,18 @@ async def main() -> None:
 async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
     async with opened(browser, site, picture.size, picture.scheme) as page:
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
-        await page.get_by_label("Seed", exact=True).fill(str(SEED))
-        await page.get_by_label("Compare with the target alone").set_checked(picture.compares)
-        await page.get_by_role("button", name="Generate").click()
-        await _settled(page, picture)
+        async with settings(page) as dialog:
+            await dialog.get_by_label("Seed", exact=True).fill(str(SEED))
+            await dialog.get_by_label("Compare with the target alone").set_checked(picture.compares)
+        await send(page)
+        if picture.compares:
+            await expect(page.locator(".meters")).to_contain_text("answer")
+        await finished(page)
+        await page.get_by_text("refused draft").first.click()
+        if picture.size != PHONE:
+            await page.locator(".segment.target").first.hover()
+        await page.locator("#thread").evaluate(f"node => node.scrollTo(0, {0 if picture.compares else 10_000})")
         return await page.screenshot()
-
-
-async def _settled(page: Page, picture: Picture) -> None:
-    if picture.compares:
-        await expect(page.locator("#meters")).to_contain_text("answer")
-    await expect(page.get_by_role("status")).to_contain_text("finished")
-    await page.get_by_text("refused draft").click()
-    if picture.size == PHONE:
-        await page.locator("#timeline").scroll_into_view_if_needed()
-        await page.evaluate("document.getElementById('timeline').scrollIntoView()")
-    else:
-        await page.locator(".segment.target").first.hover()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, Request, expect
 
-from tests.playground.browser import Site, opened
+from tests.playground.browser import Site, finished, opened, send
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -39,6 +39,8 @@ async def test_page_without_a_key_says_what_to_do_and_takes_one(browser: Browser
     async with opened(browser, Site(site.base_url), expected=REFUSED) as page:
         field, alert = page.get_by_label("API key"), page.get_by_role("alert")
         await expect(alert).to_contain_text("Put your key into the field “API key”")
+        await alert.get_by_role("button", name="Open the settings").click()
+        await expect(field).to_be_focused()
         await expect(field).to_have_attribute("aria-invalid", "true")
         await expect(page.get_by_label("Services").get_by_role("listitem")).to_have_text(["gateway ok"])
         await field.fill(f" {site.api_key} ")
@@ -58,8 +60,8 @@ async def test_wrong_key_is_refused_and_another_address_brings_the_right_one(bro
 
 
 async def test_key_in_the_address_leaves_the_generation_there(page: Page, site: Site) -> None:
-    await page.get_by_role("button", name="Generate").click()
-    await expect(page.get_by_role("status")).to_contain_text("finished")
+    await send(page)
+    await finished(page)
     link, num_segments = page.url, await page.locator(".segment").count()
     await page.goto("about:blank")
     await page.goto(f"{link}&key={site.api_key}")

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.playground.browser import PHONE, Scheme, Site, opened
+from tests.playground.browser import PHONE, WIDE, Scheme, Site, finished, opened, send, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 SEED = 6
 """With it some of the draft's segments of the example are refused, under the default and the strictest rule alike."""
 
+BOXES = (
+    "Four boxes hold digits: a9 b1 c5 d8. Move 1: shift on. Move 2: shift on. Move 3: take 3 from a. "
+    "Move 4: swap a and c. Move 5: swap b and d. Move 6: add 1 to d. Which number do the boxes show now?"
+)
 STATIC = files("semspec.gateway").joinpath("api", "static")
 
 LOW_CONTRAST = r"""() => {
@@ -40,15 +44,15 @@ LOW_CONTRAST = r"""() => {
 }"""
 
 
-async def generate(page: Page, seed: int = SEED) -> None:
-    """Send the question with a seed, and wait for the end."""
-    await page.get_by_label("Seed", exact=True).fill(str(seed))
-    await page.get_by_role("button", name="Generate").click()
+async def generate(page: Page, seed: int = SEED, compares: bool = False) -> None:
+    """Send the example with a seed in a new chat, and wait for the end."""
+    await page.get_by_role("button", name="New chat").click()
+    async with settings(page) as dialog:
+        await dialog.get_by_label("Seed", exact=True).fill(str(seed))
+        await dialog.get_by_label("Compare with the target alone").set_checked(compares)
+    await page.get_by_label("Examples").get_by_role("button").first.click()
+    await send(page)
     await finished(page)
-
-
-async def finished(page: Page) -> None:
-    await expect(page.get_by_role("status")).to_contain_text("finished")
 
 
 async def shown(page: Page) -> list[str]:
@@ -71,114 +75,185 @@ async def test_segments_are_shown_as_they_were_decided(page: Page) -> None:
     assert "✎" in await rewritten.first.inner_text() and "target" in await rewritten.first.inner_text()
     await expect(rewritten.first.locator("details")).to_contain_text("refused draft")
     assert await page.locator(".segment.flight").count() == 0
-    await expect(page.locator(".answer .boxed strong")).to_have_text(re.compile(r"^\d+$"))
-    assert "</think>" not in await page.locator("#panes").inner_text()
+    await expect(page.locator(".answer .boxed")).to_have_text(re.compile(r"^\d+$"))
+    assert not re.search(r"</think>|\\boxed", await page.locator("#thread").inner_text())
 
 
-async def test_link_shows_the_same_segments_and_numbers(page: Page, browser: Browser, site: Site) -> None:
+async def test_link_and_export_have_the_same_segments_and_numbers(page: Page, browser: Browser, site: Site) -> None:
     await generate(page)
     assert "#generation=chatcmpl-" in page.url
     async with opened(browser, site) as other:
         await other.goto(page.url)
         await expect(other.locator(".segment")).to_have_count(await page.locator(".segment").count())
         assert await shown(other) == await shown(page)
-        share = "#meters div:first-child strong"
+        share = ".meters div:first-child strong"
         assert await other.locator(share).inner_text() == await page.locator(share).inner_text()
-        await expect(other.locator("#asked")).to_contain_text("Ben has coins: 52.")
+        await expect(other.locator(".asked")).to_contain_text("Ben has coins: 52.")
+        async with other.expect_download() as download:
+            await other.get_by_role("button", name="Export trace").click()
+        exported = json.loads(Path(await (await download.value).path()).read_text())
+    assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
+    assert exported["seed"] == SEED and exported["prompt"].startswith("Ben has coins: 52.")
 
 
 async def test_strictest_setting_accepts_fewer(page: Page) -> None:
     slider = page.get_by_label("Strictness")
-    assert await slider.get_attribute("aria-valuetext") == "default"
     shares = []
     for key in ("Home", "End"):
-        await slider.press(key)
+        async with settings(page):
+            await slider.press(key)
         await generate(page)
         num_accepted = await page.locator(".segment.accepted").count()
         shares.append(num_accepted / await page.locator(".segment").count())
     assert shares[1] < shares[0]
-    await expect(page.locator("#parameters")).to_contain_text("strictness 1")
-    await page.get_by_role("button", name="back to default").click()
-    assert await slider.get_attribute("aria-valuetext") == "default"
+    await expect(page.locator(".decisions > .hint")).to_contain_text("strictness 1")
+    await expect(page.locator("#used")).to_contain_text("strictness 1.00")
+    async with settings(page) as dialog:
+        await dialog.get_by_role("button", name="back to default").click()
+        assert await slider.get_attribute("aria-valuetext") == "default"
+        await dialog.get_by_label("Model and strategy").select_option("target")
+        await expect(slider).to_be_disabled()
+        await expect(dialog).to_contain_text("does not support: retrieval")
 
 
 async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Page) -> None:
     asked = posted(page)
-    await page.get_by_label("Compare with the target alone").check()
-    await page.get_by_role("button", name="Generate").click()
-    speed_up = page.locator("#meters div").nth(4)
+    await generate(page, compares=True)
+    speed_up = page.locator(".meters div").nth(4)
     await expect(speed_up.locator("strong")).to_have_text(re.compile(r"^\d+\.\d+\u00d7$"))
     await expect(speed_up).to_contain_text(re.compile("same answer|another answer"))
-    assert [body["model"] for body in asked] == ["semspec-demo", "semspec-demo:target"]
-    assert str(asked[1]["seed"]) in await page.locator("#parameters").inner_text()
-    assert await page.locator(".pane").nth(1).locator(".segment.target").count() >= 1
-    assert await page.locator("#timeline .row").count() == 2
+    assert [(body["model"], body["seed"]) for body in asked] == [("semspec-demo", SEED), ("semspec-demo:target", SEED)]
+    assert asked[0]["semspec"]["session"] and "session" not in asked[1]["semspec"]
+    assert await page.locator(".decisions .pane").nth(1).locator(".segment.target").count() >= 1
+    assert await page.locator(".timeline .row").count() == 2
+    await expect(page.locator(".answer")).to_have_count(2)
 
 
 async def test_comparison_over_seeds_shows_the_spread(page: Page) -> None:
     asked = posted(page)
-    await page.get_by_label("Compare with the target alone").check()
-    await page.get_by_label("Seeds to compare over").fill("2")
-    await page.get_by_label("Seed", exact=True).fill(str(SEED))
-    await page.get_by_role("button", name="Generate").click()
-    rows = page.locator("#spread tr")
+    async with settings(page) as dialog:
+        await dialog.get_by_label("Seeds to compare over").fill("2")
+    await generate(page, compares=True)
+    rows = page.locator(".spread tr")
     await expect(rows).to_have_count(4)
     await expect(rows.nth(2)).to_contain_text(str(SEED + 1))
     await expect(rows.last).to_contain_text(re.compile(r"median.*\d of 2"))
-    await expect(page.locator("#meters div").nth(4)).to_contain_text("median of 2 seeds")
+    await expect(page.locator(".meters div").nth(4)).to_contain_text("median of 2 seeds")
     order = [(body["model"], body["seed"]) for body in asked]
     own, alone = "semspec-demo", "semspec-demo:target"
     assert order == [(own, SEED), (alone, SEED), (alone, SEED + 1), (own, SEED + 1)]
-    assert await page.locator(".pane").count() == 2
 
 
-async def test_conversation_goes_on_and_is_kept_by_the_server(page: Page, site: Site) -> None:
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+async def test_message_stays_in_view_through_three_turns(browser: Browser, site: Site, size: tuple[int, int]) -> None:
+    async with opened(browser, site, size) as page:
+        controls = [page.get_by_label("Message"), page.get_by_role("button", name=re.compile("Send|Stop"))]
+
+        async def in_view() -> None:
+            for control in controls:
+                box = await control.bounding_box()
+                assert box and box["y"] >= 0 and box["y"] + box["height"] <= size[1]
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+        box = await page.locator("#introduction > p").first.bounding_box()
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= size[1], "the explanation comes first"
+        asked, answers = posted(page), page.locator(".turn .replies .answer")
+        for number in range(3):
+            await in_view()
+            async with settings(page) as dialog:
+                await dialog.get_by_label("System prompt").fill("Be brief." if number == 2 else "")
+            await send(page, BOXES.replace("a9", f"a{number}"))
+            await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+            await in_view()
+            await finished(page)
+            await expect(answers).to_have_count(number + 1)
+            await expect(answers.last).to_be_in_viewport()
+        await page.locator(".segment").last.click()
+        await expect(page.locator("#inspector")).to_contain_text("written by")
+        await in_view()
+        assert await page.locator(".decisions[open]").count() == 1
+        names = [body["semspec"]["session"] for body in asked]
+        assert names[0] == names[1] != names[2], "another system prompt makes another conversation"
+        assert [len(body["messages"]) for body in asked] == [1, 1, 6]
+        turns = site.get(f"/v1/sessions/{names[2]}").json()["turns"]
+        assert [turn["role"] for turn in turns] == ["system", *["user", "assistant"] * 3]
+
+
+async def test_message_is_edited_and_answer_regenerated_and_copied(page: Page) -> None:
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     asked = posted(page)
-    await page.get_by_label("Conversation", exact=True).check()
-    await page.get_by_label("Compare with the target alone").check()
     await generate(page)
-    await expect(page.locator(".pane")).to_have_count(2)
-    await expect(page.locator("#meters div").nth(4).locator("strong")).to_have_text(re.compile(r"\d"))
-    await expect(page.get_by_label("Question")).to_be_empty()
-    await page.get_by_role("button", name="Put in an example").click()
-    second = await page.get_by_label("Question").input_value()
-    await page.get_by_label("Compare with the target alone").uncheck()
-    await page.get_by_role("button", name="Generate").click()
-    await expect(page.locator("#turns li")).to_have_count(2)
+    first = await page.locator(".answer").inner_text()
+    await page.get_by_role("button", name="Copy", exact=True).last.click()
+    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert re.sub(r"\\boxed\{(\d+)\}", r"\1", copied) == first
+    await page.get_by_role("button", name="Regenerate").click()
     await finished(page)
-    await expect(page.locator("#turns .said .boxed")).to_have_count(1)
-    names = [body["semspec"].get("session") for body in asked]
-    assert names[0] and names == [names[0], None, names[0]], "the comparison leaves the session alone"
-    turns = site.get(f"/v1/sessions/{names[0]}").json()["turns"]
-    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant"]
-    assert turns[2]["content"] == second
+    assert asked[1]["messages"] == asked[0]["messages"] and asked[1]["seed"] == SEED + 1
+    await send(page, BOXES)
+    await expect(page.locator(".turn")).to_have_count(2)
+    await finished(page)
+    edit = page.get_by_role("button", name="Edit")
+    await edit.first.click()
+    await expect(page.get_by_label("Message")).to_have_value(re.compile("^Ben has coins"))
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_label("Message")).to_be_empty()
+    await edit.first.click()
+    await send(page, BOXES.replace("a9", "a7"))
+    await expect(page.locator(".turn")).to_have_count(1)
+    await finished(page)
+    assert [message["content"] for message in asked[-1]["messages"]] == [BOXES.replace("a9", "a7")]
+    names = [body["semspec"]["session"] for body in asked]
+    assert len(set(names)) == 3 and names[1] == names[2], "what is changed is a conversation of its own"
+
+
+async def test_conversations_lead_back_to_their_decisions_and_can_be_deleted(page: Page, site: Site) -> None:
+    await generate(page)
+    first = await shown(page)
+    await send(page, BOXES)
+    await expect(page.locator(".turn")).to_have_count(2)
+    await finished(page)
     async with page.expect_download() as download:
-        await page.get_by_role("button", name="Export text").click()
+        await page.get_by_role("button", name="Export this one as Markdown").click()
     text = Path(await (await download.value).path()).read_text()
-    assert text.count("## Question") == 2 and text.count("<summary>Reasoning") == 1 and turns[1]["content"] in text
-    await page.reload()
-    await expect(page.locator("#turns li")).to_have_count(2)  # the address names the second answer
-    listed = page.get_by_label("Conversations").get_by_role("listitem").first
-    await expect(listed).to_contain_text("2 questions")
-    await listed.get_by_role("button").click()
-    await expect(page.locator("#turns li")).to_have_count(4)
-    await page.get_by_role("button", name="Begin a new one").click()
-    await expect(page.locator("#turns li")).to_have_count(0)
+    assert text.count("## Question") == 2 and text.count("<summary>Reasoning") == 2
+    await page.reload()  # the address names the second answer
+    await expect(page.locator(".turn")).to_have_count(2)
+    await page.get_by_role("button", name="New chat").click()
+    listed = page.get_by_role("list", name="Conversations").get_by_role("listitem")
+    await expect(listed.first).to_contain_text("2 questions")
+    await listed.first.get_by_role("button").first.click()
+    await expect(page.locator(".answer .boxed")).to_have_count(2)
+    await page.get_by_text("Decisions").first.click()
+    await expect(page.locator(".segment")).to_have_count(len(first))
+    assert await shown(page) == first
+    await page.get_by_text("Decisions").first.click()
+    num_listed = await listed.count()
+    await listed.first.get_by_role("button", name="Delete").click()
+    await expect(listed).to_have_count(num_listed - 1)
+    await expect(page.locator(".turn")).to_have_count(0)
 
 
 async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Site) -> None:
     async with opened(browser, site, expected="400 (Bad Request)") as page:
-        await page.get_by_label("Most tokens").fill("100000")
-        await page.get_by_role("button", name="Generate").click()
+        async with settings(page) as dialog:
+            await dialog.get_by_label("Max tokens").fill("100000")
+        await send(page)
         alert = page.get_by_role("alert")
         await expect(alert).to_contain_text("exceed the window")
         await expect(alert).to_contain_text("ask for fewer tokens")
+        await expect(page.get_by_label("Message")).to_have_value(re.compile("^Ben has coins"))
         assert await page.locator("[aria-invalid=true]").count() == 1
 
 
 async def test_keyboard_alone_asks_and_reads_the_details(page: Page) -> None:
-    await page.get_by_label("Seed", exact=True).fill(str(SEED))
-    await page.get_by_label("Question").press("Control+Enter")
+    for name in ("prompt", "send", "open-settings"):
+        assert await page.evaluate("document.activeElement.id") == name
+        await page.keyboard.press("Tab")
+    async with settings(page) as dialog:
+        await dialog.get_by_label("Seed", exact=True).fill(str(SEED))
+    await page.get_by_label("Message").press("Enter")
     await finished(page)
     details = page.get_by_role("complementary", name="Segment details")
     while not await page.evaluate("document.activeElement.matches('.segment')"):
@@ -189,48 +264,10 @@ async def test_keyboard_alone_asks_and_reads_the_details(page: Page) -> None:
     await page.keyboard.press("ArrowDown")
     await expect(details).to_contain_text("Segment 2")
     about = await page.evaluate("document.activeElement.getAttribute('aria-describedby')")
-    assert re.search(r"tokens by the (draft|target)", await page.locator(f"#{about}").text_content() or "")
+    assert re.search(r"tokens by the (draft|target)", await page.locator(f"[id='{about}']").text_content() or "")
     assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     await page.keyboard.press("Escape")
     await expect(details).to_contain_text("Point at a segment")
-
-
-async def test_history_leads_back_and_can_be_cleared(page: Page) -> None:
-    await generate(page)
-    first = await shown(page)
-    await generate(page, seed=SEED + 1)
-    assert await shown(page) != first
-    entries = page.locator("#history a")
-    await expect(entries).to_have_count(2)
-    await entries.nth(1).click()
-    await expect(page.locator("#parameters")).to_contain_text(f"seed {SEED} ")
-    assert await shown(page) == first
-    await page.reload()
-    await expect(entries).to_have_count(2)
-    await page.get_by_role("button", name="Clear").click()
-    await expect(entries).to_have_count(0)
-
-
-async def test_export_holds_the_stored_trace(page: Page, site: Site) -> None:
-    await generate(page)
-    async with page.expect_download() as download:
-        await page.get_by_role("button", name="Export trace").click()
-    exported = json.loads(Path(await (await download.value).path()).read_text())
-    assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
-    assert exported["seed"] == SEED and exported["prompt"].startswith("Ben has coins: 52.")
-
-
-async def test_phone_shows_the_explanation_first_and_has_no_sideways_scroll(browser: Browser, site: Site) -> None:
-    async with opened(browser, site, PHONE) as page:
-        box = await page.locator("#introduction").bounding_box()
-        assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= PHONE[1]
-        width = "document.documentElement.scrollWidth"
-        assert await page.evaluate(width) <= PHONE[0]
-        await page.get_by_label("Compare with the target alone").check()
-        await generate(page)
-        await page.locator(".segment").first.click()
-        await expect(page.get_by_role("button", name="Close the details")).to_be_visible()
-        assert await page.evaluate(width) <= PHONE[0]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -239,6 +276,8 @@ async def test_text_stands_out_from_its_ground(browser: Browser, site: Site, sch
         await generate(page)
         await page.get_by_text("refused draft").first.click()
         await page.locator(".segment.target").first.hover()
+        assert await page.evaluate(LOW_CONTRAST) == []
+        await page.get_by_role("button", name="Settings", exact=True).click()
         assert await page.evaluate(LOW_CONTRAST) == []
 
 

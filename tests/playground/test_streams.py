@@ -1,13 +1,14 @@
 """The page over streams that do what a healthy stack rarely does on cue."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from tests.playground.browser import Site, opened
+from tests.playground.browser import Site, finished, opened, send, settings
 from tests.playground.fakes import ID, ScriptedGateway, drafted
 from tests.records import record
 
@@ -23,10 +24,6 @@ async def page(request: pytest.FixtureRequest, browser: Browser, scripted: Scrip
         yield page
 
 
-async def begin(page: Page) -> None:
-    await page.get_by_role("button", name="Generate").click()
-
-
 async def kinds(page: Page, expected: list[str]) -> None:
     """Wait until the segments are these, by the word each is tagged with."""
     words = page.locator(".segment .tag")
@@ -36,9 +33,12 @@ async def kinds(page: Page, expected: list[str]) -> None:
 
 
 async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
+    await send(page)
     scripted.say(drafted=drafted(0, "first", "second", "third"))
     await kinds(page, ["in flight"] * 3)
+    await expect(page.locator(".flight.segment").first).to_have_css("animation-name", "pulse")
+    await page.emulate_media(reduced_motion="reduce")
+    await expect(page.locator(".flight.segment").first).to_have_css("animation-name", "none")
     scripted.say(segment=record(0, "first"))
     await kinds(page, ["accepted", "in flight", "in flight"])
     scripted.say(segment=record(1, "rewritten", "rewritten"))
@@ -50,24 +50,26 @@ async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: 
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 drafts accepted")
 
 
-async def test_pulse_stands_still_for_those_who_asked_for_less_motion(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
-    scripted.say(drafted=drafted(0, "first"))
-    name = "node => getComputedStyle(node).animationName"
-    assert await page.locator(".flight.segment").evaluate(name) == "pulse"
-    await page.emulate_media(reduced_motion="reduce")
-    assert await page.locator(".flight.segment").evaluate(name) == "none"
+async def test_example_and_settings_follow_the_pair(page: Page, scripted: ScriptedGateway) -> None:
+    names = [{"id": name} for name in ("own", "own:likelihood", "own:draft")]
+    await page.route("**/v1/models", lambda route: route.fulfill(json={"data": names}))
+    await page.reload()
+    await expect(page.get_by_label("Message")).to_have_value(re.compile("^A train"))
+    await expect(page.locator("#introduction")).to_contain_text("own is served. It supports likelihood, draft.")
+    await expect(page.locator("#judged")).to_be_hidden()
+    async with settings(page) as dialog:
+        await expect(dialog).to_contain_text("This pair does not support: semantic,")
+        await expect(dialog.get_by_label("Compare with the target alone")).to_be_disabled()
 
 
 async def test_markup_from_a_model_stays_text(page: Page, scripted: ScriptedGateway) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    await page.get_by_label("Question").fill(hostile)
-    await begin(page)
+    await send(page, hostile)
     scripted.say(drafted=drafted(1, hostile))
     refused = {"text": hostile, "num_tokens": 1}
     scripted.say(segment=record(0, f"{hostile}</think>{hostile}", "rewritten", rejected=refused, fallback=hostile))
     scripted.end()
-    await expect(page.locator("#history a")).to_have_text(hostile)
+    await expect(page.locator(".asked p")).to_have_text(hostile)
     await expect(page.locator(".answer")).to_contain_text(hostile)
     await page.locator(".segment").hover()
     assert await page.locator("img, main script").count() == 0
@@ -76,10 +78,9 @@ async def test_markup_from_a_model_stays_text(page: Page, scripted: ScriptedGate
 
 async def test_markdown_and_formulas_are_set(page: Page, scripted: ScriptedGateway) -> None:
     reasoning = "First **bold** and `x < y`:\n\n1. one\n2. two\n\n$$\\frac{1}{2}$$\n\nfrom $5 to $10</think>"
-    answer = (
-        "It is \\(x^2\\), or \\boxed{42}: [here](https://example.com), [there](javascript:alert(1)), $\\undefinedmacro$"
-    )
-    await begin(page)
+    answer = "It is \\(x^2\\), \\boxed{42} or \\boxed{\\frac{1}{2}}: "
+    answer += "[here](https://example.com), [there](javascript:alert(1)), $\\undefinedmacro$"
+    await send(page)
     scripted.say(segment=record(0, reasoning + answer))
     scripted.end()
     await expect(page.locator(".reasoning strong")).to_have_text("bold")
@@ -88,7 +89,8 @@ async def test_markdown_and_formulas_are_set(page: Page, scripted: ScriptedGatew
     await expect(page.locator(".reasoning .formula math mfrac")).to_have_count(1)
     await expect(page.locator(".reasoning p").last).to_have_text("from $5 to $10")
     await expect(page.locator(".answer math msup")).to_have_count(1)
-    await expect(page.locator(".answer .boxed strong")).to_have_text("42")
+    await expect(page.locator(".answer .boxed").first).to_have_text("42")
+    await expect(page.locator(".answer .boxed math mfrac")).to_have_count(1)
     links = page.locator(".answer a")
     await expect(links).to_have_text(["here"])
     assert await links.get_attribute("rel") == "noopener noreferrer nofollow"
@@ -96,7 +98,7 @@ async def test_markdown_and_formulas_are_set(page: Page, scripted: ScriptedGatew
 
 
 async def test_long_reasoning_is_folded_when_it_has_ended(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
+    await send(page)
     for index in range(30):
         scripted.say(segment=record(index, f"step {index}"))
     scripted.say(segment=record(30, "the end</think>the answer"))
@@ -125,33 +127,30 @@ async def test_gateway_that_does_not_answer_is_told_until_it_does(page: Page, sc
 
 
 @pytest.mark.parametrize("page", [BROKEN], indirect=True)
-async def test_broken_stream_is_taken_up_after_the_last_event(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
+async def test_broken_stream_is_taken_up_once_then_shown_and_resumed(page: Page, scripted: ScriptedGateway) -> None:
+    await send(page)
     scripted.say(segment=record(0, "first"))
     await kinds(page, ["accepted"])
     scripted.hang_up()
-    await expect(page.locator("#notices")).to_contain_text("attaching again")
+    notices, resume = page.locator(".notices"), page.get_by_role("button", name="Resume")
+    await expect(notices).to_contain_text("attaching again")
     scripted.say(segment=record(1, "second", "rewritten"))
-    scripted.end()
     await kinds(page, ["accepted", "target"])
-    await expect(page.get_by_role("status")).to_contain_text("finished")
-    assert scripted.attached == ["1"]
+    scripted.hang_up()
+    await expect(notices).to_contain_text("What arrived is shown")
+    await kinds(page, ["accepted", "target"])
+    await resume.click()
+    scripted.say(segment=record(2, "third"))
+    scripted.end()
+    await finished(page)
+    await kinds(page, ["accepted", "target", "accepted"])
+    assert scripted.attached == ["1", "2"]
+    await expect(resume).to_be_hidden()
     await expect(page.get_by_role("alert")).to_be_empty()
 
 
-@pytest.mark.parametrize("page", [BROKEN], indirect=True)
-async def test_stream_that_breaks_twice_is_an_error(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
-    scripted.say(segment=record(0, "first"))
-    await kinds(page, ["accepted"])
-    scripted.hang_up()
-    scripted.hang_up()
-    await expect(page.get_by_role("alert")).to_contain_text("lost twice")
-    await kinds(page, ["accepted"])
-
-
 async def test_failure_in_the_middle_is_told_with_its_remedy(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
+    await send(page)
     scripted.say(segment=record(0, "first"))
     scripted.fail("the target service does not answer", "service_unavailable")
     alert = page.get_by_role("alert")
@@ -163,25 +162,25 @@ async def test_failure_in_the_middle_is_told_with_its_remedy(page: Page, scripte
 
 @pytest.mark.parametrize("page", ["ERR_INTERNET_DISCONNECTED"], indirect=True)
 async def test_gateway_out_of_reach_is_told(page: Page, scripted: ScriptedGateway) -> None:
-    await expect(page.get_by_label("Model").locator("option")).to_have_count(2)
+    await expect(page.get_by_label("Model and strategy").locator("option")).to_have_count(2)
     await page.context.set_offline(True)
-    await begin(page)
+    await send(page)
     await expect(page.get_by_role("alert")).to_contain_text("the gateway does not answer")
     await page.context.set_offline(False)
-    await begin(page)
+    await send(page)
     scripted.say(segment=record(0, "first"))
     await kinds(page, ["accepted"])
     await expect(page.get_by_role("alert")).to_be_empty()
 
 
 async def test_stop_cancels_on_the_server_and_keeps_what_was_written(page: Page, scripted: ScriptedGateway) -> None:
-    await begin(page)
+    await send(page)
     scripted.say(segment=record(0, "first"))
     scripted.say(drafted=drafted(1, "second"))
     await kinds(page, ["accepted", "in flight"])
     await page.get_by_role("button", name="Stop").click()
     await asyncio.wait_for(scripted.cancelled.wait(), 5)
-    await expect(page.locator("#notices")).to_contain_text("Stopped")
+    await expect(page.locator(".notices")).to_contain_text("Stopped")
     await kinds(page, ["accepted"])
 
 
@@ -192,9 +191,9 @@ async def test_link_to_a_generation_under_way_follows_it(page: Page, scripted: S
     await page.goto(f"/#generation={ID}")
     await kinds(page, ["accepted"])
     if status == "interrupted":
-        await page.get_by_role("button", name="Go on").click()
+        await page.get_by_role("button", name="Resume").click()
     scripted.say(segment=record(1, "second"))
     scripted.end()
     await kinds(page, ["accepted", "accepted"])
-    await expect(page.locator("#asked")).to_have_text("a stored question")
-    await expect(page.get_by_role("status")).to_contain_text("finished")
+    await expect(page.locator(".asked p")).to_have_text("a stored question")
+    await finished(page)

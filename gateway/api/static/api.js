@@ -38,6 +38,8 @@ export const models = async () => (await json("/v1/models")).data.map((model) =>
 
 export const session = async (name) => (await json(`/v1/sessions/${encodeURIComponent(name)}`)).turns;
 
+export const forget = (name) => send(`/v1/sessions/${encodeURIComponent(name)}`, { method: "DELETE" });
+
 export const sessions = async () => (await json("/v1/sessions")).data;
 
 export const services = async (signal) => (await json("/v1/services", signal)).services;

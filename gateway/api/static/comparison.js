@@ -2,11 +2,6 @@
 
 import { Generation } from "./generation.js";
 
-/** A body that says the earlier turns itself, so that a comparison leaves the session as it is. */
-export function withTurns({ semspec: { session: _, ...semspec }, ...body }, earlier) {
-  return { ...body, semspec, messages: [...earlier, ...body.messages] };
-}
-
 /** What both took with each seed, as `ask` asks one after the other; ends with the first that does not finish. Which of
  * the two is asked first alternates, since the second finds the prompt in the cache. */
 export async function* pairs({ body, own, alone, numSeeds }, ask) {

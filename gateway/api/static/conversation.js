@@ -1,68 +1,74 @@
-// The turns before the question that is asked now; the server keeps them under the session's name.
+// The turns of a conversation; the server keeps them under the session's name. A conversation that is changed is a new one.
 
-import { element } from "./dom.js";
-import { permalink } from "./history.js";
-import { markdown } from "./markdown.js";
+import { recall, remember } from "./history.js";
+import { Turn } from "./turn.js";
 
 export class Conversation {
   constructor(list) {
     this.list = list;
-    this.end();
+    this.set([], null, "");
   }
 
-  /** Nothing is kept from here on. */
-  end() {
-    this.session = null;
-    this.turns = [];
-    this.show();
+  set(turns, session, system) {
+    /** `session`: under which the server has these turns, in this order; null if under none. */
+    Object.assign(this, { turns, session, system });
+    this.list.replaceChildren(...turns.map((turn) => turn.element));
   }
 
-  /** The next question follows `generation`, if that has ended in this session. */
-  goOn(generation) {
-    if (this.session === null) {
-      this.session = `playground-${[...crypto.getRandomValues(new Uint8Array(8))].map(hex).join("")}`;
-    } else if (generation?.status === "finished") {
-      this.turns.push({ role: "user", content: generation.prompt, id: generation.id });
-      this.turns.push({ role: "assistant", content: generation.said });
+  /** As the server has it. */
+  take(session, messages, numTurns = Infinity) {
+    const ids = recall(session);
+    const turns = [];
+    for (const { role, content } of messages) {
+      if (role === "system" || role === "developer") continue;
+      if (role === "user" || turns.length === 0) turns.push({ question: "", answer: "" });
+      turns.at(-1)[role === "user" ? "question" : "answer"] += content;
     }
-    this.show();
+    const shown = turns.slice(0, numTurns).map(({ question, answer }, index) => new Turn(question, answer, ids[index] ?? null));
+    const system = messages.find(({ role }) => role === "system")?.content ?? "";
+    this.set(shown, turns.length > numTurns ? null : session, system);
   }
 
-  /** A conversation as the server has it. */
-  take(session, turns) {
-    this.session = session;
-    this.turns = turns;
-    this.show();
+  /** What asks `question` next: the messages to send and the session, and all messages, as a request without one has them. */
+  ask(question, system) {
+    const first = system ? [{ role: "system", content: system }] : [];
+    const all = [...first, ...this.turns.flatMap((turn) => turn.messages), { role: "user", content: question }];
+    const goesOn = this.session !== null && system === this.system;
+    this.system = system;
+    return { session: goesOn ? this.session : fresh(), messages: goesOn ? all.slice(-1) : all, all };
   }
 
-  /** The turns before a generation, by the prompt that its model received; its question, or null if it is not found. */
-  takeUpTo(session, turns, prompt) {
-    const at = turns.findLastIndex(({ role, content }) => role === "user" && prompt.includes(content));
-    this.take(session, at < 0 ? turns : turns.slice(0, at));
-    return at < 0 ? null : turns[at].content;
+  add(turn) {
+    this.turns.push(turn);
+    this.list.append(turn.element);
   }
 
-  get messages() {
-    return this.turns.map(({ role, content }) => ({ role, content }));
+  /** Leave out the turns from the one at `index` on, and return how it was before, for `set`. */
+  cutTo(index) {
+    const before = [[...this.turns], this.session, this.system];
+    if (index < this.turns.length) this.set(this.turns.slice(0, index), null, this.system);
+    return before;
   }
 
-  show() {
-    this.list.replaceChildren(...this.turns.map(turn));
+  /** `turn` came to an end in its session. */
+  ended(turn) {
+    this.session = turn.isKept && turn === this.turns.at(-1) ? turn.session : null;
+    if (this.session) remember(this.session, this.turns.filter((one) => one.isKept).map((one) => one.id));
   }
 
-  /** Everything as Markdown, `generation` last. */
-  asText(generation) {
-    const parts = this.turns.map(({ role, content }) => (role === "user" ? `## Question\n\n${content}` : content));
-    parts.push(`## Question\n\n${generation.prompt}`);
-    if (generation.reasoning) parts.push(`<details><summary>Reasoning</summary>\n\n${generation.reasoning}\n\n</details>`);
-    return [...parts, generation.said, ""].join("\n\n");
+  of(node) {
+    return this.turns.find((turn) => turn.element.contains(node)) ?? null;
+  }
+
+  /** Everything as Markdown, with the reasoning that is known. */
+  asText() {
+    return this.turns.map(asText).join("\n\n");
   }
 }
 
-const hex = (byte) => byte.toString(16).padStart(2, "0");
-
-function turn({ role, content, id }) {
-  if (role !== "user") return element("li", { class: "said" }, ...markdown(content));
-  const trace = id ? element("a", { href: permalink(id) }, "its trace") : null;
-  return element("li", { class: "asked" }, content, " ", trace);
+function asText({ question, own, said }) {
+  const reasoning = own?.reasoning ? `<details><summary>Reasoning</summary>\n\n${own.reasoning}\n\n</details>\n\n` : "";
+  return `## Question\n\n${question}\n\n${reasoning}${said.trim()}\n`;
 }
+
+const fresh = () => `playground-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;

@@ -1,14 +1,15 @@
-// What can be saved: all that is known of the answers, as JSON, or the conversation as text.
+// What can be saved: all that is known of the answers, as JSON, or the conversation as Markdown.
 
 import { element } from "./dom.js";
 
-/** Parameters, statistics and records of the answer; those of the target alone and the turns before, if there are any. */
-export function exported([own, alone], pairs, { session, messages }) {
+/** Parameters, statistics and records of a turn's answer; those of the target alone and the messages before, if there are any. */
+export function exported({ own, other, pairs }, session, messages) {
   return {
     ...facts(own),
-    ...(session ? { session, turns: messages } : {}),
+    ...(session ? { session } : {}),
+    ...(messages.length ? { turns: messages } : {}),
     ...(pairs.length > 1 ? { comparison: pairs } : {}),
-    ...(alone ? { target_alone: facts(alone) } : {}),
+    ...(other ? { target_alone: facts(other) } : {}),
   };
 }
 

@@ -2,20 +2,28 @@
 
 import { spread } from "./comparison.js";
 import { element, unseen } from "./dom.js";
-import { rate, seconds, share, times } from "./format.js";
+import { count, rate, seconds, share, times } from "./format.js";
 import { duration } from "./generation.js";
 import { kind } from "./segments.js";
 
-/** Fills the row of meters. `other` is the target alone on the same question, if it was asked; `pairs` are those of all
- * seeds. */
-export function showMeters(list, generation, other, pairs = []) {
-  const judged = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts` : "nothing judged yet";
-  list.replaceChildren(
+/** One line about a generation, in the head of its decisions. */
+export function numbersLine(generation) {
+  const decided = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts accepted` : "";
+  const parts = [generation.strategy, count(generation.kept.length, "segment"), decided, seconds(generation.latencyMs)];
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** The row of meters. `other` is the target alone on the same question, if it was asked; `pairs` are those of all seeds. */
+export function meters(generation, other, pairs) {
+  const judged = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts` : "nothing judged";
+  return element(
+    "dl",
+    { class: "meters" },
     figure("Acceptance", share(generation.acceptance), judged, generation.acceptance),
     figure("By the target", share(generation.targetShare), `of ${generation.numTokens} tokens`, generation.targetShare),
     figure("Speed", rate(generation.tokensPerSecond), "tokens/s"),
     figure("Time", seconds(generation.latencyMs), timeNote(generation)),
-    pairs.length > 1 ? speedUps(pairs) : speedUp(generation, other),
+    other ? (pairs.length > 1 ? speedUps(pairs) : speedUp(generation, other)) : null,
   );
 }
 
@@ -27,11 +35,10 @@ function figure(name, value, note, level = null) {
 function timeNote(generation) {
   if (generation.summary) return "on the server";
   if (generation.status === "running") return "and counting";
-  return generation.kept.length ? "sum of its stages" : "nothing asked yet";
+  return "sum of its stages";
 }
 
 function speedUp(generation, other) {
-  if (!other) return figure("Speed-up", "–", "switch on the comparison");
   if (other.status === "running") return figure("Speed-up", "–", "the target alone is running");
   if (!other.summary || !generation.summary) return figure("Speed-up", "–", "the comparison did not end");
   const ratio = other.latencyMs / generation.latencyMs;
@@ -43,10 +50,9 @@ function speedUps(pairs) {
   return figure("Speed-up", times(middle), `median of ${pairs.length} seeds, ${times(least)} to ${times(most)}`);
 }
 
-/** Fills the table of several seeds, with their spread. */
-export function showSpread(figure, pairs) {
-  figure.hidden = pairs.length < 2;
-  if (figure.hidden) return;
+/** The table of several seeds, with their spread; nothing for one seed. */
+export function spreadTable(pairs) {
+  if (pairs.length < 2) return "";
   const known = pairs.filter((pair) => pair.same !== null);
   const row = (tag, ...cells) => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell)));
   const median = (name) => seconds(spread(pairs.map((pair) => pair[name])).middle);
@@ -60,7 +66,7 @@ export function showSpread(figure, pairs) {
     row("th", "median", median("own_ms"), median("target_ms"), times(spread(pairs.map((pair) => pair.speed_up)).middle),
       `${known.filter((pair) => pair.same).length} of ${known.length}`),
   );
-  figure.replaceChildren(element("figcaption", {}, `${pairs.length} seeds; which of the two runs first alternates`), table);
+  return element("figure", { class: "spread" }, element("figcaption", {}, `${pairs.length} seeds; which of the two runs first alternates`), table);
 }
 
 const agreed = (same) => (same === null ? "–" : same ? "yes" : "no");
@@ -70,12 +76,13 @@ function agreement(generation, other) {
   return generation.answer === other.answer ? "same answer" : "another answer";
 }
 
-/** Fills the time line: a row a generation, all on one scale, a block a segment. */
-export function showTimeline(figure, rows, generations) {
+/** The time line: a row a generation, all on one scale, a block a segment; nothing before there is one. */
+export function timeline(generations) {
   const busy = generations.filter((generation) => generation.kept.some(duration));
-  figure.hidden = busy.length === 0;
+  if (!busy.length) return "";
   const longest = Math.max(...busy.map(total));
-  rows.replaceChildren(...busy.map((generation) => row(generation, longest)));
+  const rows = busy.map((generation) => row(generation, longest));
+  return element("figure", { class: "timeline" }, element("figcaption", {}, "Where the time went"), ...rows);
 }
 
 const total = (generation) => generation.kept.reduce((sum, record) => sum + duration(record), 0);

@@ -1,19 +1,25 @@
-// The request as the form has it.
+// The message that is written and the settings of its request, which follow the pair that is served.
 
-import { byId } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { share, times } from "./format.js";
 
+const BUNDLED = "semspec-demo";
 // One of each kind of question that the bundled pair learned.
-const EXAMPLES = [
+const EXAMPLES_OF_BUNDLED = [
   "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. " +
     "Day 4: Ben gets 6 coins. Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?",
   "Four boxes hold digits: a9 b1 c5 d8. Move 1: shift on. Move 2: shift on. Move 3: take 3 from a. " +
     "Move 4: swap a and c. Move 5: swap b and d. Move 6: add 1 to d. Which number do the boxes show now?",
 ];
-export const BUNDLED = "semspec-demo";
+const EXAMPLES = [
+  "A train leaves at 9:40 and arrives at 12:05. How many minutes does it travel? Put the number in \\boxed{}.",
+  "Is 91 a prime number? Explain in two sentences.",
+];
+const KNOWN_BY_BUNDLED =
+  "The bundled pair knows two kinds of questions, counts over six to nine days and boxes over six to nine moves, " +
+  "in the words of the examples. It knows nothing else, and errs in about one answer of eight.";
 
 const ABOUT = {
-  "": "The strategy this server has as its default.",
   semantic: "Drafted segments are accepted by what they mean.",
   likelihood: "Drafted segments are accepted by the target’s probabilities over them.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
@@ -25,6 +31,8 @@ const ABOUT = {
 };
 
 const STRICTNESS_HINT = "How like the target a draft must be. The default is the rule this pair is served with.";
+/** Strategies with a threshold that a curve gives for a strictness; the default may be one. */
+const STRICT = ["", "semantic", "likelihood"];
 
 /** Field of the page that a refusal's `param`, or else its code, is about. */
 const FIELDS = {
@@ -41,42 +49,77 @@ const FIELDS = {
 
 export class Form {
   constructor() {
-    this.form = byId("form");
+    this.settings = byId("settings");
     this.strictness = null;
-    this.prompt = EXAMPLES[0];
-    byId("example").addEventListener("click", () => {
-      this.prompt = EXAMPLES[(EXAMPLES.indexOf(this.prompt) + 1) % EXAMPLES.length];
-      byId("prompt").focus();
-    });
+    this.blamed = null;
+    byId("open-settings").addEventListener("click", () => this.settings.showModal());
+    this.settings.addEventListener("change", () => this.showUsed());
+    this.settings.addEventListener("click", (event) => event.target === this.settings && this.settings.close());
     byId("model").addEventListener("change", () => this.showStrategy());
     byId("strictness").addEventListener("input", (event) => this.setStrictness(event.target.valueAsNumber));
     byId("strictness-default").addEventListener("click", () => {
       this.setStrictness(null);
       byId("strictness").focus();
     });
-    byId("prompt").addEventListener("keydown", (event) => this.sendByKey(event));
     this.setStrictness(null);
     this.expect(null);
   }
 
-  sendByKey(event) {
-    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
-    event.preventDefault();
-    this.form.requestSubmit();
-  }
-
+  /** What the served pair supports. */
   setModels(names) {
-    const select = byId("model");
-    select.replaceChildren(...names.map((name) => new Option(name.includes(":") ? name.split(":")[1] : `${name} (default)`, name)));
+    const strategies = names.map((name) => name.split(":")[1]).filter(Boolean);
+    const options = names.map((name) => new Option(name.includes(":") ? name.split(":")[1] : `${name} (default)`, name));
+    byId("model").replaceChildren(...options);
+    const missing = Object.keys(ABOUT).filter((name) => !strategies.includes(name));
+    byId("unsupported").textContent = missing.length ? `This pair does not support: ${missing.join(", ")}.` : "";
+    byId("judged").hidden = !strategies.includes("semantic");
+    byId("known").textContent = this.isBundled ? KNOWN_BY_BUNDLED : `${names[0]} is served. It supports ${strategies.join(", ")}.`;
+    byId("examples").replaceChildren(...this.examples.map((text) => this.example(text)));
     this.showStrategy();
   }
 
+  get isBundled() {
+    return this.model?.split(":")[0] === BUNDLED;
+  }
+
+  get examples() {
+    return this.isBundled ? EXAMPLES_OF_BUNDLED : EXAMPLES;
+  }
+
+  example(text) {
+    const button = element("button", { type: "button" }, text);
+    button.addEventListener("click", () => {
+      this.prompt = text;
+      byId("prompt").focus();
+    });
+    return element("li", {}, button);
+  }
+
+  /** Put the first example in, if nothing is written yet. */
+  prefill() {
+    if (this.prompt === "") this.prompt = this.examples[0];
+  }
+
   showStrategy() {
-    const strategy = this.model.split(":")[1] ?? "";
-    byId("model-hint").textContent = ABOUT[strategy] ?? "";
-    byId("bundled").hidden = this.model.split(":")[0] !== BUNDLED;
+    const strategy = this.model?.split(":")[1] ?? "";
+    byId("model-hint").textContent = ABOUT[strategy] ?? "The strategy that this server uses by default.";
     const other = this.targetModel;
     byId("compare").disabled = other === null || other === this.model;
+    byId("strictness").disabled = !STRICT.includes(strategy);
+    this.showUsed();
+  }
+
+  /** What a request has that is not the default, beside the button. */
+  showUsed() {
+    const numbers = ["gamma", "temperature", "seed", "max_tokens"].filter((name) => byId(name).value);
+    const parts = [
+      this.model ?? "",
+      this.usedStrictness === null ? "" : `strictness ${this.strictness.toFixed(2)}`,
+      ...numbers.map((name) => `${name.replace("_", " ")} ${byId(name).value}`),
+      this.system ? "system prompt" : "",
+      this.compares ? "compared with the target" : "",
+    ];
+    byId("used").textContent = parts.filter(Boolean).join(" · ");
   }
 
   /** null is the server's own rule. */
@@ -87,6 +130,11 @@ export class Form {
     byId("strictness").setAttribute("aria-valuetext", words);
     byId("strictness").classList.toggle("unset", value === null);
     byId("strictness-default").hidden = value === null;
+    this.showUsed();
+  }
+
+  get usedStrictness() {
+    return byId("strictness").disabled ? null : this.strictness;
   }
 
   /** What the probes' report expects of the rule just used. */
@@ -101,26 +149,19 @@ export class Form {
     byId("strictness-hint").textContent = parts.length ? `Expected of the last setting: ${parts.join(", ")}.` : STRICTNESS_HINT;
   }
 
+  /** Undefined before the server has named its models: a request without one is answered by the default. */
   get model() {
-    return byId("model").value;
+    return byId("model").value || undefined;
   }
 
   /** The target alone under its own name, if it is served. */
   get targetModel() {
-    const name = `${this.model.split(":")[0]}:target`;
+    const name = `${this.model?.split(":")[0]}:target`;
     return [...byId("model").options].some((option) => option.value === name) ? name : null;
   }
 
   get compares() {
     return byId("compare").checked && !byId("compare").disabled;
-  }
-
-  get converses() {
-    return byId("converse").checked;
-  }
-
-  set converses(does) {
-    byId("converse").checked = does;
   }
 
   /** How many seeds are compared. */
@@ -137,27 +178,38 @@ export class Form {
     byId("prompt").value = text;
   }
 
+  get system() {
+    return byId("system").value.trim();
+  }
+
+  set system(text) {
+    byId("system").value = text;
+    this.showUsed();
+  }
+
   /** The body of a request, in a session or in none. */
-  body(session = null) {
-    const body = { model: this.model, messages: [{ role: "user", content: this.prompt }], stream: true };
+  body(messages, session = null) {
+    const body = { model: this.model, messages, stream: true };
     for (const name of ["temperature", "seed", "max_tokens"]) setNumber(body, name);
     body.semspec = { trace: true };
     setNumber(body.semspec, "gamma");
     if (session !== null) body.semspec.session = session;
-    if (this.strictness !== null) body.semspec.strictness = this.strictness;
+    if (this.usedStrictness !== null) body.semspec.strictness = this.usedStrictness;
     return body;
   }
 
   /** Mark the field that a refusal is about, and no other. */
   blame(param) {
-    for (const field of this.form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
-    byId(FIELDS[param] ?? "")?.setAttribute("aria-invalid", "true");
+    for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+    const field = byId(FIELDS[param] ?? "");
+    field?.setAttribute("aria-invalid", "true");
+    /** The setting at fault, if it is one. */
+    this.blamed = field?.closest("dialog") ? field : null;
   }
 
   setRunning(isRunning) {
-    // Not `disabled`, which would throw the keyboard's focus away.
-    byId("send").setAttribute("aria-disabled", String(isRunning));
-    byId("stop").setAttribute("aria-disabled", String(!isRunning));
+    byId("send").textContent = isRunning ? "Stop" : "Send"; // one place, so that the focus stays where it is
+    byId("send").classList.toggle("primary", !isRunning);
   }
 }
 

@@ -3,6 +3,8 @@
 import { ApiError } from "./api.js";
 
 const END_OF_THINKING = "</think>";
+/** The content of a box, with up to two levels of braces inside. */
+export const BOXED = /\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}/;
 const STAGES = ["draft_ms", "read_ms", "judge_ms", "write_ms"]; // wire_ms is part of these
 
 export class Generation {
@@ -20,11 +22,6 @@ export class Generation {
     this.seed = null;
     this.parameters = null;
     this.startedAt = performance.now();
-  }
-
-  /** What there is before anything was asked. */
-  static none() {
-    return Object.assign(new Generation("", ""), { status: "none" });
   }
 
   /** One that the gateway kept: the generation object and its trace. */
@@ -112,12 +109,17 @@ export class Generation {
   }
 
   get strategy() {
-    return this.parameters?.strategy ?? this.model.split(":")[1] ?? null;
+    return this.parameters?.strategy ?? this.model?.split(":")[1] ?? null;
   }
 
   /** Whether it may still grow. */
   get isOpen() {
     return this.status === "running" || this.status === "reconnecting";
+  }
+
+  /** Whether the server may have, or write, more than is here. */
+  get isResumable() {
+    return this.status === "cut" || this.status === "interrupted";
   }
 
   /** What it says after the reasoning; all of it where no reasoning ends. */
@@ -135,7 +137,7 @@ export class Generation {
   /** What stands in `\boxed{}` after the reasoning, or else all that stands there; null while that goes on. */
   get answer() {
     const answer = parted(this.kept.map((record) => record.text).join("")).answer?.trim();
-    return answer ? (/\\boxed\{([^{}]*)\}/.exec(answer)?.[1] ?? answer) : null;
+    return answer ? (BOXED.exec(answer)?.[1] ?? answer) : null;
   }
 
   /** Records without the holes that a re-attached stream may leave for a moment. */

@@ -1,77 +1,47 @@
-// The last generations of this browser, in localStorage; without storage there is no history and no error.
+// The conversations that the server keeps, and in localStorage which generations this browser asked for in each.
 
 import { element } from "./dom.js";
-import { count, seconds, share } from "./format.js";
+import { count } from "./format.js";
 
-const KEY = "semspec.history";
-const MOST = 20;
+const KEY = "semspec.traces";
+const MOST = 20; // conversations
 
-export class History {
-  constructor(list, empty, clear) {
-    Object.assign(this, { list, empty, clear });
-    clear.addEventListener("click", () => this.write([]));
-    this.show();
-  }
+/** Ids of the generations of a conversation's turns, as far as this browser knows them. */
+export const recall = (session) => read()[session] ?? [];
 
-  add(generation) {
-    const { id, prompt, model, seed, acceptance, latencyMs } = generation;
-    const entry = { id, prompt, model, seed, acceptance, latency_ms: latencyMs, at: Date.now() };
-    this.write([entry, ...this.read().filter((other) => other.id !== id)].slice(0, MOST));
-  }
-
-  find(id) {
-    return this.read().find((entry) => entry.id === id) ?? null;
-  }
-
-  read() {
-    try {
-      return JSON.parse(localStorage.getItem(KEY) ?? "[]").filter(isEntry);
-    } catch {
-      return [];
-    }
-  }
-
-  write(entries) {
-    try {
-      localStorage.setItem(KEY, JSON.stringify(entries));
-    } catch {
-      // full or forbidden: the page works without
-    }
-    this.show();
-  }
-
-  show() {
-    const entries = this.read();
-    this.empty.hidden = entries.length > 0;
-    this.clear.hidden = entries.length === 0;
-    this.list.replaceChildren(...entries.map(item));
+/** Null forgets them. */
+export function remember(session, ids) {
+  const { [session]: _, ...others } = read();
+  const entries = [...(ids ? [[session, ids]] : []), ...Object.entries(others)].slice(0, MOST);
+  try {
+    localStorage.setItem(KEY, JSON.stringify(Object.fromEntries(entries)));
+  } catch {
+    // full or forbidden: the page works without
   }
 }
 
-const isEntry = (entry) => [entry.id, entry.prompt, entry.model].every((value) => typeof value === "string");
+function read() {
+  try {
+    return JSON.parse(localStorage.getItem(KEY)) ?? {};
+  } catch {
+    return {};
+  }
+}
 
-function item(entry) {
-  const facts = [entry.model.split(":")[1] ?? "default", `${share(entry.acceptance)} accepted`, seconds(entry.latency_ms)];
-  return element(
-    "li",
-    {},
-    element("a", { href: permalink(entry.id), title: entry.prompt }, entry.prompt),
-    element("small", {}, facts.join(", ")),
-  );
+/** Fill the list of conversations; `open` and `forget` are called with the name of the chosen one. */
+export function showSessions(list, sessions, current, open, forget) {
+  list.replaceChildren(...sessions.map((session) => item(session, current, open, forget)));
+}
+
+function item({ id, question, num_turns: number }, current, open, forget) {
+  const title = element("button", { type: "button", class: "plain", title: question, "aria-current": id === current ? "true" : null }, question);
+  const remove = element("button", { type: "button", class: "plain remove", "aria-label": `Delete: ${question.slice(0, 40)}` }, "×");
+  title.addEventListener("click", () => open(id));
+  remove.addEventListener("click", () => forget(id));
+  return element("li", {}, title, remove, element("small", {}, count(Math.floor(number / 2), "question")));
 }
 
 export const permalink = (id) => `#generation=${encodeURIComponent(id)}`;
-
-/** The list of conversations; `open` is called with the name of the chosen one. */
-export function showSessions(list, sessions, open) {
-  list.replaceChildren(...sessions.map((session) => conversation(session, open)));
-}
-
-function conversation({ id, question, num_turns: number }, open) {
-  const button = element("button", { type: "button", class: "plain", title: question }, question);
-  button.addEventListener("click", () => open(id));
-  return element("li", {}, button, element("small", {}, `conversation, ${count(Math.ceil(number / 2), "question")}`));
-}
 
 /** The generation an address names, or null. */
 export const named = (hash) => new URLSearchParams(hash.replace(/^#/, "")).get("generation");

@@ -1,12 +1,13 @@
 // Markdown and LaTeX as elements. What a model wrote becomes text nodes: raw HTML is shown as it was written.
 
 import { element } from "./dom.js";
+import { BOXED } from "./generation.js";
 import { Marked } from "./marked.esm.js";
 
 const BLOCK_MATH = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n|$)/;
 // A dollar sign before a digit ends no formula: from $5 to $10.
 const INLINE_MATH = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d))/;
-const BOXED = /^\\boxed\{([^{}]*)\}/;
+const BOX = new RegExp(`^${BOXED.source}`);
 
 const rule = (name, level, pattern, begins, token) => ({
   name,
@@ -31,7 +32,7 @@ const parser = new Marked({
   extensions: [
     rule("formulas", "block", BLOCK_MATH, /\$\$|\\\[/, formulaOf),
     rule("formula", "inline", INLINE_MATH, /\$|\\[[(]/, formulaOf),
-    rule("boxed", "inline", BOXED, /\\boxed\{/, ([, text]) => ({ text })),
+    rule("boxed", "inline", BOX, /\\boxed\{/, ([, text]) => ({ text })),
   ],
 });
 
@@ -64,14 +65,12 @@ const KINDS = {
   html: raw,
   formula,
   formulas: formula,
-  boxed: (token) => element("span", { class: "boxed" }, fade("\\boxed{"), element("strong", {}, token.text), fade("}")),
+  boxed: ({ text }) => element("strong", { class: "boxed" }, /[\\^_]/.test(text) ? formula({ raw: text, text, isBlock: false }) : text),
 };
 
 const listAttributes = ({ ordered, start }) => (ordered && start > 1 ? { start } : {});
 
 const row = (tag, cells) => element("tr", {}, ...cells.map(inside(tag)));
-
-const fade = (text) => element("span", { class: "fade" }, text);
 
 /** Only to the web; what else an address may do stays text. */
 function link(token) {

@@ -6,8 +6,8 @@ const REMEDIES = {
   unreachable: "Is it running? Once it answers, send again.",
   connection_lost: "",
   invalid_api_key:
-    "Put your key into the field “API key”, or open the address with #key= that `semspec serve` prints. Whoever runs this gateway makes keys with `semspec key NAME`.",
-  service_unavailable: "The lamps at the top show which service is away. Send again once it is back.",
+    "Put your key into the field “API key” of the settings, or open the address with #key= that `semspec serve` prints. Whoever runs this gateway makes keys with `semspec key NAME`.",
+  service_unavailable: "The list of services at the top shows which service is away. Send again once it is back.",
   overloaded: "All places are taken. Wait a moment, then send again.",
   timeout: "Ask for fewer tokens, or send again when the server has less to do.",
   context_length_exceeded: "Shorten the question, or ask for fewer tokens.",
@@ -17,25 +17,42 @@ const REMEDIES = {
   conflict: "Send again in a moment.",
 };
 
-export function showError(place, error) {
+const LEFT_OUT = "Later messages are asked without this one.";
+const STATES = {
+  reconnecting: "The connection broke; attaching again.",
+  cancelled: `Stopped. ${LEFT_OUT}`,
+  failed: `The answer failed here. ${LEFT_OUT}`,
+  cut: `The connection broke. What arrived is shown; “Resume” fetches the rest. ${LEFT_OUT}`,
+  interrupted: `Its gateway stopped while it wrote this. “Resume” continues from here. ${LEFT_OUT}`,
+};
+
+/** `field`: the setting at fault, if it is one. */
+export function showError(place, error, field) {
   const remedy = REMEDIES[error.code] ?? "";
   const facts = [error.code, error.status].filter(Boolean).join(", ");
   place.replaceChildren(
     element("p", {}, element("strong", {}, "Error: "), error.message, facts ? element("small", {}, ` (${facts})`) : null),
-    ...(remedy ? [element("p", { class: "remedy" }, remedy)] : []),
+    element("p", { class: "remedy" }, remedy, " ", field ? settingsButton(field) : null),
   );
 }
 
-export function showNotices(list, generation) {
-  const notices = [];
+function settingsButton(field) {
+  const button = element("button", { type: "button", class: "plain" }, "Open the settings");
+  button.addEventListener("click", () => {
+    field.closest("dialog").showModal();
+    field.focus();
+  });
+  return button;
+}
+
+/** What is said below an answer, as list items. */
+export function notices(generation) {
+  const said = [];
   const fallback = generation.summary?.fallback ?? generation.kept.find((record) => record.fallback)?.fallback;
-  if (fallback) notices.push(`The target wrote alone from some point on: ${fallback}.`);
-  if (generation.summary?.degraded) notices.push("The trace could not be stored in full: the link may not lead to all of it.");
-  if (generation.status === "reconnecting") notices.push("The connection broke; attaching again.");
-  if (generation.status === "cancelled") notices.push("Stopped. What was written until then is below.");
-  if (generation.status === "failed") notices.push("It failed. What was written until then is below.");
-  if (generation.status === "interrupted") notices.push("Its gateway went away while it ran. “Go on” takes it up where it stopped.");
-  list.replaceChildren(...notices.map((notice) => element("li", {}, notice)));
+  if (fallback) said.push(`The target wrote alone from some point on: ${fallback}.`);
+  if (generation.summary?.degraded) said.push("The trace could not be stored in full: the link may not lead to all of it.");
+  if (STATES[generation.status]) said.push(STATES[generation.status]);
+  return said.map((notice) => element("li", {}, notice));
 }
 
 /** The choices that made this text, in one line. */

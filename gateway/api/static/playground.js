@@ -1,64 +1,70 @@
-// The page: the form's request becomes a generation, shown as it grows; addresses, history and export around it.
+// The page: questions become generations, shown as they grow; settings, addresses and conversations around them.
 
 import * as api from "./api.js";
-import { byId, element } from "./dom.js";
-import { pairs, withTurns } from "./comparison.js";
+import { pairs } from "./comparison.js";
 import { Conversation } from "./conversation.js";
+import { byId } from "./dom.js";
 import { exported, save } from "./export.js";
-import { showMeters, showSpread, showTimeline } from "./figures.js";
-import { BUNDLED, Form } from "./form.js";
+import { Form } from "./form.js";
 import { Generation } from "./generation.js";
-import { History, named, permalink, showSessions } from "./history.js";
+import { named, permalink, remember, showSessions } from "./history.js";
 import { Inspector } from "./inspector.js";
 import { keep, key, takeFromAddress } from "./key.js";
-import { parametersLine, showError, showNotices, spoken } from "./notes.js";
+import { showError, spoken } from "./notes.js";
 import { generate, goOn } from "./run.js";
-import { Segments } from "./segments.js";
+import { Turn } from "./turn.js";
 import { watchServices } from "./services.js";
 
 const TICK_MS = 100;
+const COPIED_MS = 1500;
+const AT_END_PX = 80; // of the thread's end
 const WIDE = window.matchMedia("(min-width: 76rem)"); // as in playground.css
 
 class Playground {
   constructor() {
     this.form = new Form();
-    this.history = new History(byId("history"), byId("history-empty"), byId("history-clear"));
     this.inspector = new Inspector(byId("inspector"));
     this.conversation = new Conversation(byId("turns"));
-    this.panes = [];
-    /** What own and target took with each seed. */
-    this.pairs = [];
+    this.thread = byId("thread");
     this.controller = null;
     this.running = null;
-    this.form.setModels([BUNDLED]); // until the server has named its models
+    /** The turn whose question is in the form, to be asked in other words. */
+    this.edited = null;
+    /** Whether the end of the thread is in view: then it stays there while the thread grows. */
+    this.isAtEnd = true;
     this.wire();
-    showMeters(byId("meters"), Generation.none(), null);
   }
 
   wire() {
-    byId("form").addEventListener("submit", (event) => {
+    const on = (id, kind, act) => byId(id).addEventListener(kind, act);
+    on("form", "submit", (event) => {
       event.preventDefault();
       this.send();
     });
-    byId("stop").addEventListener("click", () => this.stop());
-    byId("resume").addEventListener("click", () => this.resume());
-    byId("export").addEventListener("click", () => this.export());
-    byId("export-text").addEventListener("click", () => this.exportText());
-    byId("converse").addEventListener("change", () => this.converse());
-    byId("fresh").addEventListener("click", () => this.beginAfresh());
-    byId("link").addEventListener("click", () => this.copyLink());
-    byId("key").addEventListener("change", () => this.enter(byId("key").value));
+    on("send", "click", (event) => {
+      if (!this.controller) return; // it submits
+      event.preventDefault();
+      if (event.detail < 2) this.stop(); // a double click sends once, and stops nothing
+    });
+    on("prompt", "keydown", (event) => this.type(event));
+    on("edit-end", "click", () => this.edit(null));
+    on("fresh", "click", () => this.begin());
+    on("export-text", "click", () => save(this.conversation.asText(), "text/markdown", "conversation.md"));
+    on("key", "change", () => this.enter(byId("key").value));
+    on("turns", "click", (event) => this.act(event.target.closest("[data-action]")));
+    on("thread", "scroll", () => (this.isAtEnd = this.thread.scrollHeight - this.thread.scrollTop - this.thread.clientHeight < AT_END_PX));
+    this.thread.addEventListener("toggle", (event) => this.unfold(event.target), true);
+    for (const kind of ["focusin", "pointerover"]) on("turns", kind, (event) => this.inspect(event));
+    on("turns", "keydown", (event) => this.step(event));
     window.addEventListener("hashchange", () => this.follow());
-    const panes = byId("panes");
-    for (const kind of ["focusin", "pointerover"]) panes.addEventListener(kind, (event) => this.inspect(event));
-    panes.addEventListener("keydown", (event) => this.step(event));
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.inspector.clear());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
   }
 
   start() {
     takeFromAddress();
     byId("key").value = key();
     this.look = watchServices(byId("services"), byId("offline"));
+    if (WIDE.matches) byId("prompt").focus();
     this.meet();
   }
 
@@ -67,6 +73,7 @@ class Playground {
     this.open(named(location.hash));
     try {
       this.form.setModels(await api.models());
+      if (named(location.hash) === null && this.conversation.turns.length === 0) this.form.prefill();
       this.listSessions();
     } catch (error) {
       this.complain(error);
@@ -77,8 +84,7 @@ class Playground {
   enter(given) {
     keep(given);
     byId("key").value = key();
-    byId("alert").replaceChildren();
-    this.form.blame(null);
+    this.quiet();
     this.look();
     this.meet();
   }
@@ -91,103 +97,75 @@ class Playground {
     else this.enter(key());
   }
 
-  /** The generation asked for, the first of the panes. */
-  get own() {
-    return this.panes[0]?.generation ?? null;
+  async send(question = this.form.prompt.trim(), index = this.conversation.turns.indexOf(this.edited), formerSeed = null) {
+    if (this.controller || !question) return;
+    const before = this.conversation.cutTo(index < 0 ? Infinity : index);
+    const { session, messages, all } = this.conversation.ask(question, this.form.system);
+    const body = this.form.body(messages, session);
+    if (body.seed === formerSeed && formerSeed !== null) body.seed += 1; // the same seed gives the same answer
+    const own = new Generation(body.model, question);
+    const compared = this.form.compares ? { body: this.form.body(all), own, numSeeds: this.form.numSeeds, target: this.form.targetModel } : null;
+    const turn = this.show(Turn.of(own), session);
+    this.edit(null);
+    this.form.prompt = "";
+    const ended = await this.run(turn, own, (changed, signal) => generate(body, own, changed, signal));
+    if (!this.conversation.turns.includes(turn)) return; // something else is shown by now
+    if (own.status !== "finished" && own.id === null) return this.withdraw(question, before);
+    this.close(turn);
+    if (ended && compared) await this.compare(turn, compared);
   }
 
-  get other() {
-    return this.panes[1]?.generation ?? null;
+  /** The last turn came to an end, or to a halt. */
+  close(turn) {
+    this.conversation.ended(turn);
+    this.form.expect(turn.own.summary?.expected);
+    this.listSessions();
   }
 
-  async send() {
-    if (this.controller) return;
-    if (this.form.converses) this.conversation.goOn(this.own);
-    else this.conversation.end();
-    const [body, compares, target] = [this.form.body(this.conversation.session), this.form.compares, this.form.targetModel];
-    const own = new Generation(body.model, this.form.prompt.trim());
-    const earlier = this.conversation.messages;
-    this.begin(own);
-    reveal(byId("result"));
-    const ended = await this.run(own, (changed, signal) => generate(body, own, changed, signal));
-    if (own.status === "finished") {
-      this.history.add(own);
-      this.listSessions();
-    }
-    this.form.expect(own.summary?.expected);
-    if (ended && compares) await this.compare(withTurns(body, earlier), own, target);
-    if (own.status === "finished" && this.conversation.session) this.form.prompt = "";
+  /** Nothing was begun: everything is as it was before. */
+  withdraw(question, before) {
+    this.conversation.set(...before);
+    if (!this.form.prompt) this.form.prompt = question;
     this.render();
   }
 
+  /** A turn of a session, below the others, which fold. */
+  show(turn, session) {
+    turn.session = session;
+    this.quiet();
+    this.inspector.clear();
+    for (const earlier of this.conversation.turns) earlier.decisions.open = false;
+    this.conversation.add(turn);
+    this.isAtEnd = true;
+    this.render();
+    return turn;
+  }
+
   /** The same question to the target alone, and both with further seeds. */
-  async compare(body, own, target) {
-    const ask = (generation, asked) => this.run(generation, (changed, signal) => generate(asked, generation, changed, signal));
+  async compare(turn, { body, own, numSeeds, target }) {
+    const ask = (generation, asked) => this.run(turn, generation, (changed, signal) => generate(asked, generation, changed, signal));
     const alone = new Generation(target, own.prompt);
-    this.addPane(alone, "Target alone", "target");
-    for await (const pair of pairs({ body, own, alone, numSeeds: this.form.numSeeds }, ask)) {
-      this.pairs.push(pair);
-      this.render();
+    turn.add(alone, "Target alone");
+    this.render(turn);
+    for await (const pair of pairs({ body, own, alone, numSeeds }, ask)) {
+      turn.pairs.push(pair);
+      this.render(turn);
     }
   }
 
-  /** Whether the next question goes on from here. */
-  converse() {
-    if (this.form.converses) return;
-    this.beginAfresh();
-    this.form.converses = false;
-  }
-
-  beginAfresh() {
-    this.conversation.end();
-    byId("fresh").hidden = true;
-    byId("prompt").focus();
-  }
-
-  /** The conversations that the server keeps. */
-  async listSessions() {
-    try {
-      showSessions(byId("sessions"), await api.sessions(), (name) => this.openSession(name));
-    } catch {
-      byId("sessions").replaceChildren(); // no key, or a gateway that has no list
-    }
-  }
-
-  async openSession(name) {
-    try {
-      this.conversation.take(name, await api.session(name));
-    } catch (error) {
-      this.complain(error);
-      return;
-    }
-    this.controller?.abort();
-    this.controller = null;
-    this.setRunning(false);
-    window.history.pushState(null, "", location.pathname);
-    this.panes = [];
-    this.pairs = [];
-    byId("panes").replaceChildren();
-    for (const id of ["introduction", "facts", "asked", "timeline", "spread"]) byId(id).hidden = true;
-    this.form.converses = true;
-    this.form.prompt = "";
-    byId("fresh").hidden = false;
-    showMeters(byId("meters"), Generation.none(), null);
-    reveal(byId("result"));
-    byId("prompt").focus();
-  }
-
-  /** Do `work` on a generation, its state on the page all the while. True if it came to its own end. */
-  async run(generation, work) {
+  /** Do `work` on a generation of a turn, shown all the while. True if it came to its own end. */
+  async run(turn, generation, work) {
     const controller = (this.controller = new AbortController());
     this.running = generation;
     const changed = (status = "running") => {
       if (controller.signal.aborted) return;
       generation.status = status;
-      this.announceId(generation);
-      this.render();
+      this.announceId(turn);
+      this.render(turn);
     };
     this.setRunning(true);
-    const clock = setInterval(() => showMeters(byId("meters"), this.own, this.other), TICK_MS);
+    byId("status").textContent = "";
+    const clock = setInterval(() => turn.tick(), TICK_MS);
     try {
       await work(changed, controller.signal);
       generation.end("finished");
@@ -201,15 +179,9 @@ class Playground {
   }
 
   fail(generation, error, signal) {
-    generation.end(signal.aborted ? "cancelled" : "failed");
-    if (signal.aborted) return;
-    this.complain(error);
-  }
-
-  complain(error) {
-    showError(byId("alert"), error);
-    this.form.blame(error.param ?? error.code);
-    reveal(byId("alert"));
+    const isCut = generation.id !== null && ["connection_lost", "unreachable"].includes(error.code);
+    generation.end(signal.aborted ? "cancelled" : isCut ? "cut" : "failed");
+    if (!signal.aborted && !isCut) this.complain(error);
   }
 
   finishRun(generation) {
@@ -221,104 +193,205 @@ class Playground {
 
   setRunning(isRunning) {
     this.form.setRunning(isRunning);
-    byId("result").setAttribute("aria-busy", String(isRunning));
+    this.thread.setAttribute("aria-busy", String(isRunning));
   }
 
   /** Stop here, then for good on the server, where it could otherwise be gone on with. */
   stop() {
-    if (!this.controller) return;
     const { id } = this.running;
     this.controller.abort();
     if (id) api.cancel(id).catch(() => {}); // it has ended here all the same
   }
 
-  /** Show a stored generation, and follow it if it still runs. */
-  async open(id) {
-    if (id === null || id === this.own?.id) return;
+  /** Leave what runs to the server: something else is shown. */
+  abandon() {
     this.controller?.abort();
     this.controller = null;
     this.setRunning(false);
+    this.quiet();
+    this.inspector.clear();
+    this.edit(null);
+  }
+
+  async resume(turn) {
+    this.quiet();
+    await this.run(turn, turn.own, (changed, signal) => goOn(turn.own, changed, signal));
+    if (this.conversation.turns.includes(turn)) this.close(turn);
+  }
+
+  /** An empty conversation. */
+  begin() {
+    this.abandon();
+    this.conversation.set([], null, "");
+    window.history.pushState(null, "", location.pathname);
+    byId("status").textContent = "";
+    this.changedConversation();
+    byId("prompt").focus();
+  }
+
+  changedConversation() {
+    if (byId("conversations").matches(":popover-open")) byId("conversations").hidePopover();
+    this.isAtEnd = true;
+    this.render();
+    this.listSessions();
+  }
+
+  /** The conversations that the server keeps. */
+  async listSessions() {
+    try {
+      const found = await api.sessions();
+      showSessions(byId("sessions"), found, this.conversation.session, (name) => this.openSession(name), (name) => this.forget(name));
+    } catch {
+      byId("sessions").replaceChildren(); // no key, or a gateway that has no list
+    }
+  }
+
+  async openSession(name) {
+    try {
+      const messages = await api.session(name);
+      this.abandon();
+      this.take(name, messages);
+    } catch (error) {
+      this.complain(error);
+      return;
+    }
+    window.history.pushState(null, "", location.pathname);
+    this.changedConversation();
+    byId("prompt").focus();
+  }
+
+  take(name, messages, numTurns) {
+    this.conversation.take(name, messages, numTurns);
+    this.form.system = this.conversation.system;
+    this.form.prompt = "";
+  }
+
+  async forget(name) {
+    try {
+      await api.forget(name);
+      remember(name, null);
+    } catch (error) {
+      this.complain(error);
+    }
+    if (this.conversation.session === name) this.begin();
+    else this.listSessions();
+  }
+
+  /** Show a stored generation after the turns before it, and follow it if it still runs. */
+  async open(id) {
+    const shown = this.conversation.turns.find((turn) => turn.id === id);
+    if (id === null || shown) return shown?.element.scrollIntoView();
+    this.abandon();
     try {
       const [meta, trace] = await Promise.all([api.stored(id), api.trace(id)]);
+      const messages = meta.session ? await api.session(meta.session).catch(() => []) : [];
       if (this.controller || named(location.hash) !== id) return; // meanwhile something else was asked for
-      const generation = this.recalled(Generation.stored(meta, trace));
-      if (meta.session) await this.recallTurns(meta, generation);
-      else this.conversation.end();
-      this.begin(generation);
-      if (meta.status === "running") await this.resume();
+      const generation = Generation.stored(meta, trace);
+      const { at, question } = placeOf(generation, messages);
+      generation.prompt = window.history.state?.question ?? question ?? generation.prompt;
+      this.take(meta.session, messages, messages.slice(0, at).filter(({ role }) => role === "user").length);
+      const turn = this.show(Turn.of(generation), meta.session);
+      if (generation.status !== "finished" || at < messages.length - 2) this.conversation.session = null;
+      this.listSessions();
+      if (meta.status === "running") await this.resume(turn);
     } catch (error) {
       this.complain(error);
     }
   }
 
-  /** With the question as it was put, if this browser did. */
-  recalled(generation) {
-    const entry = this.history.find(generation.id);
-    if (entry) this.form.prompt = generation.prompt = entry.prompt;
-    return generation;
+  unfold(details) {
+    const turn = this.conversation.of(details);
+    if (turn?.decisions === details && details.open) this.load(turn);
   }
 
-  /** With the turns before it, if the server still has them. */
-  async recallTurns(meta, generation) {
+  /** The trace of a turn of which only the texts are here. */
+  async load(turn) {
+    if (turn.own || turn.id === null || turn.isLoading) return;
+    turn.isLoading = true;
     try {
-      const question = this.conversation.takeUpTo(meta.session, await api.session(meta.session), meta.prompt?.text ?? "");
-      if (question !== null) this.form.prompt = generation.prompt = question;
-      this.form.converses = true;
-    } catch {
-      this.conversation.end();
+      const [meta, trace] = await Promise.all([api.stored(turn.id), api.trace(turn.id)]);
+      turn.add(Object.assign(Generation.stored(meta, trace), { prompt: turn.question }), "Answer");
+    } catch (error) {
+      this.complain(error);
     }
+    turn.isLoading = false;
   }
 
-  async resume() {
-    const generation = this.own;
-    byId("resume").hidden = true;
-    await this.run(generation, (changed, signal) => goOn(generation, changed, signal));
+  /** Show what became of one turn, or of all. */
+  render(changed = null) {
+    const { conversation } = this;
+    for (const turn of changed ? [changed] : conversation.turns) turn.render();
+    byId("introduction").hidden = conversation.turns.length > 0;
+    byId("system-shown").hidden = !conversation.system;
+    byId("system-shown").textContent = `System prompt: ${conversation.system}`;
+    byId("export-text").hidden = conversation.turns.length === 0;
+    if (this.isAtEnd) this.thread.scrollTop = this.thread.scrollHeight;
   }
 
-  begin(generation) {
-    this.panes = [];
-    this.pairs = [];
-    byId("panes").replaceChildren();
+  /** What a button of a turn does. */
+  act(button) {
+    const turn = button && this.conversation.of(button);
+    if (!turn) return;
+    const { own, question } = turn;
+    const acts = {
+      copy: () => copy(button, turn.said.trim()),
+      "copy-question": () => copy(button, question),
+      link: () => copy(button, new URL(permalink(turn.id), location.href).href),
+      edit: () => !this.controller && this.edit(turn),
+      regenerate: () => this.send(question, this.conversation.turns.indexOf(turn), own?.seed ?? null),
+      resume: () => !this.controller && this.resume(turn),
+      export: () => this.export(turn),
+    };
+    acts[button.dataset.action]();
+  }
+
+  /** Put a turn's question into the form, to be asked in other words; null ends that. */
+  edit(turn) {
+    if (turn !== null || this.edited !== null) this.form.prompt = turn?.question ?? "";
+    this.edited = turn;
+    byId("editing").hidden = turn === null;
+    if (turn) byId("prompt").focus();
+  }
+
+  async export(turn) {
+    await this.load(turn);
+    if (!turn.own) return; // the server has it no more
+    const messages = this.conversation.turns.slice(0, this.conversation.turns.indexOf(turn)).flatMap((one) => one.messages);
+    const text = JSON.stringify(exported(turn, this.conversation.session, messages), null, 2);
+    save(text, "application/json", `${turn.id}.json`);
+  }
+
+  quiet() {
     byId("alert").replaceChildren();
-    byId("status").textContent = "";
     this.form.blame(null);
-    this.inspector.clear();
-    byId("introduction").hidden = true;
-    this.addPane(generation, "Answer", "own");
   }
 
-  addPane(generation, title, prefix) {
-    const segments = new Segments(title, prefix);
-    this.panes.push({ generation, segments });
-    byId("panes").append(element("section", { class: "pane" }, element("h3", {}, title), segments.list));
-    this.render();
+  complain(error) {
+    this.form.blame(error.param ?? error.code);
+    showError(byId("alert"), error, this.form.blamed);
   }
 
-  announceId(generation) {
-    if (generation === this.own && generation.id && named(location.hash) !== generation.id) {
-      window.history.pushState(null, "", permalink(generation.id));
-    }
+  announceId({ own, question }) {
+    if (own.id && named(location.hash) !== own.id) window.history.replaceState({ question }, "", permalink(own.id));
   }
 
-  render() {
-    if (!this.own) return;
-    for (const { generation, segments } of this.panes) segments.update(generation);
-    byId("asked").hidden = this.own.prompt === this.form.prompt.trim();
-    byId("asked").textContent = this.own.prompt;
-    byId("facts").hidden = this.own.id === null;
-    byId("parameters").replaceChildren(parametersLine(this.own));
-    byId("resume").hidden = this.own.status !== "interrupted";
-    showNotices(byId("notices"), this.own);
-    showMeters(byId("meters"), this.own, this.other, this.pairs);
-    showSpread(byId("spread"), this.pairs);
-    byId("fresh").hidden = this.conversation.session === null;
-    showTimeline(byId("timeline"), byId("timeline-rows"), this.panes.map((pane) => pane.generation));
+  /** Enter sends where there is a keyboard; on a phone it begins a line. */
+  type(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (!(event.ctrlKey || event.metaKey) && matchMedia("(pointer: coarse)").matches) return;
+    event.preventDefault();
+    this.send();
   }
 
-  /** Pointing is enough where the details have a column of their own; the sheet that covers the text waits for a tap. */
+  leave() {
+    if (this.edited) this.edit(null);
+    else this.inspector.clear();
+  }
+
+  /** Pointing is enough where the details have a column of their own; elsewhere they wait for a tap. */
   inspect(event) {
     const item = event.target.closest("[data-index]");
-    const pane = this.panes.find(({ segments }) => segments.behind.has(item));
+    const pane = this.conversation.of(event.target)?.panes.find(({ segments }) => segments.behind.has(item));
     if (!pane || (event.type === "pointerover" && !WIDE.matches)) return;
     this.inspector.show(pane.segments.behind.get(item));
     if (!WIDE.matches) item.scrollIntoView({ block: "nearest" });
@@ -332,30 +405,20 @@ class Playground {
     event.preventDefault();
     next.focus();
   }
-
-  export() {
-    const text = JSON.stringify(exported(this.panes.map((pane) => pane.generation), this.pairs, this.conversation), null, 2);
-    save(text, "application/json", `${this.own.id}.json`);
-  }
-
-  /** The conversation as Markdown, with the reasoning of the last answer. */
-  exportText() {
-    save(this.conversation.asText(this.own), "text/markdown", `${this.own.id}.md`);
-  }
-
-  async copyLink() {
-    const link = new URL(permalink(this.own.id), location.href).href;
-    const isCopied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
-    byId("link").textContent = isCopied ? "Copied" : "See the address bar";
-    window.history.replaceState(null, "", permalink(this.own.id));
-    setTimeout(() => (byId("link").textContent = "Copy link"), 2000);
-  }
 }
 
-/** Scroll to what lies below the fold, as it does on a phone. */
-function reveal(node) {
-  const { top } = node.getBoundingClientRect();
-  if (top < 0 || top > window.innerHeight * 0.7) node.scrollIntoView();
+/** Where a generation is among the messages of its session, and its question; at the end if they do not have it. */
+function placeOf({ prompt, said, status }, messages) {
+  const isIt = ({ role, content }, index) => role === "user" && prompt.includes(content) && messages[index + 1]?.content.trim() === said;
+  const at = status === "finished" ? messages.findLastIndex(isIt) : -1;
+  return at < 0 ? { at: messages.length, question: null } : { at, question: messages[at].content };
+}
+
+async function copy(button, text) {
+  const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+  const words = (button.dataset.words ??= button.textContent);
+  button.textContent = isCopied ? "Copied" : "Not allowed here";
+  setTimeout(() => (button.textContent = words), COPIED_MS);
 }
 
 new Playground().start();

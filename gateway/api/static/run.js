@@ -8,6 +8,7 @@ const PAUSE_MS = 1000; // before asking again, so that a gateway that restarts i
 /** Streams `body`'s answer into `generation`, telling `changed` of each step. Throws: ApiError, AbortError. */
 export async function generate(body, generation, changed, signal) {
   const response = await api.complete(body, signal);
+  generation.id = response.headers.get("x-generation-id");
   await surviving(response, generation, changed, signal);
 }
 
@@ -28,13 +29,13 @@ async function surviving(response, generation, changed, signal) {
 }
 
 async function again(generation, changed, signal) {
-  if (generation.id === null) throw lost("before the generation began: send it again");
+  if (generation.id === null) throw lost("before the answer began: send it again");
   changed("reconnecting");
   await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
   try {
     await follow(await api.attach(generation.id, generation.lastEventId, signal), generation, changed);
   } catch (error) {
-    if (error instanceof BrokenStream) throw lost("twice: load this page again to see what was kept");
+    if (error instanceof BrokenStream) throw lost("twice");
     throw error;
   }
   await complete(generation);

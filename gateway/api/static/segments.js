@@ -90,7 +90,7 @@ export class Segments {
     const kindOf = kind(record);
     return element(
       "li",
-      { class: `segment ${kindOf}`, tabindex: 0, "data-index": record.index, "aria-describedby": about },
+      { class: `segment ${kindOf}`, tabindex: record.index === 0 ? 0 : -1, "data-index": record.index, "aria-describedby": about },
       mark(KINDS[kindOf].sign),
       element("div", { class: "words" }, ...texts(record.text, answering), refused(record.rejected)),
       element("p", { class: "tag" }, KINDS[kindOf].word, element("span", {}, tag(record))),
@@ -117,7 +117,8 @@ function texts(text, answering) {
   return parts.length ? parts : [element("p", { class: "reasoning void" }, "(no text)")];
 }
 
-const answerText = (text) => element("div", { class: "answer" }, unseen("Answer: "), ...markdown(text.trim()));
+/** The answer itself stands below the segments in full. */
+const answerText = (text) => element("div", { class: "of-answer" }, unseen("Answer: "), ...markdown(text.trim()));
 
 function refused(draft) {
   if (!draft) return null;
