@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, Request, expect
 
-from tests.playground.browser import Site, finished, opened, send
+from tests.playground.browser import Site, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -57,13 +57,3 @@ async def test_wrong_key_is_refused_and_another_address_brings_the_right_one(bro
         await page.goto(site.path)
         await answers(page)
         await expect(page.get_by_role("alert")).to_be_empty()
-
-
-async def test_key_in_the_address_leaves_the_generation_there(page: Page, site: Site) -> None:
-    await send(page)
-    await finished(page)
-    link, num_segments = page.url, await page.locator(".segment").count()
-    await page.goto("about:blank")
-    await page.goto(f"{link}&key={site.api_key}")
-    await expect(page.locator(".segment")).to_have_count(num_segments)
-    assert page.url == link

@@ -107,7 +107,7 @@ class Playground {
     const compared = this.form.compares ? { body: this.form.body(all), own, numSeeds: this.form.numSeeds, target: this.form.targetModel } : null;
     const turn = this.show(Turn.of(own), session);
     this.edit(null);
-    this.form.prompt = "";
+    if (this.form.prompt.trim() === question) this.form.prompt = "";
     const ended = await this.run(turn, own, (changed, signal) => generate(body, own, changed, signal));
     if (!this.conversation.turns.includes(turn)) return; // something else is shown by now
     if (own.status !== "finished" && own.id === null) return this.withdraw(question, before);
@@ -272,6 +272,7 @@ class Playground {
       remember(name, null);
     } catch (error) {
       this.complain(error);
+      return;
     }
     if (this.conversation.session === name) this.begin();
     else this.listSessions();
@@ -291,7 +292,7 @@ class Playground {
       generation.prompt = window.history.state?.question ?? question ?? generation.prompt;
       this.take(meta.session, messages, messages.slice(0, at).filter(({ role }) => role === "user").length);
       const turn = this.show(Turn.of(generation), meta.session);
-      if (generation.status !== "finished" || at < messages.length - 2) this.conversation.session = null;
+      if (at !== messages.length - 2) this.conversation.session = null; // the server has it not, or more after it
       this.listSessions();
       if (meta.status === "running") await this.resume(turn);
     } catch (error) {
