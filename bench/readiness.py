@@ -5,12 +5,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import DryRunError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
@@ -18,14 +16,13 @@ from semspec.bench.tasks import Task, load_task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
-from semspec.errors import InvalidRequest
+from semspec.engine.hub import Checkpoint, look_up
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes, gigabytes
 from semspec.training.progress import Reporter
 
-WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-"""The files of a checkpoint that are used."""
 ROOM = 1.1
 """Memory that two models take, divided by the size of their weights."""
 
@@ -43,19 +40,11 @@ class Wanted:
     output: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A checkpoint: bytes of its weights, and of its files that are not on this machine yet."""
-
-    weight_bytes: int = 0
-    missing_bytes: int = 0
-
-
 def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
     """All checks, each said as soon as it is known, and the tasks that can be loaded."""
     found: list[Check] = []
     tasks: list[Task] = []
-    models: dict[str, Model] = {}
+    models: dict[str, Checkpoint] = {}
     disable_progress_bars()  # of the hub's client, between the lines
     for one in (_models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
         for result in one:
@@ -65,7 +54,7 @@ def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
     return found, tasks
 
 
-def _models(config: PipelineConfig, found: dict[str, Model]) -> Iterator[Check]:
+def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
     named = {"draft": config.draft, "target": config.target}
     models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
     if isinstance(config.equivalence, EntailmentConfig):
@@ -73,52 +62,14 @@ def _models(config: PipelineConfig, found: dict[str, Model]) -> Iterator[Check]:
     for name, (model, revision) in models.items():
         try:
             found[name] = look_up(model, revision)
-        except Exception as error:  # what the hub's client raises: its own errors, httpx's, the system's
-            yield fail(name, *_absence(model, error))
+        except Mismatch as error:
+            yield fail(name, *error.message.split("; ", 1))
             continue
         if not found[name].weight_bytes:
             yield fail(name, f"{model} has no safetensors weights", "name a revision that has them, or convert it")
             continue
         size, missing = found[name].weight_bytes, found[name].missing_bytes
         yield ok(name, f"{model}, {gigabytes(size)}; to download: {gigabytes(missing) if missing else 'nothing'}")
-
-
-def look_up(model: str, revision: str | None) -> Model:
-    """Look up a checkpoint in its folder, on the hub, or in the hub's cache. Downloads nothing.
-
-    Raises: the errors of the hub's client.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
-        try:
-            files: Any = snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), dry_run=True)
-            return Model(
-                sum(file.file_size for file in files if file.filename.endswith(".safetensors")),
-                sum(file.file_size for file in files if file.will_download),
-            )
-        except DryRunError as error:  # the hub cannot be reached, or refuses: what was downloaded before will do
-            try:
-                folder = Path(
-                    snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=True)
-                )
-            except OSError:
-                raise error.__cause__ or error from None
-    return Model(sum(path.stat().st_size for path in folder.glob("*.safetensors")))
-
-
-def _absence(model: str, error: Exception) -> tuple[str, str]:
-    """Problem and remedy."""
-    page = f"{constants.ENDPOINT}/{model}"
-    match error:
-        case GatedRepoError():
-            return f"{model} is gated", f"ask for access at {page}, and log in with `hf auth login`"
-        case RevisionNotFoundError():
-            return f"{model} has no such revision", f"correct the revision, see {page}/commits/main"
-        case RepositoryNotFoundError():
-            return f"the hub has no {model}", "correct the name; for a private model log in with `hf auth login`"
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    remedy = "connect, set HF_ENDPOINT to a mirror, or copy the model into the hub's cache (HF_HOME)"
-    return f"{model} is neither a folder nor in the hub's cache, and the hub does not answer ({reason})", remedy
 
 
 def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
@@ -136,7 +87,7 @@ def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
         found.append(loaded[name, data])
 
 
-def _resources(wanted: Wanted, models: dict[str, Model]) -> Iterator[Check]:
+def _resources(wanted: Wanted, models: dict[str, Checkpoint]) -> Iterator[Check]:
     num_contexts, states = 0, 0
     for config in wanted.sampled:
         try:

@@ -20,18 +20,18 @@ from typing import Any
 
 import torch
 import yaml
-from huggingface_hub import snapshot_download
 from pydantic import Field, model_validator
 
 from semspec.bench.configuration import parse
 from semspec.bench.environment import ROLES, window
-from semspec.bench.readiness import WEIGHTS, Wanted, check
+from semspec.bench.readiness import Wanted, check
 from semspec.bench.report.page import write_report
 from semspec.bench.report.paper import expected_seconds
 from semspec.bench.run import Plan, is_complete, perform
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import Task
+from semspec.engine.hub import fetch
 from semspec.errors import InvalidRequest
 from semspec.stack import parent_death
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
@@ -181,9 +181,7 @@ class Reproduction:
         """Download the pair's models, and link them in its folder."""
         config = self.pipelines[name]
         for role, model in zip(ROLES, (config.draft, config.target), strict=True):
-            local = Path(model.model)
-            if not local.is_dir():
-                local = Path(snapshot_download(model.model, revision=model.revision, allow_patterns=list(WEIGHTS)))
+            local = Path(fetch(model.model, model.revision, self.reporter.say))
             link = self.pair(name) / role
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)

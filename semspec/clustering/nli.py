@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import check_folder, load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.device import device_of
+from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512
@@ -98,15 +99,14 @@ class NliModel:
     def load(cls, config: EntailmentConfig) -> "NliModel":
         """Load a checkpoint: safetensors only, no remote code. Raises: Mismatch with the remedy."""
         name = config.model
-        check_folder(name)
+        folder = fetch(name, config.revision)
         device = device_of(config.device, f"the NLI model {name!r}")
         dtype = config.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
             model = AutoModelForSequenceClassification.from_pretrained(
-                name,
-                revision=config.revision,
+                folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -117,7 +117,7 @@ class NliModel:
                 "or a revision that has them (weights in pytorch_model.bin are pickles and not loaded)"
             ) from error
         try:
-            tokenizer = load_tokenizer(name, config.revision)
+            tokenizer = load_tokenizer(folder)
         except Exception as error:  # each class of tokenizers misses its files in another way
             raise Mismatch(
                 f"cannot load the tokenizer of NLI model {name!r}: {_reason(error)}; it needs a tokenizer.json"

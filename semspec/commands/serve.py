@@ -8,6 +8,7 @@ from functools import partial
 
 from semspec.commands import BAD_VERDICT, EXAMPLE, KNOWN
 from semspec.commands.options import API_KEY, stack_config
+from semspec.engine.hub import fetch
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
@@ -28,6 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         key = os.environ.get(API_KEY)
         config = replace(stack_config(arguments), api_key=checked_key(key) if key else None)
+        for role, model in (("DRAFT", config.draft_model), ("TARGET", config.target_model)):
+            if model is not None:  # before the start's time runs
+                fetch(str(model), config.given(f"SEMSPEC_{role}_REVISION") or None, partial(print, flush=True))
         return run_until_signal(serve(config))
     except StackError as error:
         print(f"{error.log_tail}\nsemspec: {error}", file=sys.stderr)

@@ -75,10 +75,10 @@ class CausalLM:
         device = device_of(device, f"the model {name!r}")
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        with loading(name):
-            tokenizer = load_tokenizer(name, revision)
-            model = _model(name, revision, device, dtype)
-            info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
+        with loading(name, revision) as folder:
+            tokenizer = load_tokenizer(folder)
+            model = _model(folder, device, dtype)
+            info = model_info(name, folder, model.config, tokenizer, max_context_tokens)
         return cls(model, tokenizer, info, engine)
 
     @property
@@ -143,17 +143,16 @@ class CausalLM:
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
+def _model(folder: str, device: str, dtype: str) -> PreTrainedModel:
     if device == "meta":
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device(device):
             outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        outline.generation_config = generation_config(name, revision) or outline.generation_config
+        outline.generation_config = generation_config(folder) or outline.generation_config
         return outline
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            name,
-            revision=revision,
+            folder,
             dtype=getattr(torch, dtype),
             use_safetensors=True,
             trust_remote_code=False,  # None would prompt at the terminal

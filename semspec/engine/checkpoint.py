@@ -22,10 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file
 
 from semspec import __version__
 from semspec.engine.conversation import supports_choices, template_variables
+from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
 from semspec.types import FINGERPRINT, ModelInfo
 
@@ -44,11 +44,14 @@ NUM_THREADS = 4
 
 
 @contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Raises: Mismatch in one line instead of what loading the checkpoint `name` raises."""
-    check_folder(name)
+def loading(name: str, revision: str | None) -> Iterator[str]:
+    """The folder of the checkpoint `name`, which is downloaded if it is on the hub.
+
+    Raises: Mismatch in one line instead of what loading it raises.
+    """
+    folder = fetch(name, revision)
     try:
-        yield
+        yield folder
     except MALFORMED as error:
         reason = " ".join(str(error).split())[:300]
         raise Mismatch(
@@ -56,30 +59,22 @@ def loading(name: str) -> Iterator[None]:
         ) from error
 
 
-def check_folder(name: str) -> None:
-    """Raises: Mismatch when a model's name is the path of a folder that does not exist, and no hub id."""
-    is_path = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
-    if is_path and not os.path.isdir(name):
-        raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
-
-
-def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer exactly as defined in tokenizer.json.
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint exactly as defined in tokenizer.json.
 
     AutoTokenizer prefers a class chosen by the model type. For Qwen2 that class builds its own pipeline and ignores the
     one in the file.
 
     Raises: Mismatch when the tokenizer or its chat template cannot be used; OSError or ValueError when there is none.
     """
-    has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
-    loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
+    loader = PreTrainedTokenizerFast if Path(folder, "tokenizer.json").exists() else AutoTokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         raise
     except Exception as error:  # the Rust tokenizers raise plain exceptions
-        raise Mismatch(f"cannot read the tokenizer of {name}: {error}; fetch its files again") from error
-    _check_tokenizer(tokenizer, name)
+        raise Mismatch(f"cannot read the tokenizer of {folder}: {error}; fetch its files again") from error
+    _check_tokenizer(tokenizer, folder)
     return tokenizer
 
 
@@ -102,17 +97,17 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 def model_info(
     name: str,
-    revision: str | None,
+    folder: str,
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     max_context_tokens: int | None,
 ) -> ModelInfo:
-    """`ModelInfo` of a checkpoint. `max_context_tokens` caps the model's context window."""
+    """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window."""
     text_config = config.get_text_config()
     window = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
     return ModelInfo(
         model=Path(name).name if Path(name).exists() else name,
-        fingerprint=model_fingerprint(name, revision),
+        fingerprint=model_fingerprint(folder),
         tokenizer=tokenizer_fingerprint(tokenizer),
         num_layers=int(text_config.num_hidden_layers),
         hidden_size=int(text_config.hidden_size),
@@ -125,15 +120,15 @@ def model_info(
     )
 
 
-def generation_config(name: str, revision: str | None) -> GenerationConfig | None:
+def generation_config(folder: str) -> GenerationConfig | None:
     """generation_config.json of a checkpoint; None if there is none. Raises: Mismatch when it cannot be read."""
     try:
-        config: GenerationConfig = GenerationConfig.from_pretrained(name, revision=revision)
+        config: GenerationConfig = GenerationConfig.from_pretrained(folder)
     except OSError:
         return None
     except MALFORMED as error:
         raise Mismatch(
-            f"cannot read generation_config.json of {name!r}: {' '.join(str(error).split())[:300]}"
+            f"cannot read generation_config.json of {folder!r}: {' '.join(str(error).split())[:300]}"
         ) from error
     return config
 
@@ -175,17 +170,13 @@ def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return _short(hashlib.sha256(rendered_with.encode()))
 
 
-def model_fingerprint(model: str, revision: str | None) -> str:
-    """Digest of configuration and all weights of a checkpoint, in a folder or the hub's cache: `sha256-full:...`.
+def model_fingerprint(folder: str) -> str:
+    """Digest of configuration and all weights of a checkpoint: `sha256-full:...`.
 
     The prefix names this definition, so that fingerprints of another one are never taken for those of another model.
     """
-    config = cached_file(model, "config.json", revision=revision)
-    if config is None:
-        raise FileNotFoundError(f"{model} has no config.json")
-    folder = Path(config).parent
-    digest = hashlib.sha256(Path(config).read_bytes())
-    paths = sorted(folder.glob("*.safetensors"))
+    digest = hashlib.sha256(Path(folder, "config.json").read_bytes())
+    paths = sorted(Path(folder).glob("*.safetensors"))
     for path, weights in zip(paths, file_digests(paths), strict=True):
         digest.update(f"{path.name} {weights}\n".encode())
     return f"{FINGERPRINT}:{_short(digest)}"

@@ -61,7 +61,7 @@ def worse_draft(noise: float, folder: Path, pair: Path = BUNDLED_PAIR, seed: int
     for name in ("target.safetensors", "target.json", "serving.json"):
         shutil.copy(pair / "probes" / name, probes / name)
     probe = load_probe(pair / "probes" / "draft.safetensors")
-    card = replace(probe.card, fingerprint=model_fingerprint(str(folder / "draft"), None))
+    card = replace(probe.card, fingerprint=model_fingerprint(str(folder / "draft")))
     save_probe(probe.probe, card, probes / "draft.safetensors", torch.float16)
 
 

@@ -208,7 +208,7 @@ def train(course: Course, work: Path, output: Path) -> None:
     learner.model.eval().to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
     card = {
-        "fingerprint": model_fingerprint(str(output), None),
+        "fingerprint": model_fingerprint(str(output)),
         "training": asdict(course) | {"batch_size": BATCH_SIZE},
     }
     card |= {"num_parameters": learner.model.num_parameters(), "metrics": pair_metrics(output, SPLITS["tune"][:500])}

@@ -50,7 +50,7 @@ def test_pair_is_at_most_16_mebibytes() -> None:
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     card = json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text())
-    assert card["fingerprint"] == model_fingerprint(str(BUNDLED_PAIR / role), None)
+    assert card["fingerprint"] == model_fingerprint(str(BUNDLED_PAIR / role))
     assert card["tokenizer"] == tokenizer_fingerprint(load_tokenizer(str(BUNDLED_PAIR / role)))
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"

@@ -38,8 +38,8 @@ def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
     for place in (0, len(data) // 2, len(data) - 1):
         data[place] ^= 1
         (tmp_path / "model.safetensors").write_bytes(data)
-        seen.add(model_fingerprint(str(tmp_path), None))
-    assert model_fingerprint(str(shutil.copytree(tmp_path, tmp_path / "copy")), None) in seen
+        seen.add(model_fingerprint(str(tmp_path)))
+    assert model_fingerprint(str(shutil.copytree(tmp_path, tmp_path / "copy"))) in seen
     assert len(seen) == 3 and all(fingerprint.startswith(f"{FINGERPRINT}:") for fingerprint in seen)
 
 

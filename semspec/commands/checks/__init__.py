@@ -40,9 +40,7 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
     try:
         found = look()
     except ImportError as error:
-        return fail(
-            name, f"cannot be checked: {error.name} is not installed", "pip install 'semspec[engine,gateway,cli]'"
-        )
+        return fail(name, f"cannot be checked: {error.name} is not installed", "pip install 'semspec[serve]'")
     except InvalidRequest as error:
         return fail(name, error.message, "correct it in the environment or in serving.json; docs/settings.md lists all")
     except (SemspecError, StackError) as error:

@@ -95,11 +95,15 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
 
 
 def _model(role: str, settings: Any, load: Any) -> Started:
-    num_weights = count_weights(settings.model, settings.revision) if settings.model else 0
-    if settings.model and not num_weights:
-        remedy = f"fetch it beforehand (`hf download {settings.model}`), or give --{role}-model a folder"
-        words = f"{settings.model} is not in the hub's cache; the service will fetch it"
-        return Started(warn(role, words, remedy), settings, None)
+    from semspec.engine.hub import look_up
+
+    num_weights = 0
+    if settings.model:
+        found = look_up(settings.model, settings.revision)
+        if found.missing_bytes:
+            words = f"{settings.model} is not on this machine yet: {_size(found.missing_bytes)}"
+            return Started(warn(role, words, f"`hf download {settings.model}`, or `serve` fetches it"), settings, None)
+        num_weights = count_weights(found.folder)
     engine = load(settings, outline)
     words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
     return Started(words, settings, asyncio.run(engine.info()), num_weights)
@@ -133,29 +137,19 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}")
 
 
-def count_weights(model: str, revision: str | None = None) -> int:
-    """Number of weights in the safetensors files of a folder or of the hub's cache; 0 if the model is not on this
-    machine. Raises: Mismatch when a folder has none, or a file is damaged."""
+def count_weights(folder: Path) -> int:
+    """Number of weights in a folder's safetensors files. Raises: Mismatch when there are none, or one is damaged."""
     from safetensors import SafetensorError, safe_open
-    from transformers.utils import cached_file
 
-    from semspec.engine.checkpoint import check_folder
-
-    check_folder(model)
-    folder, num_weights = Path(model), 0
-    if not folder.is_dir():
-        try:
-            folder = Path(str(cached_file(model, "config.json", revision=revision, local_files_only=True))).parent
-        except OSError:
-            return 0
+    num_weights = 0
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
                 num_weights += sum(math.prod(one.get_shape()) for one in map(file.get_slice, file.keys()))
         except (OSError, SafetensorError) as error:
             raise Mismatch(f"cannot read {path}: {error}; fetch the checkpoint again") from error
-    if Path(model).is_dir() and not num_weights:
-        raise Mismatch(f"{model} has no safetensors weights; convert the checkpoint: pickled ones are not read")
+    if not num_weights:
+        raise Mismatch(f"{folder} has no safetensors weights; convert the checkpoint: pickled ones are not read")
     return num_weights
 
 

@@ -72,7 +72,7 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     prepare_environment(settings.threads)
     check_installed()
     model, tokenizer = load_model(settings, writer)
-    core = Core.start(model.name, lambda: _async_llm(engine_args(settings, model)), ended)
+    core = Core.start(settings.model, lambda: _async_llm(engine_args(settings, model)), ended)
     return VllmEngine(core, tokenizer, writer, settings.probes)
 
 

@@ -103,7 +103,7 @@ class SemspecWorker(Worker):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
         model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
         self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
-        raw = load_tokenizer(wire.name, wire.revision)
+        raw = load_tokenizer(wire.folder)
         tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
         self._recorder = Recorder(tokenizer, wire.writer, self.device, model.compute_logits)
 

@@ -66,18 +66,17 @@ def prepare_environment(threads: int) -> None:
 
 def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
     """The model of `settings` without its weights. Raises: Mismatch."""
-    name, revision = settings.model, settings.revision
-    with loading(name):
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-        raw = load_tokenizer(name, revision)
-        info = model_info(name, revision, config, raw, settings.max_context_tokens)
+    with loading(settings.model, settings.revision) as folder:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        raw = load_tokenizer(folder)
+        info = model_info(settings.model, folder, config, raw, settings.max_context_tokens)
     _check_device(settings, config)
     info = replace(
         info, fingerprint=fingerprint(info, settings.vllm_options.quantization), max_cache_bytes=settings.kv_bytes
     )
-    ends = eos_ids(generation_config(name, revision), raw)
+    ends = eos_ids(generation_config(folder), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
-    model = Model(name, revision, info, tuple(sorted(ends)), num_embeddings, writer)
+    model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer)
     return model, ModelTokenizer(raw, info, ends, num_embeddings)
 
 
@@ -98,8 +97,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     is_cpu = bool(current_platform.is_cpu())
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
     arguments: dict[str, Any] = {
-        "model": model.name,
-        "revision": model.revision,
+        "model": model.folder,
         "dtype": dtype,
         "quantization": options.quantization,
         "max_model_len": model.info.max_context_tokens + 1,

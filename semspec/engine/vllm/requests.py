@@ -87,8 +87,7 @@ _RESULTS: dict[str, TypeAdapter[Any]] = {
 class Model:
     """What vLLM's processes know of the model, in `VllmConfig.additional_config`."""
 
-    name: str
-    revision: str | None
+    folder: str
     info: ModelInfo
     eos_ids: tuple[int, ...]
     num_embeddings: int

@@ -1,0 +1,118 @@
+"""Checkpoints of the Hugging Face hub: looked up and downloaded before anything is loaded."""
+
+import errno
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from tqdm.auto import tqdm
+
+from semspec.errors import Mismatch
+
+logger = logging.getLogger(__name__)
+
+FILES: dict[str, Any] = {
+    "allow_patterns": ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"],
+    "ignore_patterns": ["*/*.safetensors", "consolidated*.safetensors"],
+}
+"""The files of a checkpoint that are used; weights in other places are copies in other formats."""
+TELL_EVERY_S = 60.0
+MAKE_ROOM = "make room, or set HF_HOME to a folder on a larger disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a checkpoint is: bytes of its weights, and of its files that are not on this machine yet."""
+
+    folder: Path
+    weight_bytes: int
+    missing_bytes: int = 0
+
+
+def look_up(model: str, revision: str | None = None) -> Checkpoint:
+    """Look up a checkpoint in its folder, on the hub, or where that cannot be reached in the hub's cache. Downloads
+    nothing. Raises: Mismatch when it is nowhere."""
+    is_path = os.path.isabs(model) or model.startswith((".", "~")) or model.count("/") > 1
+    folder = Path(model)
+    if is_path and not folder.is_dir():
+        raise Mismatch(f"there is no folder {model}; give a checkpoint's folder or a hub id")
+    if not folder.is_dir():
+        try:
+            files: Any = snapshot_download(model, revision=revision, dry_run=True, **FILES)
+        except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
+            try:
+                folder = Path(snapshot_download(model, revision=revision, local_files_only=True, **FILES))
+            except (OSError, ValueError):
+                raise _absence(model, revision, error.__cause__ or error) from error
+        else:
+            root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
+            weights = sum(file.file_size for file in files if file.filename.endswith(".safetensors"))
+            return Checkpoint(root, weights, sum(file.file_size for file in files if file.will_download))
+    return Checkpoint(folder, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+
+
+def fetch(model: str, revision: str | None = None, tell: Callable[[str], object] = logger.info) -> str:
+    """The folder of a checkpoint, after a download of what is not on this machine. On a terminal the hub's client shows
+    its progress, elsewhere `tell` gets a line a minute. Raises: Mismatch when it cannot be had."""
+    found = look_up(model, revision)
+    if not (size := found.missing_bytes):
+        return str(found.folder)
+    cache = Path(constants.HF_HUB_CACHE)
+    free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+    if size > free:
+        raise Mismatch(f"{model} takes {_size(size)} in {cache}, where {_size(free)} are free; {MAKE_ROOM}")
+    tell(f"downloading {model}: {_size(size)}")
+    try:
+        bars = None if sys.stderr.isatty() else _lines(tell)
+        return str(snapshot_download(model, revision=revision, tqdm_class=bars, **FILES))
+    except Exception as error:  # as above
+        raise _absence(model, revision, error) from error
+
+
+def _lines(tell: Callable[[str], object]) -> type[tqdm]:
+    """The hub's client's bars as lines."""
+    told_at = time.monotonic()
+
+    class Lines(tqdm):  # type: ignore[misc]
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            nonlocal told_at
+            if self.unit == "B" and 0 < self.n < (self.total or 0) and time.monotonic() - told_at >= TELL_EVERY_S:
+                told_at, rate = time.monotonic(), self.n / self.format_dict["elapsed"]
+                left = self.format_interval((self.total - self.n) / rate)
+                tell(f"{_size(self.n)} of {_size(self.total)}, {left} left")
+
+    return Lines
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def _absence(model: str, revision: str | None, error: BaseException) -> Mismatch:
+    """Problem and remedy in one line."""
+    page = f"{constants.ENDPOINT}/{model}"
+    match error:
+        case GatedRepoError():
+            said = f"{model} is gated; ask for access at {page}, and log in with `hf auth login`"
+        case RevisionNotFoundError():
+            said = f"{model} has no revision {revision}; correct it, see {page}/commits/main"
+        case RepositoryNotFoundError() | HFValidationError():
+            said = f"the hub has no {model}; correct the name; for a private model log in with `hf auth login`"
+        case OSError(errno=errno.ENOSPC):
+            said = f"no room for {model} in {constants.HF_HUB_CACHE}; {MAKE_ROOM}"
+        case _:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            said = (
+                f"{model} is neither a folder nor in the hub's cache, and {constants.ENDPOINT} does not answer "
+                f"({reason}); connect, set HF_ENDPOINT to a mirror, or give the folder of a copy: "
+                f"`hf download {model} --local-dir FOLDER` elsewhere"
+            )
+    return Mismatch(said)
