@@ -84,9 +84,10 @@ class Gateway:
         """`ready`, and what the gateway does without, in one line."""
         return str((await self._call("GET", "/ready"))["detail"])
 
-    async def models(self) -> list[str]:
-        """The valid values of a request's `model`, the default first."""
-        return [model["id"] for model in (await self._call("GET", "/v1/models"))["data"]]
+    async def models(self) -> list[Json]:
+        """The valid values of a request's `model`, each as `id` with its properties, the default first."""
+        models: list[Json] = (await self._call("GET", "/v1/models"))["data"]
+        return models
 
     async def generation(self, id: str) -> Json:
         """Parameters, models, prompt and outcome of a generation."""

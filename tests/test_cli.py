@@ -1,16 +1,22 @@
 """The command `semspec` and what other packages add to it."""
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from semspec import cli
 from semspec.bench import cli as bench_cli
+from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
+from tests.commands.support import command
+from tests.hub import serving
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +70,27 @@ def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
     for name, missing in {"torch": "torch", "draft": "torch", "running": "httpx"}.items():
         assert lines[name].startswith("fail") and f"{missing} is not installed -> pip install" in lines[name]
     assert lines["port"].startswith("ok")
+
+
+def test_serve_fetches_the_pair_of_a_hub_before_it_starts(tmp_path: Path) -> None:
+    models = ("--draft-model", "a/draft", "--target-model", "a/target", "--port", "0")
+    with serving({f"a/{role}": BUNDLED_PAIR / role for role in ("draft", "target")}) as endpoint:
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        with subprocess.Popen(
+            command(["serve", *models]), env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout
+            shown = [line for line in process.stdout if line != "Ctrl-C stops it.\n" or process.terminate()]
+    assert shown[:2] == ["downloading a/draft: 1.5 MB\n", "downloading a/target: 10.0 MB\n"]
+    assert process.returncode == 128 + signal.SIGTERM and "playground" in "".join(shown)
+
+
+def test_serve_says_at_once_that_the_hub_is_out_of_reach(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    words = command(["serve", "--draft-model", "Qwen/Qwen3-0.6B"])
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
+    [line] = result.stderr.splitlines()
+    assert "hf download Qwen/Qwen3-0.6B --local-dir FOLDER" in line and not result.stdout and result.returncode == 1
 
 
 def without(modules: tuple[str, ...], words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.training import collect
 from semspec.training.config import QUICK_CONTEXTS, QUICK_QUESTIONS, DatastoreConfig, load_config, quick, read_config
@@ -86,6 +87,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
 def quiet_libraries() -> None:
     """Limit the libraries' logs to warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger(hub.__name__).setLevel(logging.INFO)
     transformers.utils.logging.disable_progress_bar()
 
 

@@ -6,12 +6,10 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer, loading
 from semspec.engine.device import device_of
-from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512
@@ -99,29 +97,15 @@ class NliModel:
     def load(cls, config: EntailmentConfig) -> "NliModel":
         """Load a checkpoint: safetensors only, no remote code. Raises: Mismatch with the remedy."""
         name = config.model
-        folder = fetch(name, config.revision)
         device = device_of(config.device, f"the NLI model {name!r}")
         dtype = config.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        try:
+        with loading(name, config.revision) as folder:
             model = AutoModelForSequenceClassification.from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype),
-                use_safetensors=True,
-                trust_remote_code=False,
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
             ).to(device)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise Mismatch(
-                f"cannot load NLI model {name!r}: {_reason(error)}; give a folder or hub id with safetensors weights, "
-                "or a revision that has them (weights in pytorch_model.bin are pickles and not loaded)"
-            ) from error
-        try:
             tokenizer = load_tokenizer(folder)
-        except Exception as error:  # each class of tokenizers misses its files in another way
-            raise Mismatch(
-                f"cannot load the tokenizer of NLI model {name!r}: {_reason(error)}; it needs a tokenizer.json"
-            ) from error
         return cls(model, tokenizer, config)
 
     def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
@@ -166,10 +150,6 @@ class NliModel:
         padded = self._tokenizer.pad(inputs, return_tensors="pt").to(self._model.device)
         labels: list[int] = self._model(**padded).logits.argmax(-1).tolist()
         return labels
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:

@@ -88,7 +88,7 @@ class Chat:
     async def _chosen_model(self, screen: PlainScreen | ColourScreen) -> str:
         """The model; the first time, what is to be known of the bundled one is shown."""
         if self._model is None:
-            self._model = (await self._gateway.models())[0]
+            self._model = (await self._gateway.models())[0]["id"]
             if self._model == BUNDLED:
                 screen.note(f"{KNOWN} {EXAMPLE}")
         return self._model

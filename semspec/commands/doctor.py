@@ -57,7 +57,7 @@ def _running(url: str, api_key: str | None) -> Check | str:
         gateway = Gateway.at(url, api_key)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await gateway.readiness(), await gateway.models()
+                return await gateway.readiness(), [model["id"] for model in await gateway.models()]
         except TimeoutError as error:
             raise Unavailable(f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there") from error
         finally:

@@ -55,7 +55,7 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
     except MALFORMED as error:
         reason = " ".join(str(error).split())[:300]
         raise Mismatch(
-            f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
+            f"cannot load model {name!r}: {reason}; give a folder, a hub id or a revision with safetensors weights"
         ) from error
 
 

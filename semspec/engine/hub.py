@@ -46,7 +46,9 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
         raise Mismatch(f"there is no folder {model}; give a checkpoint's folder or a hub id")
     if not folder.is_dir():
         try:
-            files: Any = snapshot_download(model, revision=revision, dry_run=True, **FILES)
+            files: Any = snapshot_download(
+                model, revision=revision, dry_run=True, tqdm_class=_lines(logger.info), **FILES
+            )
         except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
             try:
                 folder = Path(snapshot_download(model, revision=revision, local_files_only=True, **FILES))
@@ -54,8 +56,8 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
                 raise _absence(model, revision, error.__cause__ or error) from error
         else:
             root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
-            weights = sum(file.file_size for file in files if file.filename.endswith(".safetensors"))
-            return Checkpoint(root, weights, sum(file.file_size for file in files if file.will_download))
+            weights = sum(file.file_size or 0 for file in files if file.filename.endswith(".safetensors"))
+            return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
     return Checkpoint(folder, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
 
 
@@ -63,13 +65,13 @@ def fetch(model: str, revision: str | None = None, tell: Callable[[str], object]
     """The folder of a checkpoint, after a download of what is not on this machine. On a terminal the hub's client shows
     its progress, elsewhere `tell` gets a line a minute. Raises: Mismatch when it cannot be had."""
     found = look_up(model, revision)
-    if not (size := found.missing_bytes):
+    if not (missing := found.missing_bytes):
         return str(found.folder)
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
-    if size > free:
-        raise Mismatch(f"{model} takes {_size(size)} in {cache}, where {_size(free)} are free; {MAKE_ROOM}")
-    tell(f"downloading {model}: {_size(size)}")
+    if missing > free:
+        raise Mismatch(f"{model} takes {size(missing)} in {cache}, where {size(free)} are free; {MAKE_ROOM}")
+    tell(f"downloading {model}: {size(missing)}")
     try:
         bars = None if sys.stderr.isatty() else _lines(tell)
         return str(snapshot_download(model, revision=revision, tqdm_class=bars, **FILES))
@@ -87,13 +89,17 @@ def _lines(tell: Callable[[str], object]) -> type[tqdm]:
             if self.unit == "B" and 0 < self.n < (self.total or 0) and time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at, rate = time.monotonic(), self.n / self.format_dict["elapsed"]
                 left = self.format_interval((self.total - self.n) / rate)
-                tell(f"{_size(self.n)} of {_size(self.total)}, {left} left")
+                tell(f"{size(self.n)} of {size(self.total)}, {left} left")
+
+        def close(self) -> None:
+            self.disable = True
 
     return Lines
 
 
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+def size(num_bytes: float) -> str:
+    """In GB or MB."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _absence(model: str, revision: str | None, error: BaseException) -> Mismatch:

@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import http.client
-import json
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from semspec.errors import Mismatch, represent
+from semspec.errors import Mismatch, SemspecError
 from semspec.keys import new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
@@ -20,12 +17,14 @@ from semspec.stack.config import ROLES, StackConfig
 from semspec.stack.folder import PrivateFolder
 from semspec.stack.listening import free_port, url_host
 
+if TYPE_CHECKING:
+    from semspec.client import Gateway
+
 POLL_S = 0.05
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 STEADY_S = 60.0
 """An end after so many seconds is the first of a row."""
-MISMATCH = represent(Mismatch("")).code
 
 
 class Stack:
@@ -58,10 +57,10 @@ class Stack:
     async def model(self) -> tuple[str, str]:
         """The pair's name in the API and its default strategy. Raises: StackError when the gateway has ended."""
         try:
-            _, body = await asyncio.to_thread(_get, self.addresses["gateway"], "/v1/models", self.headers)
-        except (OSError, http.client.HTTPException) as error:
-            raise StackError(f"the gateway does not answer: {error}", self.processes["gateway"].log_tail()) from error
-        model = json.loads(body)["data"][0]
+            async with self._gateway() as gateway:
+                model = (await gateway.models())[0]
+        except SemspecError as error:
+            raise StackError(error.message, self.processes["gateway"].log_tail()) from error
         return model["id"], model["strategy"]
 
     async def __aenter__(self) -> "Stack":
@@ -130,9 +129,21 @@ class Stack:
         await self._start_child("gateway", self.config.commands["gateway"], settings)
 
     async def _until_ready(self) -> None:
-        while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"], self.headers)) is not None:
-            self._refusal = refusal
-            await self._pause()
+        async with self._gateway() as gateway:
+            while True:
+                try:
+                    await gateway.readiness()
+                    return
+                except Mismatch as error:  # which waiting cannot resolve
+                    raise StackError(error.message) from None
+                except SemspecError as error:
+                    self._refusal = error.message
+                await self._pause()
+
+    def _gateway(self) -> "contextlib.aclosing[Gateway]":
+        from semspec.client import Gateway  # needs httpx
+
+        return contextlib.aclosing(Gateway.at(self.base_url, self.api_key))
 
     async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
         # One thread each: the models run alternately, and more threads than cores are several times slower.
@@ -222,33 +233,3 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
         if not received:
             raise
         return 128 + received[0]
-
-
-def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:
-    """Why the gateway is not ready; None when it is. Raises: StackError for a mismatch, which waiting cannot
-    resolve."""
-    try:
-        status, body = _get(address, "/ready", headers)
-    except (OSError, http.client.HTTPException):
-        return ""
-    return None if status == 200 else _reason(body)
-
-
-def _get(address: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Status and body. Raises: OSError, HTTPException."""
-    with closing(http.client.HTTPConnection(address, timeout=5)) as connection:
-        connection.request("GET", path, headers=dict(headers))
-        response = connection.getresponse()
-        return response.status, response.read()
-
-
-def _reason(body: bytes) -> str:
-    """The message of an error response in OpenAI's format."""
-    try:
-        error = json.loads(body)["error"]
-        code, message = error["code"], str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-    if code == MISMATCH:
-        raise StackError(message)
-    return message

@@ -1,22 +1,17 @@
 """What a reproduction refuses before it begins, each with one line and the remedy."""
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from semspec.bench.cli import main
 from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
 from semspec.training.config import read_config, read_yaml
 from semspec.training.progress import Reporter
-from tests.bench.tiny_pair import DRAFT, METHODS, REVISION, save_pair_file, snapshot, use_hub
-
-HUGE = 10**17
+from tests.bench.tiny_pair import DRAFT, METHODS, TARGET, save_pair_file, snapshot, use_hub
+from tests.hub import serving, use
 
 
 @pytest.fixture(autouse=True)
@@ -24,45 +19,19 @@ def _own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_hub(tmp_path / "hub", monkeypatch)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """A hub on which one model is gated and all others are larger than any disk."""
-
-    def do_GET(self) -> None:
-        if DRAFT in self.path:
-            self._answer(403, {"error": "ask"}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask its authors"})
-        elif "/tree/" in self.path:
-            self._answer(200, [{"type": "file", "path": "model.safetensors", "size": HUGE, "oid": "0" * 40}], {})
-        else:
-            self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound"})
-
-    def do_HEAD(self) -> None:
-        if self.path.endswith("/model.safetensors"):
-            self._answer(200, None, {"ETag": '"00"', "X-Repo-Commit": REVISION, "X-Linked-Size": str(HUGE)})
-        else:
-            self._answer(404, None, {"X-Error-Code": "EntryNotFound"})
-
-    def _answer(self, status: int, body: Any, headers: dict[str, str]) -> None:
-        content = b"" if body is None else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None: ...
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, Path | None]:
+    """The draft is gated, the target larger than any disk."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    return {DRAFT: None, TARGET: tmp_path / "model"}
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def hub(models: dict[str, Path | None], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with serving(models) as endpoint:
+        use(endpoint, monkeypatch)
         yield endpoint
-        server.shutdown()
 
 
 def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -106,9 +75,9 @@ def test_every_failed_check_is_one_line_with_its_remedy(
 
 
 def test_models_that_fit_neither_disk_nor_memory_are_refused(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: str, models: dict[str, Path | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tests.bench.test_reproduce.DRAFT", "no model is gated")
+    models[DRAFT] = models[TARGET]
     lines = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
     [disk], [memory] = ([line for line in lines if f" {name} " in line] for name in ("disk", "memory"))
     assert disk.startswith("fail") and "HF_HOME" in disk and memory.startswith("fail")

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from semspec.commands.checks import Check
 from semspec.commands.checks.environment import check_requirement
 from semspec.commands.checks.processes import check_processes
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from tests.commands.support import Live, exit_code
+from tests.hub import serving, use
 
 pytestmark = pytest.mark.slow
 Checks = dict[str, Check]
@@ -177,9 +179,14 @@ def test_folder_of_a_model_is_looked_at(
     assert check.name == "draft" and check.level == level and words in check.message
 
 
-def test_hub_model_that_is_not_here_is_a_warning() -> None:
-    check = next(check_processes(StackConfig(draft_model="no-such-owner/no-such-model")))
-    assert check.level == "warn" and "hf download no-such-owner/no-such-model" in check.remedy
+def test_hub_model_is_a_warning_while_only_the_hub_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with serving({"a/draft": BUNDLED_PAIR / "draft"}) as endpoint:
+        use(endpoint, monkeypatch)
+        check = next(check_processes(StackConfig(draft_model="a/draft")))
+    assert check.level == "warn" and "1.5 MB" in check.message and "hf download a/draft" in check.remedy
+    check = next(check_processes(StackConfig(draft_model="a/draft")))
+    assert check.level == "fail" and "does not answer" in check.message
 
 
 @pytest.mark.parametrize(

@@ -95,13 +95,13 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
 
 
 def _model(role: str, settings: Any, load: Any) -> Started:
-    from semspec.engine.hub import look_up
+    from semspec.engine.hub import look_up, size
 
     num_weights = 0
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
-            words = f"{settings.model} is not on this machine yet: {_size(found.missing_bytes)}"
+            words = f"{settings.model} is not on this machine yet: {size(found.missing_bytes)}"
             return Started(warn(role, words, f"`hf download {settings.model}`, or `serve` fetches it"), settings, None)
         num_weights = count_weights(found.folder)
     engine = load(settings, outline)
@@ -165,11 +165,13 @@ def _compare(started: dict[str, Started]) -> str:
 
 
 def _memory(models: list[Started]) -> Check:
+    from semspec.engine.hub import size
+
     place, free_bytes, weight_bytes = _free()
     needed, kv_bytes = weight_bytes * sum(m.num_weights for m in models), sum(m.settings.kv_bytes for m in models)
     if not free_bytes:
-        return warn("memory", f"weights {_size(needed)}; what is free is unknown here", "see that they fit")
-    words = f"weights {_size(needed)}, keys and values up to {_size(kv_bytes)}, {_size(free_bytes)} free on the {place}"
+        return warn("memory", f"weights {size(needed)}; what is free is unknown here", "see that they fit")
+    words = f"weights {size(needed)}, keys and values up to {size(kv_bytes)}, {size(free_bytes)} free on the {place}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:
@@ -188,10 +190,6 @@ def _free() -> tuple[str, int, int]:
     lines = listed.read_text().splitlines() if listed.exists() else []
     free = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return "machine", next(free, 0), CPU_BYTES
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 @contextmanager
