@@ -76,11 +76,13 @@ def test_serve_fetches_the_pair_of_a_hub_before_it_starts(tmp_path: Path) -> Non
     models = ("--draft-model", "a/draft", "--target-model", "a/target", "--port", "0")
     with serving({f"a/{role}": BUNDLED_PAIR / role for role in ("draft", "target")}) as endpoint:
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        with subprocess.Popen(
-            command(["serve", *models]), env=environment, stdout=subprocess.PIPE, text=True
-        ) as process:
+        words, shown = command(["serve", *models]), []
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
-            shown = [line for line in process.stdout if line != "Ctrl-C stops it.\n" or process.terminate()]
+            for line in process.stdout:
+                shown.append(line)
+                if line.startswith("Ctrl-C"):
+                    process.terminate()
     assert shown[:2] == ["downloading a/draft: 1.5 MB\n", "downloading a/target: 10.0 MB\n"]
     assert process.returncode == 128 + signal.SIGTERM and "playground" in "".join(shown)
 

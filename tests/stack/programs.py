@@ -24,7 +24,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if BODY else 200)
         self.end_headers()
-        self.wfile.write(BODY or b'{"data": [{"id": "semspec-demo", "strategy": "semantic"}]}')
+        self.wfile.write(BODY or b'{"detail": "ready", "data": [{"id": "semspec-demo", "strategy": "semantic"}]}')
 
 HTTPServer.address_family = socket.AF_INET6 if ":" in HOST else socket.AF_INET
 HTTPServer((HOST, int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
