@@ -197,7 +197,7 @@ def test_hub_model_is_a_warning_while_only_the_hub_has_it(tmp_path: Path, monkey
         ("protobuf<5,>=4", "fail"),
         ("torch>=2.10", None),  # its version has a local part
         ('no-such-package>=1; extra == "gateway"', "fail"),
-        ('no-such-package>=1; extra == "cli"', "warn"),
+        ('no-such-package>=1; extra == "cli"', "fail"),
         ('no-such-package>=1; extra == "training"', None),
         ('no-such-package>=6.2; python_version < "3.13" and extra == "demo"', None),
     ],

@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 from semspec.commands.checks import Check, attempt, fail, ok, warn
 
-NEEDED_EXTRAS = {"": fail, "gateway": fail, "engine": fail, "cli": warn}
-"""Extras that the stack requires, and the level of a missing package in each."""
+NEEDED_EXTRAS = ("", "gateway", "engine", "cli")
+"""Extras that the stack requires."""
 
 
 def check_environment() -> Iterator[Check]:
@@ -42,14 +42,13 @@ def check_requirement(text: str) -> Check | None:
     extra = next((extra for extra in NEEDED_EXTRAS if marker is None or marker.evaluate({"extra": extra})), None)
     if extra is None:
         return None
-    complain = NEEDED_EXTRAS[extra]
     try:
         found = version(name)
     except PackageNotFoundError:
-        return complain("packages", f"{name} is not installed", f"pip install 'semspec{f'[{extra}]' if extra else ''}'")
+        return fail("packages", f"{name} is not installed", f"pip install 'semspec{f'[{extra}]' if extra else ''}'")
     if not requirement.specifier.contains(found, prereleases=True):
         wanted = requirement.specifier
-        return complain("packages", f"{name} {found} is not {wanted}", f"pip install '{name}{wanted}'")
+        return fail("packages", f"{name} {found} is not {wanted}", f"pip install '{name}{wanted}'")
     return None
 
 
