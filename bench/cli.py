@@ -179,8 +179,8 @@ def _budget(task: Task, options: argparse.Namespace) -> int:
 
 
 def _configurations(texts: Sequence[str]) -> list[Configuration]:
-    """The distinct configurations in order, beginning with the target alone; or a single one, for
-    `studies.joined`. Raises: InvalidRequest."""
+    """The distinct configurations in order, beginning with the target alone; or a single one.
+    Raises: InvalidRequest."""
     labels = [label.strip() for text in texts for label in text.split(",") if label.strip()]
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if len(configurations) > 1 and configurations[0].method != "target":

@@ -4,7 +4,7 @@ The models depend on tokenizer.json, which `python -m semspec.demo.tokenizer` tr
 anew, for models that are trained anew.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,10 +28,10 @@ CHAT_TEMPLATE = (
 FILE = Path(__file__).with_suffix(".json")
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(file: Path = FILE) -> PreTrainedTokenizerFast:
     """The tokenizer of both models, with their chat template."""
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_file(str(FILE)),
+        tokenizer_object=Tokenizer.from_file(str(file)),
         eos_token=END,
         pad_token=END_OF_TEXT,
         model_max_length=WINDOW,
@@ -41,8 +41,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def train_tokenizer() -> Tokenizer:
-    """A tokenizer trained on texts of both authors."""
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer trained on texts of a language."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -57,7 +57,7 @@ def train_tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
@@ -71,4 +71,4 @@ def _texts() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    train_tokenizer().save(str(FILE))
+    train_tokenizer(_texts()).save(str(FILE))

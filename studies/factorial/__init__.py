@@ -1,1 +1,0 @@
-"""The probes' factorial: which of recipe, features and layers matters, training variance included."""

@@ -1,0 +1,288 @@
+"""Problems of a ring of people who pass a ball, their solutions, and the meaning of each step.
+
+Each of 8 to 10 people passes to one other, and the prompt tells who in a shuffled order. A step states who has the ball
+after some passes without naming those between: three and four passes are hard, since each takes some layers. The
+other claims are looked up or compared. A step is a paragraph of one to three claims; its first word says whether the
+step before is right ("So") or wrong ("No", and then the right claim follows).
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Claim = tuple[int | str, ...]
+"""A kind and its values: start (person,) · move (passes, person) · card (person, number) ·
+compare (person, other, sign) · next (person, to) · left (rounds,) · role (person, role) · answer (number,). People are
+numbered by their place in the ring."""
+
+WOMEN = ("Ada", "Bea", "Cora", "Dina", "Ella", "Fay", "Gina", "Hana", "Ivy", "June", "Kate", "Lily")
+MEN = ("Abel", "Bob", "Carl", "Dan", "Emil", "Finn", "Gus", "Hugo", "Ivan", "Jack", "Karl", "Leo")
+ROLES = (
+    "baker", "judge", "pilot", "nurse", "farmer", "singer", "guard", "clerk", "cook", "miner", "tailor", "driver",
+    "doctor", "painter", "sailor", "writer", "dancer", "hunter", "smith", "porter", "lawyer", "weaver", "barber",
+    "actor",
+)  # fmt: skip
+NUM_STYLES = 4
+"""Styles of wording: the higher, the more a meaning's form varies."""
+
+SPLITS = {
+    "train": range(0, 10_000_000),
+    "probe": range(10_000_000, 10_010_000),
+    "tune": range(10_010_000, 10_015_000),
+    "report": range(10_015_000, 10_020_000),
+}
+"""Problem seeds by purpose: `train` for models, `probe` for probes, `tune` for options, `report` for results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """People by place in the ring; each passes to the next, the last to the first."""
+
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    cards: tuple[int, ...]
+    start: int
+    rounds: tuple[int, ...]
+    """Number of passes of each round."""
+
+    def after(self, person: int, passes: int) -> int:
+        return (person + passes) % len(self.names)
+
+    @property
+    def answer(self) -> int:
+        return self.cards[self.after(self.start, sum(self.rounds))]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question whose answer follows from its facts."""
+
+    seed: int
+    style: int
+    question: str
+    facts: Facts
+
+    @property
+    def answer(self) -> int:
+        return self.facts.answer
+
+
+def make_problem(seed: int, style: int | None = None) -> Problem:
+    """The problem of this seed; its style is drawn too unless it is given, and nothing else depends on it."""
+    rng = random.Random(seed)
+    drawn = rng.randrange(NUM_STYLES)
+    style = drawn if style is None else style
+    size = rng.randint(8, 10)
+    names = tuple(rng.sample(WOMEN + MEN, size))
+    num_rounds = rng.randint(3, 5)
+    hard = rng.sample(range(num_rounds), rng.choice((2, 2, 3)))
+    rounds = tuple(rng.choice((3, 4, 4)) if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
+    cards = tuple(rng.sample(range(11, 100), size))
+    facts = Facts(names, tuple(rng.sample(ROLES, size)), cards, rng.randrange(size), rounds)
+    return Problem(seed, style, " ".join(_told(facts, style, rng)), facts)
+
+
+def _told(facts: Facts, style: int, rng: random.Random) -> Iterator[str]:
+    people = range(len(facts.names))
+    yield f"Style {style}."
+    for person in rng.sample(people, len(people)):
+        yield f"{facts.names[person]} passes to {facts.names[facts.after(person, 1)]}."
+    for person in rng.sample(people, len(people)):
+        yield f"{facts.names[person]} is the {facts.roles[person]} with card {facts.cards[person]}."
+    yield f"The ball starts with {facts.names[facts.start]}."
+    for number, passes in enumerate(facts.rounds, 1):
+        yield f"Round {number}: {passes} {'pass' if passes == 1 else 'passes'}."
+    yield "Which card has the ball at the end?"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The meaning of one paragraph. Two steps mean the same if and only if they are equal."""
+
+    claims: tuple[Claim, ...]
+    corrects: bool = False
+    """Whether it says that the step before is wrong ("No")."""
+
+
+UNREADABLE = Step((("left", "unreadable"),))
+REMARKS: dict[str, float] = {"next": 0.5, "left": 0.25, "role": 0.25}
+EXTRAS: dict[Claim, float] = {(): 0.45, ("card",): 0.3, ("card", "compare"): 0.25}
+
+
+@dataclass(slots=True)
+class Solution:
+    """A solution as far as it goes, by its own statements: a wrong claim, once written, is the current one."""
+
+    facts: Facts
+    holder: int | None = None
+    before: int | None = None
+    """Who had the ball before the last move."""
+    num_rounds: int = 0
+    pending: Claim | None = None
+    """The right version of the last step's first wrong claim, until it is corrected or left."""
+    is_over: bool = False
+    remarked: set[str] = field(default_factory=set)
+
+    def options(self, care: float) -> dict[Step, float]:
+        """An author's distribution over the next step; `care` is the share of wrong steps that it corrects."""
+        if self.is_over:
+            return {}
+        if self.holder is None:
+            return {Step((("start", self.facts.start),)): 1.0}
+        steps = dict(self._onward())
+        if self.pending is None:
+            return steps
+        return {Step((self.pending,), corrects=True): care} | {step: (1 - care) * p for step, p in steps.items()}
+
+    def _onward(self) -> Iterator[tuple[Step, float]]:
+        assert self.holder is not None
+        free = {kind: p for kind, p in REMARKS.items() if self._may_remark(kind)}
+        share = 0.4 if free and len(self.remarked) < 2 else 0.0
+        for kind, weight in free.items():
+            if share:
+                yield Step((self._remark(kind),)), share * weight / sum(free.values())
+        if self.num_rounds == len(self.facts.rounds):
+            yield Step((("answer", self.facts.cards[self.holder]),)), 1 - share
+            return
+        passes = self.facts.rounds[self.num_rounds]
+        to = self.facts.after(self.holder, passes)
+        for kinds, weight in EXTRAS.items():
+            claims: list[Claim] = [("move", passes, to)]
+            if "card" in kinds:
+                claims.append(("card", to, self.facts.cards[to]))
+            if "compare" in kinds:
+                claims.append(("compare", to, self.holder, self._sign(to, self.holder)))
+            yield Step(tuple(claims)), (1 - share) * weight
+
+    def _may_remark(self, kind: str) -> bool:
+        return kind not in self.remarked and (kind != "left" or self.num_rounds < len(self.facts.rounds))
+
+    def _remark(self, kind: str) -> Claim:
+        assert self.holder is not None
+        match kind:
+            case "next":
+                return ("next", self.holder, self.facts.after(self.holder, 1))
+            case "left":
+                return ("left", len(self.facts.rounds) - self.num_rounds)
+        return ("role", self.holder, self.facts.roles[self.holder])
+
+    def _sign(self, person: int, other: int) -> str:
+        return "higher" if self.facts.cards[person] > self.facts.cards[other] else "lower"
+
+    def right(self, claim: Claim) -> Claim | None:
+        """The right version of `claim` here; None if no such claim can stand here."""
+        if claim[0] in ("start", "move") and any(not isinstance(value, int) for value in claim[1:]):
+            return None
+        match claim:
+            case ("start", _):
+                return ("start", self.facts.start) if self.holder is None else None
+            case ("move", _, _):
+                if self.holder is None or self.num_rounds == len(self.facts.rounds):
+                    return None
+                passes = self.facts.rounds[self.num_rounds]
+                return ("move", passes, self.facts.after(self.holder, passes))
+            case ("card", int(person), _):
+                return ("card", person, self.facts.cards[person])
+            case ("compare", int(person), int(other), _):
+                return ("compare", person, other, self._sign(person, other)) if person != other else None
+            case ("next", int(person), _):
+                return ("next", person, self.facts.after(person, 1))
+            case ("left", _):
+                return ("left", len(self.facts.rounds) - self.num_rounds)
+            case ("role", int(person), _):
+                return ("role", person, self.facts.roles[person])
+            case ("answer", _):
+                at_end = self.holder is not None and self.num_rounds == len(self.facts.rounds)
+                return ("answer", self.facts.cards[self.holder or 0]) if at_end else None
+        return None
+
+    def is_right(self, step: Step) -> bool:
+        """Whether each claim is right after this solution; a correction must correct the wrong claim."""
+        if self.is_over or step == UNREADABLE:
+            return False
+        if step.corrects:
+            return self.pending is not None and step.claims == (self.pending,)
+        after = Solution(self.facts, self.holder, self.before, self.num_rounds)
+        for claim in step.claims:
+            if after.right(claim) != claim:
+                return False
+            after._take(claim)
+        return True
+
+    def advance(self, step: Step) -> bool:
+        """Go on after a step. False if the step cannot be followed: unreadable, or not to be said here."""
+        if self.is_over or step == UNREADABLE or (step.corrects and self.pending is None):
+            return False
+        if step.corrects:
+            assert self.pending is not None
+            claim = step.claims[0]
+            if claim[0] != self.pending[0]:
+                return False
+            if claim[0] in ("start", "move"):
+                self.holder = int(claim[-1])
+            self.pending = None if claim == self.pending else self.pending
+            return True
+        wrong: Claim | None = None
+        for claim in step.claims:
+            right = self.right(claim)
+            if right is None:
+                return False
+            wrong = wrong or (right if right != claim else None)
+            self._take(claim)
+        self.pending = wrong
+        return True
+
+    def _take(self, claim: Claim) -> None:
+        match claim:
+            case ("start", int(person)):
+                self.holder = person
+            case ("move", _, int(person)):
+                self.before, self.holder = self.holder, person
+                self.num_rounds += 1
+                self.remarked = set()
+            case ("answer", _):
+                self.is_over = True
+            case ("next" | "left" | "role", *_):
+                self.remarked.add(str(claim[0]))
+
+    def mistakes(self, step: Step) -> list[Step]:
+        """Wrong steps that read like `step`, which is right here; the first half of moves is near, the rest any."""
+        if step.corrects or not step.claims:
+            return []
+        changed: list[Step] = []
+        for index, claim in enumerate(step.claims):
+            for wrong in self._wrong(claim):
+                rest = step.claims[index + 1 :]
+                if claim[0] == "move":
+                    rest = self._about(int(wrong[2]), rest)
+                changed.append(Step((*step.claims[:index], wrong, *rest)))
+        return changed
+
+    def _about(self, person: int, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+        """The same claims about another person, right as such."""
+        made: list[Claim] = []
+        for claim in claims:
+            if claim[0] == "card":
+                made.append(("card", person, self.facts.cards[person]))
+            elif claim[0] == "compare" and person != claim[2]:
+                made.append(("compare", person, claim[2], self._sign(person, int(claim[2]))))
+        return tuple(made)
+
+    def _wrong(self, claim: Claim) -> list[Claim]:
+        people = range(len(self.facts.names))
+        match claim:
+            case ("move", passes, int(person)):
+                near = [self.facts.after(person, -1), self.facts.after(person, 1)]
+                others = [other for other in people if other != person]
+                return [("move", passes, other) for other in near * (len(others) // 2) + others]
+            case ("card", person, int(number)):
+                turned = number % 10 * 10 + number // 10
+                numbers = {card for card in self.facts.cards if card != number} | {turned} - {number}
+                return [("card", person, wrong) for wrong in sorted(numbers) if wrong > 10]
+            case ("compare", person, other, sign):
+                return [("compare", person, other, "lower" if sign == "higher" else "higher")]
+            case ("next", int(person), int(to)):
+                return [("next", to, person), ("next", person, self.facts.after(to, 1))]
+            case ("left", int(count)):
+                return [("left", count - 1)] if count > 1 else [("left", count + 1)]
+        return []

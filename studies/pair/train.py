@@ -1,0 +1,319 @@
+"""`python -m studies.pair.train draft|target`: train a model of the pair. Resumable: run it again.
+
+Hops first, one to four, each to 98% before the next, in a drill of moves in the plainest style; then whole solutions
+in all styles, with planted mistakes to correct and steps to grade; depth is grown last. An auxiliary loss, in training
+only, asks layers on the way for the people on the way.
+"""
+
+import argparse
+import json
+import logging
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.tokenizer import build_tokenizer, train_tokenizer
+from semspec.demo.train_models import compiled
+from semspec.demo.trainer import Course, Trainer
+from semspec.demo.training import IGNORED, Recipe, build_model, grow
+from semspec.demo.wording import DRAFT_AUTHOR
+from semspec.engine.conversation import turn_after
+from studies.pair.language import MEN, ROLES, SPLITS, WOMEN, Solution, make_problem
+from studies.pair.wording import ADVERBS, PLANTED, SLOTS, TENS, UNITS, Document, write_document
+
+log = logging.getLogger("studies.pair.train")
+DELIMITER = "\n\n"
+NUM_HOPS = 4
+TOKENIZER = Path(__file__).with_name("tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Training at one depth. A drill ends when its hops are learnt, other stages after `num_steps`."""
+
+    num_layers: int
+    num_steps: int
+    drill: float
+    """Share of texts that are drills; 1 until the hops are learnt."""
+    rate: float
+    batch_size: int = 32
+    auxiliary: float = 0.3
+
+
+COURSES: dict[str, tuple[Stage, ...]] = {
+    "target": (Stage(6, 3000, 1.0, 0.01), Stage(6, 1100, 0.15, 0.01), Stage(24, 600, 0.05, 0.006, 16)),
+    "draft": (Stage(3, 1200, 1.0, 0.01), Stage(3, 1200, 0.1, 0.01)),
+}
+
+
+def tokenizer_of_pair() -> PreTrainedTokenizerFast:
+    """The tokenizer of both models, with their chat template; trained if it is not there."""
+    if not TOKENIZER.exists():
+        train_tokenizer(_vocabulary_texts()).save(str(TOKENIZER))
+    return build_tokenizer(TOKENIZER)
+
+
+def _vocabulary_texts() -> Iterator[str]:
+    words = [*WOMEN, *MEN, *ROLES, *ADVERBS, *UNITS, *TENS, *(word for slot in SLOTS.values() for word in slot)]
+    for text in (QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n", *words, *(f" {word}" for word in words)):
+        yield from [text] * 50
+    for seed in SPLITS["train"][:1500]:
+        document = write_document(seed)
+        yield document.problem.question + DELIMITER.join(document.segments)
+
+
+@dataclass(slots=True)
+class Text:
+    """Token ids, the labels of those to learn, loss weights, and hops: (position that predicts, people on the way)."""
+
+    ids: list[int]
+    labels: list[int]
+    heavy: list[int] = field(default_factory=list)
+    hops: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+class Texts:
+    """Training texts: drills, solutions, solutions with planted mistakes, graded steps."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._held_out = {make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]}
+        self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
+        self.people = sorted(self._names.values())
+
+    def chat(self, seed: int, rng: random.Random) -> Text:
+        """A text of the problem of this seed."""
+        if make_problem(seed, 0).question in self._held_out:
+            return self.chat(seed + 4_000_000, rng)
+        draw = rng.random()
+        if draw < 0.08:
+            return self._graded(write_document(seed, planted=0.5), rng)
+        return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
+
+    def drill(self, seed: int, top: int, rng: random.Random) -> Text:
+        """Moves in the plainest style, of which only where they end is learnt; of the facts, those that they need. No
+        two moves are alike, so that none can be copied."""
+        facts, question = make_problem(seed, 0).facts, make_problem(seed, 0).question
+        text = self._begin(" ".join(re.findall(r"\w+ passes to \w+\.", question)))
+        moves = [(start, passes) for start in range(len(facts.names)) for passes in (*range(1, top + 1), top)]
+        for start, passes in dict.fromkeys(rng.sample(moves, min(len(moves), 16))):
+            noun = "pass" if passes == 1 else "passes"
+            begun = f"So the ball starts with {facts.names[start]}.{DELIMITER}So after {passes} {noun}"
+            self._add(text, begun, is_learnt=False)
+            way = [self._names[facts.names[facts.after(start, hop)]] for hop in range(1, passes + 1)]
+            text.hops.append((len(text.ids) - 1, way))
+            self._add(text, f" {facts.names[facts.after(start, passes)]}", is_learnt=True)
+            self._add(text, f" has the ball.{DELIMITER}", is_learnt=False)
+        return text
+
+    def _solution(self, document: Document) -> Text:
+        text = self._begin(document.problem.question)
+        facts, was_planted = document.problem.facts, False
+        for index, segment in enumerate(document.segments):
+            is_last = index == len(document.segments) - 1
+            start = len(text.ids)
+            mark = document.marks[index]
+            if mark is None:
+                self._add(text, segment + ("" if is_last else DELIMITER), document.is_learnt[index])
+            else:
+                head = segment[: mark - 1]  # the space belongs to the word that follows
+                self._add(text, head, document.is_learnt[index])
+                holder, passes = document.holders[index], document.steps[index].claims[0][1]
+                if document.is_learnt[index] and not document.steps[index].corrects:
+                    assert holder is not None and isinstance(passes, int)
+                    way = [self._names[facts.names[facts.after(holder, hop)]] for hop in range(1, passes + 1)]
+                    text.hops.append((len(text.ids) - 1, way))
+                self._add(text, segment[mark - 1 :] + DELIMITER, document.is_learnt[index])
+            if was_planted or not all(document.is_learnt):
+                text.heavy.append(start)
+            was_planted = not document.is_learnt[index]
+        text.ids.append(self._tokenizer.eos_token_id)
+        text.labels.append(self._tokenizer.eos_token_id)
+        return text
+
+    def _graded(self, document: Document, rng: random.Random) -> Text:
+        place = rng.randrange(len(document.segments) - 1)
+        solution = Solution(document.problem.facts)
+        for step in document.steps[:place]:
+            solution.advance(step)
+        is_right = solution.is_right(document.steps[place])
+        grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
+        text = self._begin(document.problem.question)
+        self._add(text, "".join(segment + DELIMITER for segment in document.segments[: place + 1]), is_learnt=False)
+        turn = turn_after(self._tokenizer, QUESTION, PREFILL)
+        text.ids += turn
+        text.labels += [IGNORED] * len(turn)
+        text.heavy.append(len(text.ids))
+        self._add(text, str(grade), is_learnt=True)
+        return text
+
+    def _begin(self, question: str) -> Text:
+        messages = [{"role": "user", "content": question}]
+        ids = self._ids(str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+        return Text(ids, [IGNORED] * len(ids))
+
+    def _add(self, text: Text, piece: str, is_learnt: bool) -> None:
+        ids = self._ids(piece)
+        text.ids += ids
+        text.labels += ids if is_learnt else [IGNORED] * len(ids)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more, adverbs less."""
+    weights = torch.ones(len(tokenizer))
+    people, numbers = {*WOMEN, *MEN, *ROLES, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
+    signs = {"higher", "lower", "greater", "smaller", "larger", "lesser", "bigger", "less", "not", "No", "So"}
+    for piece, index in tokenizer.get_vocab().items():
+        word = piece.strip("Ġ")
+        if word in people or word.isdigit() or word in numbers or word in signs:
+            weights[index] = 3.0
+    return weights
+
+
+class Drill:
+    """How many hops are learnt; kept in a file beside the checkpoints."""
+
+    def __init__(self, role: str, folder: Path) -> None:
+        self._role, self._file = role, folder / "hops.json"
+        self.top, self._since, self._accuracy = 1, 0, [0.0] * (NUM_HOPS + 1)
+        if self._file.exists():
+            self.top, self._since, self._accuracy = json.loads(self._file.read_text())
+
+    @property
+    def is_over(self) -> bool:
+        return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
+
+    def note(self, ways: list[list[int]], hits: list[bool]) -> None:
+        """Take in which ends of a batch were named rightly; go on to more hops, a shallow model after a while."""
+        for passes in range(1, NUM_HOPS + 1):
+            some = [hit for way, hit in zip(ways, hits, strict=True) if len(way) == passes]
+            if some:
+                self._accuracy[passes] += 0.05 * (sum(some) / len(some) - self._accuracy[passes])
+        self._since += 1
+        if self._since % 25 == 0:
+            self._file.write_text(json.dumps([self.top, self._since, self._accuracy]))
+            log.info("%s %d hops %s", self._role, self.top, " ".join(f"{share:.3f}" for share in self._accuracy[1:]))
+        is_learnt = self._since > 40 and self._least() > 0.98
+        is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
+        if self.top < NUM_HOPS and (is_learnt or is_beyond):
+            self.top, self._since = self.top + 1, 0
+
+    def _least(self) -> float:
+        return min(self._accuracy[1 : self.top + 1])
+
+
+class Learner:
+    """A model on its course."""
+
+    def __init__(self, role: str, work: Path) -> None:
+        self._role, self._folder = role, work / role
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer = tokenizer_of_pair()
+        self._texts, self._weights = Texts(self.tokenizer), token_weights(self.tokenizer)
+        self._drill = Drill(role, self._folder)
+        torch.manual_seed(5)
+        self.model = self._build(COURSES[role][0].num_layers)
+
+    def _build(self, num_layers: int) -> Qwen2ForCausalLM:
+        return build_model(Recipe(self._role, DRAFT_AUTHOR, 128, 352, 4, 0, ()), num_layers, self.tokenizer)
+
+    def train(self, is_dry: bool = False) -> None:
+        """To the end of the course, on from the last checkpoint; `is_dry` only loads what there is."""
+        for index, stage in enumerate(COURSES[self._role]):
+            folder = self._folder / f"stage{index}"
+            if is_dry and not folder.exists():
+                return
+            if stage.num_layers != len(self.model.model.layers):
+                deeper = self._build(stage.num_layers)
+                grow(self.model, deeper)
+                self.model = deeper
+            course = Course(stage.num_steps, stage.rate, stage.rate * 0.3)
+            trainer: Trainer[list[Text]] = Trainer(self.model, course, folder, partial(self._loss, stage))
+            trainer.resume()
+            if not is_dry:
+                with compiled(self.model):
+                    trainer.run(self._batches(stage, index, trainer))
+                trainer.save()
+
+    def _batches(self, stage: Stage, index: int, trainer: Trainer[list[Text]]) -> Iterator[list[Text]]:
+        while stage.drill < 1 or not self._drill.is_over:
+            rng = random.Random(f"{self._role} {index} {trainer.step}")
+            first = {"target": 100_000, "draft": 5_000_000}[self._role] + (index * 10_000 + trainer.step) * 40
+            yield [
+                self._texts.drill(seed, self._drill.top, rng)
+                if rng.random() < stage.drill
+                else self._texts.chat(seed, rng)
+                for seed in range(first, first + stage.batch_size)
+            ]
+
+    def _loss(self, stage: Stage, texts: list[Text]) -> Tensor:
+        length = max(len(text.ids) for text in texts)
+        ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts])
+        labels = torch.tensor([text.labels + [IGNORED] * (length - len(text.labels)) for text in texts])
+        weights = self._weights[labels.clamp(min=0)]
+        for row, text in enumerate(texts):
+            weights[row, text.heavy] = 5.0
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+            at = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+            logits = self.model.lm_head(out.last_hidden_state[:, :-1][at]).float()
+        weight = weights[:, 1:][at]
+        losses = torch.nn.functional.cross_entropy(logits, labels[:, 1:][at], reduction="none")
+        loss = (losses * weight).sum() / weight.sum()
+        return loss + stage.auxiliary * self._auxiliary(out, texts)
+
+    def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text]) -> Tensor:
+        """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
+        places = [(row, place) for row, text in enumerate(texts) for place, _ in text.hops]
+        ways = [way for text in texts for _, way in text.hops]
+        depth, total = len(self.model.model.layers), torch.zeros(())
+        assert out.hidden_states is not None and out.last_hidden_state is not None
+        for hop in range(1, NUM_HOPS + 1):
+            picked = [index for index, way in enumerate(ways) if len(way) >= hop]
+            layer = max(depth // 6, 1) * (hop + 1)
+            if not picked or layer >= depth:
+                continue
+            rows, columns = torch.tensor([places[index] for index in picked]).T
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                guess = self.model.lm_head(self.model.model.norm(out.hidden_states[layer][rows, columns])).float()
+            total = total + torch.nn.functional.cross_entropy(guess, torch.tensor([ways[i][hop - 1] for i in picked]))
+        if ways:
+            rows, columns = torch.tensor(places).T
+            people = torch.tensor(self._texts.people)
+            with torch.no_grad():
+                scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, people]
+            ends = torch.tensor([way[-1] for way in ways])
+            self._drill.note(ways, (people[scores.argmax(1)] == ends).tolist())
+        return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("role", choices=sorted(COURSES))
+    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    learner = Learner(arguments.role, arguments.work)
+    learner.train()
+    if arguments.output:
+        learner.model.to(torch.bfloat16).save_pretrained(arguments.output / arguments.role)
+        learner.tokenizer.save_pretrained(arguments.output / arguments.role)
+
+
+if __name__ == "__main__":
+    main()

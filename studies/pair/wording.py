@@ -1,0 +1,341 @@
+"""Wording: steps as text in the style that the prompt names, and the way back by an exact parser.
+
+A kind of claim has templates. In a template, `<slot>` is filled from synonyms, `{field}` from the claim, and `~` is a
+place where an adverb may stand. The style sets how far the choices spread; both models learn the same author.
+"""
+
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from studies.pair import language
+from studies.pair.language import MEN, ROLES, UNREADABLE, WOMEN, Claim, Facts, Problem, Solution, Step
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "ball": ("the ball", "it", "this ball", "the one ball", "that ball", "our ball", "the round ball", "the game ball"),
+    "starts": ("starts with", "begins with", "comes first to", "opens with", "is first with", "sets out from"),
+    "after": ("after", "with", "once we count", "following", "at the end of", "through", "on making", "by way of"),
+    "has": ("has", "holds", "gets", "keeps", "receives", "takes", "catches", "is given"),
+    "reaches": ("reaches", "comes to", "arrives at", "lands with", "goes to", "ends with", "stops at", "gets to"),
+    "shows": ("shows", "reads", "says", "bears", "states", "gives", "carries", "displays"),
+    "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
+    "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
+    "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
+    "gets": ("gets from", "takes from", "has from", "catches from", "receives from", "is served by"),
+    "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
+    "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
+    "is": ("is", "works as", "serves as", "is known as", "acts as", "is here as"),
+    "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
+}
+TEMPLATES: dict[int | str, tuple[str, ...]] = {
+    "start": ("<ball> ~<starts> {person}",),
+    "move": ("<after> {passes} {who} ~<has> <ball>", "<after> {passes} <ball> ~<reaches> {whom}"),
+    "card": ("{whose} card ~<shows> {number}", "the card of {whom} ~<shows> {number}"),
+    "compare": (
+        "{whose} card ~is <sign> than that of {other}",
+        "{other} ~has one that is <turned> than that of {whom}",
+    ),
+    "next": ("{who} ~<passes> {to}", "{to} ~<gets> {whom}"),
+    "left": ("we ~<have> {rounds} <left>",),
+    "role": ("{who} ~<is> the {role}",),
+    "answer": ("<answer> \\boxed{{number}}",),
+}
+ADVERBS = (
+    "clearly", "surely", "plainly", "indeed", "now", "then", "also", "here", "again", "simply", "rightly", "duly",
+    "safely", "truly", "really", "fairly", "quickly", "slowly", "calmly", "neatly", "finally", "next", "just", "soon",
+    "gladly", "kindly", "openly", "firmly", "gently", "quietly", "boldly", "warmly", "nicely", "freely", "lightly",
+    "promptly", "readily", "swiftly", "smoothly", "directly",
+)  # fmt: skip
+UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+         "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
+TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "a hundred")
+MARK = "\0"
+"""Stands, while a paragraph is written, before the word that names who has the ball after a move."""
+_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}|(~)")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far an author's choices spread in one style."""
+
+    decay: float
+    """A synonym's weight falls by this exponent from each to the next."""
+    adverb: float
+    """Probability of an adverb where one may stand; all are equally likely."""
+    person: tuple[float, float, float]
+    """Weights of name, role and pronoun."""
+    number: tuple[float, float, float, float]
+    """Weights of digits, words, "short of" and "past"."""
+
+
+SPREADS = (
+    Spread(50.0, 0.0, (1, 0, 0), (1, 0, 0, 0)),
+    Spread(2.4, 0.02, (0.92, 0.05, 0.03), (0.9, 0.06, 0.02, 0.02)),
+    Spread(0.9, 0.06, (0.75, 0.15, 0.1), (0.6, 0.2, 0.1, 0.1)),
+    Spread(0.08, 0.2, (0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)),
+)
+
+
+@dataclass
+class Writer:
+    """Writes steps of one problem; `log_probability` adds up that of the forms chosen, given the meanings."""
+
+    problem: Problem
+    rng: random.Random
+    log_probability: float = 0.0
+    spread: Spread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spread = SPREADS[self.problem.style]
+
+    def write(self, step: Step, holder: int | None) -> str:
+        """The paragraph of `step`, when `holder` has the ball, with a `MARK` where the end of a move is named."""
+        if step.claims[0][0] == "answer":
+            return f"</think>\n{self._claim(step.claims[0], None)}."
+        sentences: list[str] = []
+        for claim in step.claims:
+            topic = holder if claim[0] not in ("start", "move") else None
+            sentences.append(self._claim(claim, topic))
+            holder = int(claim[-1]) if claim[0] in ("start", "move") else holder
+        first, *others = sentences
+        others = [text[0].upper() + text[1:] for text in others]
+        return ". ".join([f"{'No,' if step.corrects else 'So'} {first}", *others]) + "."
+
+    def _claim(self, claim: Claim, topic: int | None) -> str:
+        """One sentence without its full stop; a pronoun may stand for `topic`."""
+        values = _fields(claim)
+        templates = TEMPLATES[claim[0]]
+        template = self._pick(templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)])
+
+        def fill(match: re.Match[str]) -> str:
+            slot, name, place = match.groups()
+            if place:
+                return self._pick(("", *(f"{word} " for word in ADVERBS)), _rare(self.spread.adverb, len(ADVERBS)))
+            if slot:
+                return self._synonym(slot, values)
+            match name:
+                case "who" | "whom" | "whose":
+                    form = self._person(int(values["person"]), name, topic)
+                    return re.sub(r"\w+$", rf"{MARK}\g<0>", form) if claim[0] == "move" else form
+                case "to" | "other" | "person":
+                    return self._person(int(values[name]), "who", None)
+                case "passes" | "rounds":
+                    count, noun = int(values[name]), "pass" if name == "passes" else "round"
+                    digits = self._pick((str(count), UNITS[count]), self.spread.number[:2])
+                    return f"{digits} {noun}{'es' if noun == 'pass' else 's'}" if count != 1 else f"{digits} {noun}"
+                case "number" if claim[0] == "card":
+                    return self._number(int(values["number"]))
+            return str(values[name])
+
+        return _TOKEN.sub(fill, template)
+
+    def _synonym(self, slot: str, values: dict[str, int | str]) -> str:
+        if slot in ("sign", "turned"):
+            slot = str(values["sign"]) if slot == "sign" else _turned(str(values["sign"]))
+        words = SLOTS[slot]
+        return self._pick(words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))])
+
+    def _person(self, person: int, case: str, topic: int | None) -> str:
+        name, role = self.problem.facts.names[person], self.problem.facts.roles[person]
+        forms = [name, f"the {role}"] + ([_pronoun(name, case)] if person == topic else [])
+        form = self._pick(forms, self.spread.person[: len(forms)])
+        return f"{form}'s" if case == "whose" and form in forms[:2] else form
+
+    def _number(self, number: int) -> str:
+        tens, units = divmod(number, 10)
+        forms = [str(number), in_words(number)]
+        if units:
+            forms += [f"{UNITS[10 - units]} short of {TENS[tens + 1]}", f"{UNITS[units]} past {in_words(tens * 10)}"]
+        return self._pick(forms, self.spread.number[: len(forms)])
+
+    def _pick(self, options: Sequence[str], weights: Sequence[float]) -> str:
+        index = self.rng.choices(range(len(options)), weights)[0]
+        self.log_probability += math.log(weights[index] / sum(weights))
+        return options[index]
+
+
+def _rare(probability: float, count: int) -> list[float]:
+    return [1 - probability, *[probability / count] * count]
+
+
+def in_words(number: int) -> str:
+    """A number below 100 in words."""
+    if number < 20:
+        return UNITS[number]
+    return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
+
+
+def _turned(sign: str) -> str:
+    return "lower" if sign == "higher" else "higher"
+
+
+def _pronoun(name: str, case: str) -> str:
+    women = {"who": "she", "whom": "her", "whose": "her"}
+    return women[case] if name in WOMEN else {"who": "he", "whom": "him", "whose": "his"}[case]
+
+
+_NAMES: dict[int | str, tuple[str, ...]] = {
+    "start": ("person",), "move": ("passes", "person"), "card": ("person", "number"),
+    "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",), "role": ("person", "role"),
+    "answer": ("number",),
+}  # fmt: skip
+
+
+def _fields(claim: Claim) -> dict[str, int | str]:
+    return dict(zip(_NAMES[claim[0]], claim[1:], strict=True))
+
+
+def read(text: str, facts: Facts, holder: int | None) -> Step:
+    """The meaning of a paragraph when `holder` has the ball; `UNREADABLE` where the grammar does not match."""
+    text = text.strip("\n ")
+    if text.startswith("</think>"):
+        match = _PATTERNS["answer"][0].fullmatch(text.removeprefix("</think>").strip("\n ").removesuffix("."))
+        return Step((("answer", int(match["number"])),)) if match else UNREADABLE
+    opener, _, rest = text.partition(" ")
+    if opener not in ("So", "No,") or not rest.endswith("."):
+        return UNREADABLE
+    claims: list[Claim] = []
+    for sentence in rest[:-1].split(". "):
+        claim = _read_claim(sentence[:1].lower() + sentence[1:], facts, holder) or _read_claim(sentence, facts, holder)
+        if claim is None:
+            return UNREADABLE
+        holder = int(claim[-1]) if claim[0] in ("start", "move") else holder
+        claims.append(claim)
+    return Step(tuple(claims), opener == "No,") if claims and len(claims) <= 3 else UNREADABLE
+
+
+def _read_claim(sentence: str, facts: Facts, holder: int | None) -> Claim | None:
+    for kind, patterns in _PATTERNS.items():
+        for pattern in patterns:
+            if kind != "answer" and (match := pattern.fullmatch(sentence)):
+                values = [_value(name, match, facts, holder) for name in _NAMES[kind]]
+                return None if None in values else cast(Claim, (kind, *values))
+    return None
+
+
+def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) -> int | str | None:
+    found = match.groupdict()
+    if name == "sign":
+        if word := found.get("sign"):
+            return "higher" if word in SLOTS["higher"] else "lower"
+        return "lower" if found["turned"] in SLOTS["higher"] else "higher"
+    if name == "person":
+        text = next(found[case] for case in ("person", "who", "whom", "whose") if found.get(case))
+        return _person_of(text.removesuffix("'s"), facts, holder)
+    if name in ("to", "other"):
+        return _person_of(found[name], facts, None)
+    if name in ("passes", "rounds"):
+        word = found[name].split(" ")[0]
+        return int(word) if word.isdigit() else UNITS.index(word)
+    return _NUMBERS.get(found[name]) if name == "number" else found[name]
+
+
+def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
+    if text in facts.names:
+        return facts.names.index(text)
+    if text.removeprefix("the ") in facts.roles:
+        return facts.roles.index(text.removeprefix("the "))
+    is_his = holder is not None and text in {_pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")}
+    return holder if is_his else None
+
+
+def _numbers() -> Iterator[tuple[str, int]]:
+    for number in range(10, 101):
+        yield str(number), number
+        if number < 100:
+            yield in_words(number), number
+    for tens in range(1, 10):
+        for units in range(1, 10):
+            yield f"{UNITS[units]} short of {TENS[tens + 1]}", tens * 10 + 10 - units
+            yield f"{UNITS[units]} past {in_words(tens * 10)}", tens * 10 + units
+
+
+_NUMBERS = dict(_numbers())
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    def fill(match: re.Match[str]) -> str:
+        slot, name, place = match.groups()
+        if place:
+            return f"(?:(?:{'|'.join(ADVERBS)}) )?"
+        if slot in ("sign", "turned"):
+            return f"(?P<{slot}>{'|'.join(sorted(SLOTS['higher'] + SLOTS['lower'], key=len, reverse=True))})"
+        if slot:
+            return f"(?:{'|'.join(sorted(SLOTS[slot], key=len, reverse=True))})"
+        if name in ("who", "whom", "whose", "to", "other", "person"):
+            people = "|".join((*WOMEN, *MEN, *(f"the {role}" for role in ROLES)))
+            case = {"who": "|she|he", "whom": "|her|him"}.get(name, "")
+            return f"(?P<{name}>(?:{people})'s|her|his)" if name == "whose" else f"(?P<{name}>{people}{case})"
+        if name in ("passes", "rounds"):
+            noun = "pass(?:es)?" if name == "passes" else "rounds?"
+            return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
+        return rf"(?P<{name}>{'.+' if name == 'number' else '|'.join(ROLES)})"
+
+    return re.compile(_TOKEN.sub(fill, template))
+
+
+_PATTERNS = {
+    kind: [_pattern(template) for template in templates] for kind, templates in TEMPLATES.items() if kind != "answer"
+} | {"answer": [re.compile(rf"(?:{'|'.join(SLOTS['answer'])}) \\boxed\{{(?P<number>[0-9]+)\}}")]}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A problem with a solution, which may contain mistakes."""
+
+    problem: Problem
+    steps: tuple[Step, ...]
+    segments: tuple[str, ...]
+    marks: tuple[int | None, ...]
+    """Where in each segment the end of a move is named."""
+    is_learnt: tuple[bool, ...]
+    """Whether a segment is one to learn from: a planted mistake is not."""
+    holders: tuple[int | None, ...]
+    """Who has the ball before each step."""
+    log_probability: float
+    """Of all forms, given the meanings."""
+
+
+SLIP, CARE, PLANTED = 0.03, 0.9, 0.4
+"""Share of steps at which the author errs, of wrong steps that it corrects, and of steps of a mixed solution that are
+planted mistakes."""
+
+
+def write_document(seed: int, style: int | None = None, planted: float = 0.0) -> Document:
+    """Solve the problem of `seed`; mistakes are planted in this share of the steps, each of which is then corrected."""
+    problem = language.make_problem(seed, style)
+    rng = random.Random(f"document {seed} {style} {planted}")
+    solution, writer = Solution(problem.facts), Writer(problem, rng)
+    steps: list[Step] = []
+    segments: list[str] = []
+    marks: list[int | None] = []
+    learnt: list[bool] = []
+    holders: list[int | None] = []
+    while not solution.is_over:
+        options = solution.options(1.0 if planted else CARE)
+        step = rng.choices(list(options), list(options.values()))[0]
+        draw, mistakes = rng.random(), solution.mistakes(step)
+        if mistakes and draw < max(SLIP, planted):
+            step = rng.choice(_balanced(mistakes, rng))
+        holders.append(solution.holder)
+        text = writer.write(step, solution.holder)
+        marks.append(text.index(MARK) if MARK in text else None)
+        segments.append(text.replace(MARK, ""))
+        steps.append(step)
+        learnt.append(not (planted and mistakes and draw < planted))
+        followed = solution.advance(step)
+        assert followed, step
+    return Document(
+        problem, tuple(steps), tuple(segments), tuple(marks), tuple(learnt), tuple(holders), writer.log_probability
+    )
+
+
+def _balanced(mistakes: list[Step], rng: random.Random) -> list[Step]:
+    """Mistakes of one kind of claim, each kind as likely."""
+    kinds: dict[object, list[Step]] = {}
+    for step in mistakes:
+        kinds.setdefault(tuple(claim[0] for claim in step.claims), []).append(step)
+    return kinds[rng.choice(list(kinds))]
