@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 T = TypeVar("T")
-LOG_EVERY_S = 30.0
+LOG_EVERY_S = 60.0
 
 
 class Reporter:

@@ -3,6 +3,7 @@ tokenized, and its budget is set."""
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
@@ -21,7 +22,19 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.grammars.compiler import Compiler
-from semspec.types import GRAMMAR, Conversation, Message, Piece, Prompt, Writer
+from semspec.types import (
+    GRAMMAR,
+    SURPRISAL_FEATURES,
+    Context,
+    Conversation,
+    Message,
+    ModelInfo,
+    Piece,
+    Prompt,
+    Segment,
+    SegmentEnd,
+    Writer,
+)
 
 DEFAULT_SHARE = 4
 """The default budget is the window divided by this: 32,768 of 131,072 tokens, which R1's authors recommend."""
@@ -33,6 +46,11 @@ ENCODE_DEADLINE_S = 10.0
 
 NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
 """Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
+
+JSON_BEFORE, JSON_TEXT = 'Objects in JSON: {"name": "Ann", "age": 31}\n', '{"name": "Bob", "age": 47}'
+JSON_MARGIN = 3.0
+"""Nats. A target that finds the tokens of JSON less likely than tokens drawn at random, by more than this in the mean,
+does not write it: held to it, it rarely ends a text or a number."""
 
 T = TypeVar("T")
 
@@ -57,6 +75,8 @@ class Preparation:
         limits = Limits(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
         self._admission = Admission(limits, None)
         self._compiler = Compiler()
+        self._writes_json: dict[str, bool] = {}
+        """By the target's fingerprint."""
 
     def admitted(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Acquire a slot, waiting if needed. Raises: Overloaded."""
@@ -82,7 +102,24 @@ class Preparation:
                     Choice(request, index, prompts, max_tokens, served, len(turns))
                     for index in range(len(choices), len(choices) + request.num_choices_per_prompt)
                 ]
+            if ": %json" in request.plan.grammar:
+                await self._check_json(served.target)
             return choices
+
+    async def _check_json(self, target: ModelInfo) -> None:
+        """Raises: InvalidRequest when the target is known not to write JSON."""
+        if target.fingerprint not in self._writes_json:
+            mean = await self.tokenized(self._mean_log_probability_of_json, GRAMMAR)
+            self._writes_json[target.fingerprint] = mean > -math.log(target.num_token_ids or 1 << 20) - JSON_MARGIN
+        if not self._writes_json[target.fingerprint]:
+            reason = "finds JSON less likely than tokens drawn at random, and would seldom end it"
+            raise InvalidRequest(f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target", GRAMMAR)
+
+    async def _mean_log_probability_of_json(self) -> float:
+        before = await self._backends.target.encode(JSON_BEFORE)
+        segment = Segment(JSON_TEXT, (), "", Writer.TARGET, SegmentEnd.BOUNDARY)
+        [score] = await self._backends.target.score(Context((before,)), [segment])
+        return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
 
     async def _prompts(
         self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served

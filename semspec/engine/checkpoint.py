@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from semspec import __version__
-from semspec.engine.conversation import supports_choices, template_variables
+from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
 from semspec.types import FINGERPRINT, ModelInfo
@@ -87,6 +87,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         return
     try:
         template_variables(tokenizer)
+        tools_flaw(tokenizer, str(tokenizer.chat_template))  # kept for requests
         tokenizer.apply_chat_template([{"role": "user", "content": "How many?"}], tokenize=False)
     except TemplateSyntaxError as error:
         message = f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"

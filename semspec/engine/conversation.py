@@ -47,12 +47,12 @@ def render(
     if not any(message.content.strip() for message in messages):
         raise InvalidRequest("the messages are empty; send some text", "messages")
     offered = _offered(tools) if tools else None
+    if offered and (flaw := tools_flaw(tokenizer, str(tokenizer.chat_template))):
+        raise InvalidRequest(f"tools: the chat template of {model} {flaw}; leave them out", "tools")
     options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
     text, arguments = _rendered(tokenizer, messages, options)
     if not is_utf8(text):
         raise InvalidRequest("a text or a call contains a lone surrogate, which is not valid Unicode", "messages")
-    if offered:
-        _check_tools(text, offered, model)
     if any(message.role == "tool" or message.tool_calls for message in messages):
         marked = [_turn(tokenizer, message, arguments, is_marked=True) for message in messages]
         if _applied(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
@@ -116,13 +116,19 @@ def _offered(tools: str) -> list[dict[str, Any]]:
     raise InvalidRequest("tools: not a JSON list of functions in OpenAI's format", "tools")
 
 
-def _check_tools(text: str, tools: list[dict[str, Any]], model: str) -> None:
-    """Raises: InvalidRequest when `text` does not show the `tools`, or not the format in which they are called."""
-    if not all(tool["function"]["name"] in text for tool in tools):
-        raise InvalidRequest(f"tools: the chat template of {model} does not show them; leave them out", "tools")
-    if CALL not in text:
-        reason = f"has another format of calls than {CALL}, which is the only one that is read"
-        raise InvalidRequest(f"tools: the chat template of {model} {reason}; leave them out", "tools")
+@lru_cache(maxsize=8)
+def tools_flaw(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
+    """Why no tools can be offered by the tokenizer's `template`, rendered with and without one; empty if they can."""
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": parameters}}
+    turns = [{"role": "user", "content": "A task."}]
+    try:
+        bare, shown = (_applied(tokenizer, turns, {"tools": tools}) for tools in (None, [tool]))
+    except Exception as error:  # templates may raise any error
+        return f"refuses them: {error}"
+    if shown == bare:
+        return "does not show them"
+    return "" if CALL in shown else f"has another format of calls than {CALL}, which is the only one that is read"
 
 
 def _rendered(

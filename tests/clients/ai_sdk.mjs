@@ -1,7 +1,7 @@
-// `ai_sdk.mjs PACKAGES CAPABILITY URL KEY MODEL`: prints in JSON what Vercel's AI SDK gave; see matrix_program.py.
+// `ai_sdk.mjs PACKAGES CAPABILITY URL KEY MODEL QUESTION`: prints in JSON what Vercel's AI SDK gave; see matrix_program.py.
 import { createRequire } from "node:module";
 
-const [packages, capability, url, key, name] = process.argv.slice(2);
+const [packages, capability, url, key, name, question] = process.argv.slice(2);
 const require = createRequire(`${packages}/package.json`);
 const { generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } = require("ai");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
@@ -12,7 +12,7 @@ const provider = createOpenAICompatible({
   apiKey: key,
   supportsStructuredOutputs: true,
 });
-const asked = { model: provider(name), prompt: "How many?", maxRetries: 0 };
+const asked = { model: provider(name), prompt: question, maxRetries: 0 };
 const schema = (properties) =>
   jsonSchema({ type: "object", properties, required: Object.keys(properties), additionalProperties: false });
 

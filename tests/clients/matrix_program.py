@@ -17,7 +17,10 @@ from typing import Any
 Capabilities = dict[str, Callable[..., Any]]
 """By name; each gives a text, or the parts of one. `chat` takes more fields of the request."""
 
-QUESTION = "How many?"
+QUESTION = (
+    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
+    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
+)
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ANOTHER = "no-such-model"
 PARAMETERS = {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}
@@ -79,7 +82,9 @@ def text_generation(url: str, key: str, model: str) -> Capabilities:
     grammar = {"type": "json", "value": PARAMETERS}
     return capabilities(
         lambda **fields: said(client.chat([message], **fields).choices[0].message),
-        lambda: (event.token.text for event in client.generate_stream(QUESTION)),
+        lambda: (
+            event.token.text for event in client.generate_stream(f"{QUESTION}\n\n<think>\n\n", max_new_tokens=500)
+        ),
         json=lambda: str(client.generate(QUESTION, grammar=grammar).generated_text),
         errors=lambda: str(client.generate(QUESTION, truncate=5).generated_text),
     )
@@ -236,7 +241,7 @@ def ai_sdk(url: str, key: str, model: str) -> Capabilities:
     def run(capability: str) -> Any:
         packages = Path(__file__).resolve().parents[2] / ".work" / "venvs" / "ai-sdk"
         program = Path(__file__).with_name("ai_sdk.mjs")
-        command = ["node", str(program), str(packages), capability, url, key, model]
+        command = ["node", str(program), str(packages), capability, url, key, model, QUESTION]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)

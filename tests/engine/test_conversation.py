@@ -86,6 +86,7 @@ UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
         (REFUSING, [ASKED], {}, "messages", "refuses these messages: only users"),
         (REFUSING, [ASKED, CALLED], {}, "messages", "refuses these messages: only users"),
         (PLAIN, [ASKED], {"tools": TOOLS}, "tools", "does not show them"),
+        (PLAIN, [Message("user", "<tool_call> or weigh?")], {"tools": TOOLS}, "tools", "does not show them"),
         (WITH_TOOLS, [ASKED], {"tools": TOOLS}, "tools", "another format of calls"),
         *((THINKING, [ASKED], {"tools": one}, "tools", "not a JSON list of functions") for one in NO_TOOLS),
         *(

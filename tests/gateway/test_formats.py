@@ -99,7 +99,7 @@ async def test_tools_are_shown_and_their_calls_split_off(gateway: Gateway) -> No
     calls = choice["message"]["tool_calls"]
     assert [call["function"] for call in calls] == [{"name": "count", "arguments": ARGUMENTS}] * 2
     assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {"function"}
-    prompt = gateway.fakes.target.prompts[-1]
+    prompt = gateway.fakes.target.prompts[0]
     assert prompt.startswith("[{") and "strict" not in prompt and '"sell"' in prompt
     [grammar] = gateway.fakes.target.grammars
     assert "FREE" in grammar and "sell" in grammar
