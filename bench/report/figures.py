@@ -22,6 +22,7 @@ from semspec.training.report.drawing import (
     SKY,
     error_line,
     errors_of,
+    name_points,
     panels,
 )
 
@@ -55,10 +56,7 @@ def styles(rows: Sequence[Row]) -> Iterator[Style]:
 
 
 def pareto(run: Run) -> Figure:
-    """pass@1 against speed-up: all configurations, and a detail view of those near the baseline's pass@1.
-
-    Each configuration has its name beside one of the views.
-    """
+    """pass@1 against speed-up: all configurations, and a detail view of those near the baseline's pass@1."""
     base = run.rows[0].pass_at_1.value
     near = [row for row in run.rows if row.pass_at_1.value >= base - NEAR]
     figure, axes = panels(2 if len(near) < len(run.rows) else 1, (13.0, 5.0 + 0.1 * len(run.rows)))
@@ -71,25 +69,12 @@ def pareto(run: Run) -> Figure:
         panel.axhline(base, color=GREY, linewidth=0.8, linestyle="--")
         panel.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel("speed-up over the target alone")
-        _name(panel, near if rows is near else [row for row in rows if row not in near])
+        name_points(panel, [(row.label, row.speedup.value, row.pass_at_1.value) for row in rows], LINE)
     axes[0].set_ylabel("pass@1")
     if len(axes) > 1:
         axes[0].set_title("all")
         axes[1].set_title(f"near the target's pass@1, within {NEAR:g}")
     return figure
-
-
-def _name(axes: Axes, rows: Sequence[Row]) -> None:
-    """Write the rows' names in a column beside the axes, each with a line to its point."""
-    low, high = axes.get_ylim()
-    top = 1.0
-    for row in sorted(rows, key=lambda row: (-row.pass_at_1.value, -row.speedup.value)):
-        place = min(top, (row.pass_at_1.value - low) / (high - low))
-        top = place - LINE
-        axes.annotate(
-            row.label, (row.speedup.value, row.pass_at_1.value), (1.03, place), textcoords="axes fraction",
-            va="center", fontsize=8, arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.4},
-        )  # fmt: skip
 
 
 def thresholds_of(rows: Sequence[Row]) -> list[list[Row]]:

@@ -159,7 +159,7 @@ def with_valid(valid: Callable[[Labels], object]) -> Labels:
 def test_verdict_tells_good_probes_from_bad(labels: Labels, noise: float, criterion: str, headline: str) -> None:
     report = evaluate(evidence(labels, noise), num_resamples=5)
     assert report.criterion == criterion and re.search(headline, report.verdict.headline)
-    assert report.verdict.good_enough is headline.startswith("Good")
+    assert report.verdict.standing == ("good" if headline.startswith("Good") else "bad")
     has_truth = criterion == "truth"
     assert has_truth or (isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0)
 
@@ -187,6 +187,13 @@ def test_one_domain_few_questions_and_no_calibration_split() -> None:
     assert "calibration" not in report.counts.contexts and len(report.domains) == 1
     assert any("Only 24 test questions" in remark for remark in report.verdict.remarks)
     assert report.verdict.headline == "Every bar is cleared, on too few segments to rely on."
+    assert report.verdict.standing == "doubtful"
+
+
+def test_share_of_wrong_segments_that_could_be_on_either_side_of_its_bar_is_called_uncertain() -> None:
+    few, many = (evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdict for num in (24, 240))
+    for verdict, is_uncertain in ((few, True), (many, False)):
+        assert any("too uncertain to serve on" in remark for remark in verdict.remarks) is is_uncertain
 
 
 def test_segments_the_probes_were_not_asked_about_are_refused() -> None:

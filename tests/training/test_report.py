@@ -1,6 +1,7 @@
 """The page and its files."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
-from semspec.training.evaluation.report import examples_table, write_report
+from semspec.training.evaluation.report import examples_table, sections, write_report
 from semspec.training.report.document import Table
 from tests.pages import num_pictures
 from tests.training.judged import guessed, made_up
@@ -45,6 +46,14 @@ def test_page_is_whole_in_itself_and_escapes_what_models_wrote(labels: Labels, r
     text = (tmp_path / "report.html").read_text()
     assert num_pictures(text) == 1
     assert not re.search(r"https?://", text)
+    assert f'class="headline {report.verdict.standing}"' in text
+    assert text.count("<details>") == 6 and text.index("<img") < text.index("<details>")
+    bare = replace(report, variants=report.variants[:1], learning_curve=(), domains=())
+    assert [one.title for one in sections(bare, Table((), ())) if one.is_folded] == [
+        "What to keep in mind",
+        "Acceptance rules",
+        "How it was made",
+    ]
     assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 5
     assert "&lt;u&gt;cross&lt;/u&gt;" in text and "Probes for a&lt;b" in text and "&lt;b&gt;paper&lt;/b&gt;" in text
 

@@ -17,12 +17,14 @@ from semspec.training.evaluation.verification import (
     Predicted,
     ProbeUse,
     Variant,
+    Verification,
     domain_matrix,
     drafts,
     evaluate_variant,
     learning_curve,
 )
 from semspec.training.files import plain
+from semspec.training.report.document import Tone
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 from semspec.types import GOOD_ENOUGH
 
@@ -85,7 +87,8 @@ class Claim:
 class Verdict:
     """An assessment of the report's numbers."""
 
-    good_enough: bool
+    standing: Tone
+    """`doubtful`: every bar is cleared, on too little data."""
     headline: str
     claims: tuple[Claim, ...]
     remarks: tuple[str, ...]
@@ -176,21 +179,20 @@ def judge(
 ) -> Verdict:
     """The verdict on the served probes from `num_questions` test questions."""
     claims = tuple(_claims(served, criterion))
-    good_enough = all(claim.holds for claim in claims)
-    cautions = list(_cautions(served.verifications[criterion].num_wrong, num_questions))
+    cautions = list(_cautions(served.verifications[criterion], num_questions))
+    standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     remarks = [
         *cautions,
-        *([] if good_enough else [_gain(curve)]),
+        *([_gain(curve)] if standing == "bad" else []),
         _rule(recommendation),
         *_about_calibration(claims, recommendation),
     ]
-    return Verdict(good_enough, _headline(claims, doubtful=bool(cautions)), claims, tuple(remarks))
-
-
-def _headline(claims: Sequence[Claim], *, doubtful: bool) -> str:
-    if failed := [claim.name for claim in claims if not claim.holds]:
-        return f"Not good enough to serve. Missed: {', '.join(failed)}."
-    return "Every bar is cleared, on too few segments to rely on." if doubtful else GOOD_ENOUGH
+    headline = {
+        "good": GOOD_ENOUGH,
+        "doubtful": "Every bar is cleared, on too few segments to rely on.",
+        "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
+    }[standing]
+    return Verdict(standing, headline, claims, tuple(remarks))
 
 
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
@@ -256,8 +258,14 @@ def _about_calibration(claims: Sequence[Claim], recommendation: Recommendation) 
         yield "The ECE matters to the rule min(1, p/q). A threshold wants the order only."
 
 
-def _cautions(num_wrong: int, num_questions: int) -> Iterator[str]:
+def _cautions(found: Verification, num_questions: int) -> Iterator[str]:
     if num_questions < FEW_QUESTIONS:
         yield f"Only {num_questions} test questions: too few to rely on."
-    if 0 < num_wrong < FEW_WRONG:
-        yield f"Only {num_wrong} wrong segments among the test questions': shares of them mean little."
+    if 0 < found.num_wrong < FEW_WRONG:
+        yield f"Only {found.num_wrong} wrong segments among the test questions': shares of them mean little."
+    wrong, margin = found.wrong_accepted.value, 1.96 * found.wrong_accepted.error
+    if margin > MOST_WRONG_ACCEPTED > wrong - margin:
+        yield (
+            f"The share of wrong segments accepted is anywhere from {share(max(0, wrong - margin))} to "
+            f"{share(min(1, wrong + margin))} (95%): too uncertain to serve on. More test questions narrow it."
+        )

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MultipleLocator
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.acceptance import Outcome, acceptance_of
+from semspec.training.evaluation.acceptance import Outcome, Recommendation, acceptance_of
 from semspec.training.evaluation.evaluate import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED, Report
 from semspec.training.evaluation.likelihood import LikelihoodPoint, LikelihoodReport
 from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
 from semspec.training.files import plain, write_json
 from semspec.training.report.document import Block, Bullets, Section, Table, Text, as_html, write_pictures, write_text
-from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, panels
+from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, name_points, panels
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
 STYLES: tuple[tuple[str, Any], ...] = (
@@ -67,17 +68,20 @@ def write_report(report: Report, folder: Path, examples: Table) -> None:
 
 
 def sections(report: Report, examples: Table) -> list[Section]:
-    """The page's sections, the verdict first."""
+    """The page's sections: verdict and picture, then folded those that have contents."""
     drawn = Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
+    folded: dict[str, Sequence[Block]] = {
+        "What to keep in mind": (Bullets(tuple(_cautions(report))),),
+        "Variants": tuple(_variants(report)) if len(report.variants) > 1 else (),
+        "Acceptance rules": tuple(_rule(report)),
+        "More contexts, other domains": tuple(_partial(report)),
+        "Examples": (drawn, examples) if examples.rows else (),
+        "How it was made": tuple(_origin(report)),
+    }
     return [
-        Section("", tuple(_verdict(report))),
-        Section("Variants", tuple(_variants(report))),
-        Section("Acceptance rule", tuple(_rule(report))),
-        Section("More contexts, other domains", tuple(_partial(report))),
-        Section("Picture", (_picture(report),)),
-        Section("Examples", (drawn, examples)),
-        Section("What to keep in mind", (Bullets(tuple(_cautions(report))),)),
-        Section("How it was made", tuple(_origin(report))),
+        Section("", tuple(_verdict(report)), tone=report.verdict.standing),
+        Section("", (_picture(report),)),
+        *(Section(title, blocks, is_folded=True) for title, blocks in folded.items() if blocks),
     ]
 
 
@@ -140,8 +144,12 @@ def _rule(report: Report) -> Iterator[Block]:
     )
 
 
+def _rule_name(one: Outcome) -> str:
+    return "min(1, p/q)" if one.threshold is None else f"p/q ≥ {one.threshold:.2f}"
+
+
 def _rule_row(one: Outcome, is_chosen: bool) -> tuple[str, ...]:
-    name = "min(1, p/q)" if one.threshold is None else f"p/q ≥ {one.threshold:.2f}"
+    name = _rule_name(one)
     shares = (one.acceptance, one.right_accepted, one.wrong_accepted, one.wrong_kept)
     return (f"{name}, recommended" if is_chosen else name, *map(share, shares), f"{decimal(one.speed_up, 2)}x")
 
@@ -206,11 +214,11 @@ def _picture(report: Report) -> Picture:
     served = report.served.verifications[report.criterion]
     return Picture.drawn(
         "acceptance",
-        "Right and wrong segments accepted",
+        "Right and wrong segments accepted, and speed",
         f"Along the threshold on p/q: {served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments "
         f"of {report.counts.questions.get('test', 0):,} test questions. Squares: the rule min(1, p/q). Lower and "
-        "further right is better.",
-        f"Curves of wrong against right segments accepted, a variant each. Served probes: AUROC "
+        "further right is better. The speed-up is an estimate.",
+        f"Curves of wrong segments accepted against right ones and against speed-up. Served probes: AUROC "
         f"{measured_decimal(served.auroc)}, wrong accepted at 95% of the right ones "
         f"{measured_share(served.wrong_accepted)}.",
         _drawn,
@@ -219,8 +227,9 @@ def _picture(report: Report) -> Picture:
 
 
 def _drawn(report: Report) -> Figure:
-    """Wrong against right segments accepted, for all variants: the whole range and the relevant corner."""
-    figure, (whole, corner) = panels(2, (9.0, 4.1))
+    """Wrong against right segments accepted, for all variants: the whole range and the relevant corner; and against
+    the speed-up, for the served one's rules."""
+    figure, (whole, corner, speed) = panels(3, (12.5, 4.3))
     served, *others = report.variants
     for axes in (whole, corner):
         for variant, (colour, line) in (*zip(others, cycle(STYLES), strict=False), (served, (BLUE, "-"))):
@@ -240,8 +249,20 @@ def _drawn(report: Report) -> Figure:
     corner.set(xlim=(0.8, 1.003), ylim=(-0.004, 0.2), title="the corner that matters")
     corner.xaxis.set_major_locator(MultipleLocator(0.05))
     corner.yaxis.set_major_locator(MultipleLocator(0.05))
+    _draw_speed(speed, report.recommendation)
     figure.legend(*corner.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def _draw_speed(axes: Axes, chosen: Recommendation) -> None:
+    """Wrong segments accepted against speed-up: every second candidate rule and the recommended one, each named."""
+    rules = [one for one in chosen.curve[1::2] if one.threshold != chosen.expected.threshold]
+    rules = sorted([*rules, chosen.expected], key=lambda one: one.speed_up)
+    axes.plot([one.speed_up for one in rules], [one.wrong_accepted for one in rules], ".-", color=BLUE, linewidth=0.8)
+    axes.plot(chosen.expected.speed_up, chosen.expected.wrong_accepted, "o", color="black", ms=10, fillstyle="none")
+    axes.set(xlabel="estimated speed-up", title="what each rule costs and brings")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    name_points(axes, [(_rule_name(one), one.speed_up, one.wrong_accepted) for one in rules], 0.07)
 
 
 def headline(report: LikelihoodReport) -> str:

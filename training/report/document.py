@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -47,6 +48,7 @@ class Code:
 
 
 Block = Text | Bullets | Table | Code | Picture
+Tone = Literal["good", "doubtful", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Section:
     blocks: Sequence[Block]
     level: int = 2
     """Level of the heading; 1 is the page's title."""
+    is_folded: bool = False
+    """On the HTML page only the heading shows until it is opened."""
+    tone: Tone | None = None
+    """Colour of the page's first section."""
 
 
 def as_markdown(title: str, sections: Iterable[Section]) -> str:

@@ -88,6 +88,23 @@ def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **style: A
     axes.errorbar(x, [point.value for point in y], errors_of(y), **merged)
 
 
+def name_points(axes: Axes, points: Iterable[tuple[str, float, float]], line: float) -> None:
+    """Write the names of (name, x, y) in a column beside the axes, each with a line to its point.
+
+    `line`: height of a name, as a fraction of the axes' height.
+    """
+    low, high = axes.get_ylim()
+    points = sorted(points, key=lambda point: (-point[2], -point[1]))
+    line, top = min(line, 1 / len(points)), 1.0
+    for left, (name, x, y) in zip(range(len(points), 0, -1), points, strict=True):
+        place = max(min(top, (y - low) / (high - low)), (left - 0.5) * line)
+        top = place - line
+        axes.annotate(
+            name, (x, y), (1.03, place), textcoords="axes fraction", va="center", fontsize=8,
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.4},
+        )  # fmt: skip
+
+
 def errors_of(measured: Iterable[Measured]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """The standard errors; 0 where there is none."""
     return np.nan_to_num(np.array([one.error for one in measured], dtype=np.float64))
