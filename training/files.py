@@ -140,9 +140,9 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with replacing(path) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
         partial.chmod(0o644)  # safetensors creates it private; other workers of a cluster read it
 
 

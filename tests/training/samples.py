@@ -1,7 +1,6 @@
 """A samples folder as the stage `samples` leaves it, small and with something to learn in it."""
 
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ SAMPLES = 4
 
 QUICK = FitRecipe(num_epochs=3, batch_size=32, hidden_sizes=(16, 8), device="cpu")
 WIDTH = 6
-RESUMED = QUICK.model_copy(update={"num_epochs": 6, "patience": 6, "projection": WIDTH})
 
 
 def write_samples(
@@ -93,11 +91,6 @@ class Data:
         self, probe: Probe, recipe: FitRecipe, split: str = "test", role: Role = "target"
     ) -> NDArray[np.float32]:
         return predict(probe, self.source(recipe, role=role), self.labels, self.rows(split, role), "cpu")
-
-
-def resumed_fit(folder: str, progress: Callable[[float], None]) -> Fit:
-    path = Path(folder) / "fit.checkpoint"
-    return Data(Path(folder) / "samples").fit(RESUMED, progress=progress, checkpoint=path)
 
 
 class Watched(FeatureSource):

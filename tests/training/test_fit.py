@@ -1,8 +1,5 @@
-"""Fitting: from memory or from disk, projected or not, interrupted or not, served or not: the same probabilities."""
+"""Fitting: from memory or from disk, projected or not, served or not: the same probabilities."""
 
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +26,9 @@ from tests.training.samples import (
     HIDDEN_SIZE,
     NUM_LAYERS,
     QUICK,
-    RESUMED,
     WIDTH,
     Data,
     Watched,
-    resumed_fit,
     write_samples,
 )
 
@@ -118,40 +113,6 @@ def test_global_random_state_is_neither_used_nor_changed(data: Data) -> None:
     torch.manual_seed(1)
     assert torch.rand(1) == drawn
     assert same(one.probe, data.fit().probe)
-
-
-KILLED_FIT = """
-import os, signal, sys
-from tests.training.samples import resumed_fit
-resumed_fit(sys.argv[1], lambda done: os.kill(os.getpid(), signal.SIGKILL) if done > 0.7 else None)
-"""
-
-
-def test_killed_fit_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> None:
-    """Stopped in the second epoch, killed in the fifth."""
-
-    def stop(done: float) -> None:
-        if done > 0.3:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        resumed_fit(str(tmp_path), stop)
-    killed = subprocess.run([sys.executable, "-c", KILLED_FIT, str(tmp_path)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    heard: list[float] = []
-    resumed, undisturbed = resumed_fit(str(tmp_path), heard.append), Data(tmp_path / "samples").fit(RESUMED)
-    assert heard[0] > 0.6
-    assert same(resumed.probe, undisturbed.probe)
-    assert resumed.history == undisturbed.history
-
-
-def test_checkpoint_of_another_fit_or_a_damaged_one_is_not_used(data: Data, tmp_path: Path) -> None:
-    path = tmp_path / "fit.checkpoint"
-    data.fit(QUICK.model_copy(update={"learning_rate": 0.01}), checkpoint=path)
-    again = data.fit(checkpoint=path)
-    assert same(again.probe, data.fit().probe)
-    path.write_bytes(path.read_bytes()[:500])
-    assert same(data.fit(checkpoint=path).probe, again.probe)
 
 
 def test_what_cannot_be_fitted_is_refused_with_the_remedy(data: Data) -> None:

@@ -1,34 +1,25 @@
-"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory; an interrupted fit is
-resumed."""
+"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory."""
 
 import copy
-import hashlib
-import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, inf, isfinite, isnan, pi
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
-from semspec.training.files import write_tensors
 from semspec.training.trainer.recipe import Device, FitRecipe
 from semspec.training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
 from semspec.training.trainer.states import FeatureSource, Indices
 from semspec.types import derive_seed
 
-log = logging.getLogger(__name__)
 Probabilities = NDArray[np.float32]
-Tensors = dict[str, Tensor]
 
 
 class Descent:
@@ -38,7 +29,7 @@ class Descent:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.network: nn.Sequential = Probe(num_inputs, recipe.hidden_sizes).network.to(device)
-        self.history, self.best = list[float](), Tensors()
+        self.history, self.best = list[float](), dict[str, Tensor]()
         """Squared errors on validation, one an epoch, and the network with the lowest."""
         self._recipe, self._device = recipe, device
         self._optimizer = torch.optim.AdamW(
@@ -93,52 +84,6 @@ class Descent:
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
 
-    def tensors(self) -> Tensors:
-        """The tensors needed to resume after an epoch; the history is stored separately."""
-        moments = {
-            f"optimizer.{number}.{name}": value
-            for number, state in self._optimizer.state_dict()["state"].items()
-            for name, value in state.items()
-        }
-        return named("network", self.network.state_dict()) | named("best", self.best) | moments
-
-    def restore(self, tensors: Tensors, history: Sequence[float]) -> None:
-        self.network.load_state_dict(under("network", tensors))
-        self.best = {name: value.to(self._device) for name, value in under("best", tensors).items()}
-        self.history = list(history)
-        state: dict[int, Tensors] = {}
-        for key, value in under("optimizer", tensors).items():
-            number, name = key.split(".")
-            state.setdefault(int(number), {})[name] = value
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def named(prefix: str, tensors: Tensors) -> Tensors:
-    """The same tensors with a prefix before their names."""
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}
-
-
-def under(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors with this prefix, without it (the inverse of `named`)."""
-    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
-
-
-def _load(path: Path | None, identity: str) -> tuple[Tensors, list[float]]:
-    """Tensors and history of a checkpoint; empty if there is none of the fit `identity`."""
-    if path is None or not path.exists():
-        return {}, []
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            if metadata["identity"] == identity:
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(metadata["history"])
-        log.warning("checkpoint %s belongs to another fit: restarting", path)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        log.warning("checkpoint %s cannot be read (%s): restarting", path, error)
-    return {}, []
-
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -156,41 +101,27 @@ def fit(
     train_idx: Indices,
     validation_idx: Indices,
     recipe: FitRecipe,
-    progress: Callable[[float], None] | None = None,
-    checkpoint: Path | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Fit:
     """The probe with the lowest squared error on the segments `validation_idx`, of all epochs.
 
     `labels_array` [len(labels)] contains the probabilities to learn, in [0, 1]. `progress` is called with the share
-    done. With a `checkpoint` path, a repeated call resumes an interrupted fit after its last complete epoch, with the
-    same result; the caller deletes the file once the probe is saved.
+    done.
 
     Raises: InvalidRequest, with the remedy, when there is nothing to learn from or the fit diverges.
     """
     _check(labels_array[train_idx], labels_array[validation_idx])
-    report = progress or (lambda share: None)
-    arrays = labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
-    identity, device = _identity(source, recipe, *arrays), _device(recipe.device)
-    tensors, history = _load(checkpoint, identity)
-    reduction = Reduction(source, recipe.projection).to(device)
-    if tensors:
-        reduction.load_state_dict(under("reduction", tensors))
-    else:
-        seen = sample_of(train_idx, recipe.statistics_rows)
-        reduction = fit_reduction(source, labels, seen, recipe.projection, device)
+    device = _device(recipe.device)
+    seen = sample_of(train_idx, recipe.statistics_rows)
+    reduction = fit_reduction(source, labels, seen, recipe.projection, device)
     descent = Descent(reduction.num_outputs, recipe, device)
-    if tensors:
-        descent.restore(under("descent", tensors), history)
     free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
     held_out = Examples(source, labels, labels_array, validation_idx, reduction, free_bytes - train.num_bytes)
     while not descent.is_finished:
-        descent.epoch(train, lambda share: report((len(descent.history) + share) / recipe.num_epochs))
+        descent.epoch(train, lambda share: progress((len(descent.history) + share) / recipe.num_epochs))
         descent.validate(held_out)
-        if checkpoint is not None:
-            state = named("reduction", reduction.state_dict()) | named("descent", descent.tensors())
-            write_tensors(checkpoint, state, {"identity": identity, "history": json.dumps(descent.history)})
-    report(1.0)
+    progress(1.0)
     return Fit(_probe(descent, reduction, source.num_features, recipe), tuple(descent.history))
 
 
@@ -198,7 +129,8 @@ def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: Fi
     """The best network as a plain probe over raw features."""
     if not isfinite(descent.best_error):
         raise InvalidRequest("the fit diverged: lower probes.learning_rate", "probes.learning_rate")
-    tensors = named("network", descent.best) | {"mean": reduction.mean, "scale": reduction.scale}
+    tensors = {f"network.{name}": tensor for name, tensor in descent.best.items()}
+    tensors |= {"mean": reduction.mean, "scale": reduction.scale}
     first = tensors["network.0.weight"], tensors["network.0.bias"]
     tensors["network.0.weight"], tensors["network.0.bias"] = reduction.fold(*first)
     with torch.device("meta"):  # avoids initialising weights that are replaced immediately
@@ -240,15 +172,3 @@ def _check(train: Probabilities, validation: Probabilities) -> None:
             f"all {len(train)} train segments have the label {train[0]:g}, which leaves nothing to learn: "
             "add questions, raise samples.temperature, or check that the equivalence tells segments apart"
         )
-
-
-def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.generic]) -> str:
-    """Digest of a fit's settings and inputs, to recognise its checkpoint."""
-    settings = recipe.model_dump(
-        mode="json", include=set(FitRecipe.model_fields) - {"device", "memory_gib", "labels", "calibration"}
-    )
-    inputs = (source.role, source.features, source.layers, source.shape)
-    digest = hashlib.sha256(json.dumps([settings, inputs]).encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

@@ -126,13 +126,10 @@ class Fitter:
         path = self._path(role, training)
         if path.exists():
             return load_probe(path)
-        checkpoint = path.with_suffix(".checkpoint")
-        probe = self._fit(role, variant, checkpoint)
-        save_probe(probe, self._card(role, variant, training), path, torch.float16)
-        checkpoint.unlink(missing_ok=True)
+        save_probe(self._fit(role, variant), self._card(role, variant, training), path, torch.float16)
         return self.fitted(role, variant)
 
-    def _fit(self, role: Role, variant: Variant, checkpoint: Path) -> Probe:
+    def _fit(self, role: Role, variant: Variant) -> Probe:
         source, labels, recipe = self._source(role, variant), self.labels, variant.recipe
         targets = labels.target_probability if role == "target" else labels.draft_probability
         train, validation, calibration = (
@@ -146,7 +143,7 @@ class Fitter:
                 advance(100 * share - done)
                 done = 100 * share
 
-            probe = fit(source, targets, labels, train, validation, recipe, progress, checkpoint).probe
+            probe = fit(source, targets, labels, train, validation, recipe, progress).probe
         if not len(calibration):
             return probe
         predicted = predict(probe, source, labels, calibration)
