@@ -13,13 +13,11 @@ import transformers
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.training import collect
-from semspec.training.config import QUICK_CONTEXTS, QUICK_QUESTIONS, DatastoreConfig, load_config, quick, read_config
+from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
-from semspec.training.pipeline import Pipeline
+from semspec.training.pipeline import Pipeline, scaled
 from semspec.training.progress import Reporter
 
-LONG_S = 3600.0
-"""An estimate above it names the quick preset."""
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
     "calibrate": "calibrate the strategy likelihood on a pilot: a pair can then be served without probes",
@@ -58,23 +56,22 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
         DatastoreBuild(built, work, options.shard, reporter).run()
         return 0
     config = load_config(options.config)
-    if options.preset == "quick":
-        config = quick(config)
+    if options.preset:
+        config = laptop(config)
     work = options.work or Path(".work") / f"probes-{config.name}"
-    is_new = not (work / "samples").exists()
+    if options.preset:
+        can_start = options.command not in ("status", "check") and options.shard == (0, 1)
+        config = scaled(config, work, reporter, can_start)
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
         case "run":
-            if (options.preset or options.estimate) and is_new:
-                reporter.say(str(pipeline.estimate(options.pilot)))
             pipeline.run()
         case "calibrate":
             pipeline.calibrate()
         case "estimate":
-            estimate = pipeline.estimate(options.pilot)
-            print(estimate)
-            if not options.preset and estimate.total_s > LONG_S:
-                print("sooner, from fewer questions: --preset quick; docs/probes.md shows what it brings")
+            print(pipeline.estimate())
+            if not options.preset:
+                print("an hour of it, from fewer questions: --preset laptop")
         case "status":
             print("\n".join(pipeline.status()))
         case "check":
@@ -110,15 +107,9 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--shard", type=shard, metavar="i/n", help="this worker's share, i from 0")
     if command != "datastore":
         parser.add_argument(
-            "--preset", choices=["quick"], help=f"quick: from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts"
-        )
-    if command == "run":
-        parser.add_argument(
-            "--estimate", action="store_true", help="of a new run: tell the estimate first, as --preset does"
-        )
-    if command in ("run", "estimate"):
-        parser.add_argument(
-            "--pilot", type=int, default=2, help="questions of each kind in a round of the estimate's pilot"
+            "--preset",
+            choices=["laptop"],
+            help="laptop: as many questions as take an hour by a pilot's estimate, which it tells before it starts",
         )
 
 

@@ -190,29 +190,32 @@ class PipelineConfig(WorkConfig):
     output: Path = Field(description="folder for the two probes, serving.json and alternatives/")
 
 
-QUICK_QUESTIONS, QUICK_TEST_QUESTIONS, QUICK_CONTEXTS = 240, 60, 4
-"""Of the preset `quick`: questions to train on, those for the report from sources of their own, contexts of each."""
-
-
-def quick(config: PipelineConfig) -> PipelineConfig:
-    """`config` with at most 240 questions of 4 contexts, about 600 of them to fit on with the default shares, without
-    the report's alternatives and under a name of its own."""
-    sources = config.questions
-    num_sources = Counter(source.role for source in sources)
-    limits = {"train": QUICK_QUESTIONS, "test": QUICK_TEST_QUESTIONS}
-    each = {role: limits[role] // number or 1 for role, number in num_sources.items()}
-    per_question, report = config.contexts.per_question or QUICK_CONTEXTS, config.report
+def laptop(config: PipelineConfig) -> PipelineConfig:
+    """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
+    and under a name of its own."""
+    contexts, samples = config.contexts, config.samples
     return config.model_copy(
         update={
-            "name": f"{config.name}-quick",
-            "questions": tuple(
-                source.model_copy(update={"limit": min(source.limit or each[source.role], each[source.role])})
-                for source in sources
+            "name": f"{config.name}-laptop",
+            "contexts": contexts.model_copy(update={"per_question": min(contexts.per_question or 4, 4)}),
+            "samples": samples.model_copy(
+                update={"num_samples": min(samples.num_samples, 10), "num_test_samples": None}
             ),
-            "contexts": config.contexts.model_copy(update={"per_question": min(per_question, QUICK_CONTEXTS)}),
-            "report": report.model_copy(update={"variants": False, "learning_curve": ()}),
+            "report": config.report.model_copy(update={"variants": False, "learning_curve": ()}),
         }
     )
+
+
+def limited(config: PipelineConfig, num_questions: int) -> PipelineConfig:
+    """`config` with at most so many questions, and a quarter as many from sources for the report alone."""
+    num_sources = Counter(source.role for source in config.questions)
+    most = {"train": num_questions, "test": num_questions // 4}
+
+    def cut(source: QuestionSource) -> QuestionSource:
+        limit = max(1, most[source.role] // num_sources[source.role])
+        return source.model_copy(update={"limit": min(source.limit or limit, limit)})
+
+    return config.model_copy(update={"questions": tuple(map(cut, config.questions))})
 
 
 class AnswersConfig(SamplingConfig):
@@ -271,6 +274,20 @@ def validated(content: Any, kind: type[C], place: str) -> C:
         raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
 
 
+EXAMPLES = {
+    "draft": "{model: Qwen/Qwen2.5-0.5B-Instruct}",
+    "target": "{model: Qwen/Qwen2.5-1.5B-Instruct}",
+    "questions": "[{file: questions.jsonl, question: question}]",
+    "equivalence": "{kind: entailment, model: cross-encoder/nli-deberta-v3-base}",
+    "output": "probes/my-pair",
+    "model": "Qwen/Qwen2.5-1.5B-Instruct",
+}
+"""Of the blocks that a configuration must have."""
+
+
 def _problem(detail: Any) -> str:
+    name = str(detail["loc"][-1]) if detail["loc"] else ""
+    if detail["type"] in ("missing", "union_tag_not_found", "too_short") and name in EXAMPLES:
+        return f"missing; for example `{name}: {EXAMPLES[name]}`"
     unknown = detail["type"] == "extra_forbidden"
     return "no such setting" if unknown else str(detail["msg"]).removeprefix("Value error, ")

@@ -50,6 +50,12 @@ class Estimate:
         lines += [f"{'disk':<9} {gigabytes(self.states_bytes)} for the states ({gigabytes(self.free_bytes)} free)"]
         return "\n".join(lines)
 
+    def times(self, share: float) -> "Estimate":
+        """The estimate for this share of the questions."""
+        stage_s = {name: share * seconds for name, seconds in self.stage_s.items()}
+        counts = round(share * self.num_questions), round(share * self.num_contexts)
+        return Estimate(*counts, stage_s, round(share * self.states_bytes), self.free_bytes)
+
     @property
     def total_s(self) -> float:
         return sum(self.stage_s.values())

@@ -10,19 +10,50 @@ from semspec.clustering.loading import load_equivalence
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
 from semspec.training.checks import check_collections, check_models, check_output
-from semspec.training.config import PipelineConfig
+from semspec.training.config import PipelineConfig, limited
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import questions_recipe, stored_questions
+from semspec.training.data.questions import gather, questions_recipe, stored_questions
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
 from semspec.training.estimate import Estimate, fit_seconds, gigabytes, groups_of, run_pilot, state_row_bytes
 from semspec.training.export import Export
-from semspec.training.files import StageFolder, check_format
+from semspec.training.files import StageFolder, check_format, read_json, write_json
 from semspec.training.progress import Reporter
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
+
+
+BUDGET_S = 3600.0
+LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
+"""Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
+
+
+def scaled(config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True) -> PipelineConfig:
+    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told; the number is kept in `work`.
+
+    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run.
+    """
+    kept = work / "preset.json"
+    if not kept.exists():
+        if not can_start:
+            raise InvalidRequest(
+                f"{work} has no run with this preset yet: `semspec train estimate --preset laptop` with the same "
+                "--config and --work chooses its number of questions"
+            )
+        config = limited(config, MOST_QUESTIONS)
+        pilot = Pipeline(config, work, reporter=reporter)
+        every, _ = gather(config.questions, config.evaluation_sets, config.shares)
+        pilot.questions = Questions(every, config.shard_questions)
+        pilot.check_start(range(len(pilot.questions)))
+        reporter.say("a pilot of a few questions estimates the time first; Ctrl-C stops, nothing is lost")
+        estimate, has_own_test = pilot.estimate(), any(source.role == "test" for source in config.questions)
+        num_all = sum(one.split != "test" or not has_own_test for one in every)
+        num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
+        reporter.say(f"{estimate.times(num / num_all)}\nCtrl-C stops; the same command continues")
+        write_json(kept, {"num_questions": num})
+    return limited(config, read_json(kept)["num_questions"])
 
 
 class Pipeline:

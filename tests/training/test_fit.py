@@ -124,7 +124,6 @@ def test_what_cannot_be_fitted_is_refused_with_the_remedy(data: Data) -> None:
         (constant, rows, rows, QUICK, "nothing to learn: add questions"),
         (data.wanted(), none, rows, QUICK, r"no train segments: .*shares"),
         (data.wanted(), rows, none, QUICK, r"raise shares\.validation"),
-        (constant * np.nan, rows, rows, QUICK, "make them again"),
         (data.wanted(), rows, rows, diverging, r"lower probes\.learning_rate"),
     ):
         with pytest.raises(InvalidRequest, match=words):

@@ -12,7 +12,8 @@ import yaml
 from semspec.probes.verifier import ProbeVerifier
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline
+from semspec.training.pipeline import Pipeline, scaled
+from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.checkpoints import loaded
 from tests.training import support
@@ -74,13 +75,6 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
         assert (tmp_path / "out" / path).read_bytes() == (run / "out" / path).read_bytes()
 
 
-def test_finished_run_does_nothing_again(run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (run / "work").rglob("*") if path.suffix != ".json"}
-    Pipeline(load_config(run / "pair.yaml"), run / "work").run()
-    kept = [path for path in before if path.is_file() and "report" not in path.parts]
-    assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
-
-
 def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None:
     work = run / "work"
     splits = {row["id"]: row["split"] for path in (work / "questions").glob("*.parquet") for row in read_rows(path)}
@@ -109,15 +103,17 @@ def test_status_check_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytes
     assert all(seconds > 0 for seconds in estimate.stage_s.values())
 
 
-def test_estimate_names_the_preset_where_the_run_is_long(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("budget_s", "num_questions"), [(1e-9, 8), (1e9, 20)])
+def test_preset_takes_as_many_questions_as_fit_its_time(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float, num_questions: int
 ) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    for least_s, is_named in ((0.0, True), (1e9, False)):
-        monkeypatch.setattr("semspec.training.cli.LONG_S", least_s)
-        work = tmp_path / str(is_named)
-        assert support.semspec_train_in(work, "estimate", run / "pair.yaml", "--pilot", "1") == 0
-        assert ("--preset quick" in capsys.readouterr().out) is is_named
+    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
+    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", budget_s)
+    for _ in range(2):  # the second time as the first has chosen
+        config = scaled(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
+        assert config.questions[0].limit == num_questions
+        monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1.0)
 
 
 def flipped(data: bytes) -> bytes:

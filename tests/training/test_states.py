@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import FeatureSet, LayerSet, assemble
@@ -87,10 +87,6 @@ def test_unfit_folders_are_refused_with_the_remedy(tmp_path: Path, labels: Label
     with pytest.raises(InvalidRequest, match="run the stage"):
         StateStore(tmp_path / "nothing")
     path = tmp_path / "samples" / "00002.safetensors"
-    tensors = load_file(path)
-    save_file(tensors | {"target_states": tensors["target_states"][:, 1:].contiguous()}, path)
-    with pytest.raises(Mismatch, match="two models"):
-        StateStore(tmp_path / "samples")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(Mismatch, match="delete it"):
         StateStore(tmp_path / "samples")

@@ -183,9 +183,8 @@ def judge(
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     remarks = [
         *cautions,
-        *([_gain(curve)] if standing == "bad" else []),
+        *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []),
         _rule(recommendation),
-        *_about_calibration(claims, recommendation),
     ]
     headline = {
         "good": GOOD_ENOUGH,
@@ -237,8 +236,6 @@ def _rule(recommendation: Recommendation) -> str:
 
 def _gain(curve: Sequence[LearningPoint]) -> str:
     """Whether more contexts would help, by the last step of the learning curve."""
-    if len(curve) < 2:
-        return "There is no learning curve to say whether more contexts would help."
     before, after = curve[-2:]
     auroc = f"{decimal(before.auroc.value)} to {decimal(after.auroc.value)}"
     wrong = f"{share(before.wrong_accepted.value)} to {share(after.wrong_accepted.value)}"
@@ -250,12 +247,6 @@ def _gain(curve: Sequence[LearningPoint]) -> str:
     if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
         return f"More contexts is the cheapest gain: {step}."
     return f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
-
-
-def _about_calibration(claims: Sequence[Claim], recommendation: Recommendation) -> Iterator[str]:
-    missed = any(claim.name.startswith("ECE") and not claim.holds for claim in claims)
-    if missed and recommendation.rule.rule == "threshold":
-        yield "The ECE matters to the rule min(1, p/q). A threshold wants the order only."
 
 
 def _cautions(found: Verification, num_questions: int) -> Iterator[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,13 +21,7 @@ from semspec.training.report.document import Block, Bullets, Section, Table, Tex
 from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, name_points, panels
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
-STYLES: tuple[tuple[str, Any], ...] = (
-    (ORANGE, "-"),
-    (GREEN, "--"),
-    (PURPLE, "-."),
-    (RED, ":"),
-    (SKY, (0, (5, 1, 1, 1, 1, 1))),
-)
+STYLES = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, "-"))
 """Colours and lines of the variants beside the served probes."""
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 DECISIONS, TRUTHS = {"accepted": True, "rejected": False}, {"right": 1, "wrong": 0}

@@ -27,19 +27,12 @@ class StateStore:
     """The tensors of a samples folder, memory-mapped, so that only requested rows of a shard are read."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises: InvalidRequest when there are no shards; Mismatch when one is damaged or unlike the others."""
+        """Raises: InvalidRequest when there are no shards; Mismatch when one is damaged."""
         self.folder = folder
         paths = sorted(folder.glob("[0-9]" * 5 + ".safetensors"))
         if not paths:
             raise InvalidRequest(f"no samples in {folder}; run the stage `samples` first")
         self._shards = {int(path.stem): _mapped(path) for path in paths}
-        first = next(iter(self._shards.values()))
-        for path, shard in zip(paths, self._shards.values(), strict=True):
-            if {name: _kind(tensor) for name, tensor in shard.items()} != {n: _kind(t) for n, t in first.items()}:
-                raise Mismatch(
-                    f"{path} has other tensors than {paths[0]}: samples of two models or of two recipes; "
-                    "delete the folder and sample again, or keep the two in two folders"
-                )
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -62,10 +55,6 @@ def _mapped(path: Path) -> dict[str, Tensor]:
             return {name: file.get_slice(name)[:] for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise Mismatch(f"cannot read {path}: {error}; delete it and run the same command again") from error
-
-
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
-    return tensor.dtype, tensor.shape[1:]
 
 
 class FeatureSource:
