@@ -1,0 +1,87 @@
+"""docs/tutorial.md: its commands, in its order, on small models of the classes and under the names that it has."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from semspec.demo.probe_data import questions
+from semspec.engine.checkpoint import load_tokenizer
+from tests.commands.support import command
+from tests.processes import GENEROUS_S
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+TEMPLATE = """\
+{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n' }}{% endif %}"""
+"""As Qwen's instruct models have it; the bundled models' answers begin with their reasoning."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Models and questions under the tutorial's names, and `pair.yaml`."""
+    [pair] = [text for language, text in BLOCKS if language == "yaml"]
+    (tmp_path / "pair.yaml").write_text(pair)
+    for role, name in (("draft", "Qwen2.5-0.5B-Instruct"), ("target", "Qwen2.5-1.5B-Instruct")):
+        tokenizer = load_tokenizer(str(ROOT / "demo" / "pair" / role))
+        tokenizer.chat_template = TEMPLATE
+        for one in (AutoModelForCausalLM.from_pretrained(ROOT / "demo" / "pair" / role), tokenizer):
+            one.save_pretrained(tmp_path / "Qwen" / name)
+    shutil.copytree(ROOT / "demo" / "nli", tmp_path / "cross-encoder" / "nli-deberta-v3-base")
+    data = tmp_path / "openai" / "gsm8k"
+    data.mkdir(parents=True)
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
+    (data / "README.md").write_text(
+        f"---\nconfigs: {json.dumps([{'config_name': 'main', 'data_files': files}])}\n---\n"
+    )
+    for split, source, number in (("train", "probe", 24), ("test", "report", 6)):
+        rows = map(json.dumps, islice(questions(split=source), number))
+        (data / f"{split}.jsonl").write_text("\n".join(rows))
+    monkeypatch.setenv("SEMSPEC_API_KEY", "sk-tutorial")
+    return tmp_path
+
+
+def served(folder: Path, words: list[str], chat: list[str], port: int) -> str:
+    """What `semspec serve` prints until it answers; then the tutorial's question is asked, and Ctrl-C pressed."""
+    shown, serve = "", command([*words, f"--port={port}"])
+    with subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        while server.stdout and "Ctrl-C stops it" not in shown:
+            line = server.stdout.readline()
+            assert line, shown
+            shown += line
+        assert ended(folder, [*chat, f"--url=http://127.0.0.1:{port}"]).strip()
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=GENEROUS_S)
+    return shown
+
+
+def ended(folder: Path, words: list[str]) -> str:
+    """The output of a command that ends by itself, and well."""
+    done = subprocess.run(command(words), cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_every_command_of_the_tutorial_runs(folder: Path, unused_tcp_port: int) -> None:
+    lines = [line for language, text in BLOCKS if language == "sh" for line in text.replace("\\\n", " ").splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("semspec ")]
+    [chat] = [words for words in commands if words[0] == "chat"]
+    bare, calibrate, calibrated, run, probed = (
+        served(folder, words, chat, unused_tcp_port) if words[0] == "serve" else ended(folder, [*words, "--threads=1"])
+        for words in commands
+        if words is not chat
+    )
+    assert "has no probes" in bare and "token-level" in bare
+    assert "has no probes" not in calibrated and "verifier" not in calibrated and "verifier" in probed
+    assert calibrate.index("together") < calibrate.index("Ctrl-C stops; the same") < calibrate.index("speed-up")
+    assert "together" not in run  # the calibration has chosen how many questions there are
+    assert (folder / ".work/probes-qwen-laptop/report/report.html").is_file()
