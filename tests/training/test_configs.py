@@ -10,9 +10,18 @@ import pytest
 import yaml
 
 from semspec import cli as semspec_cli
+from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
 from semspec.training import cli
-from semspec.training.config import PipelineConfig, laptop, limited, load_config
+from semspec.training.config import (
+    DatastoreConfig,
+    PipelineConfig,
+    ServerSampler,
+    laptop,
+    limited,
+    load_config,
+    read_config,
+)
 from tests.manifests.policy import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +59,35 @@ def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as ended:
         cli.main(["datastore", "--preset", "laptop", "--config", str(ROOT / "demo" / "datastore.yaml")])
     assert ended.value.code == 2 and "arguments: --preset laptop" in capsys.readouterr().err
+
+
+def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> None:
+    config = read_config(ROOT / "demo" / "datastore.yaml", DatastoreConfig)
+    splits = {source.arguments["split"]: source.role for source in config.questions}
+    assert splits == {"probe": "train", "report": "test"}
+
+
+@pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
+def test_real_pair_is_pinned_and_as_large_as_the_papers(path: Path) -> None:
+    config = load_config(path)
+    assert isinstance(config.equivalence, EntailmentConfig)
+    revisions = [config.draft.revision, config.target.revision, config.equivalence.revision]
+    revisions += [source.revision for source in config.questions]
+    assert all(re.fullmatch(r"[0-9a-f]{40}", revision or "") for revision in revisions)
+    assert path.stem == config.name == config.output.name
+    num_contexts = 1000 * (config.contexts.per_question or 0)
+    assert num_contexts * 2 * config.samples.num_samples == 400_000
+    assert config.prompt.template.endswith("\\boxed{}.") and "\n" in config.prompt.template
+
+
+@pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
+def test_commented_alternatives_load(path: Path, tmp_path: Path) -> None:
+    text = re.sub(r"^  # (?=sampler:|- hub:|  \w+: )", "  ", path.read_text(), flags=re.MULTILINE)
+    (tmp_path / "pair.yaml").write_text(text)
+    config = load_config(tmp_path / "pair.yaml")
+    for model in (config.draft, config.target):
+        assert isinstance(model.sampler, ServerSampler) and model.sampler.model == model.model
+    assert config.evaluation_sets[-1].hub_config == "gpqa_diamond"
 
 
 def test_missing_block_is_named_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,12 @@
 """Calibrates `likelihood` on pilots that are made up, and on a tiny pair by the command."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest
 from semspec.training.config import load_config
 from semspec.training.evaluation.acceptance import Cost
@@ -116,6 +118,16 @@ def train(folder: Path, models: tuple[Path, Path], limit: int) -> object:
         *models, folder / "out", questions=[questions], equivalence=equivalence, likelihood={"num_questions": 20}
     )
     return support.semspec_train("calibrate", config, folder)
+
+
+def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None:
+    found = load_calibration(tiny / "out" / "likelihood.json")
+    assert found.num_questions == 20 and found.draft.fingerprint != found.target.fingerprint
+    assert json.loads((tiny / "out" / "serving.json").read_text()) == {"strategy": "likelihood", "gamma": 1}
+    report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
+    assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(found.curve)
+    page = (tiny / "work" / "likelihood" / "report.html").read_text()
+    assert f"{found.threshold:.3f}" in page and "±" in page
 
 
 def test_later_run_keeps_the_pilots_shards(tiny: Path) -> None:

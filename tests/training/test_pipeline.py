@@ -75,6 +75,13 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
         assert (tmp_path / "out" / path).read_bytes() == (run / "out" / path).read_bytes()
 
 
+def test_finished_run_does_nothing_again(run: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (run / "work").rglob("*") if path.suffix != ".json"}
+    Pipeline(load_config(run / "pair.yaml"), run / "work").run()
+    kept = [path for path in before if path.is_file() and "report" not in path.parts]
+    assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
+
+
 def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None:
     work = run / "work"
     splits = {row["id"]: row["split"] for path in (work / "questions").glob("*.parquet") for row in read_rows(path)}
