@@ -20,10 +20,11 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.documents import DELIMITER
 from semspec.engine.conversation import turn_after
 from studies.pair.language import NUM_STYLES, SPLITS, UNREADABLE, Problem, Solution, make_problem
-from studies.pair.train import DELIMITER, Learner, tokenizer_of_pair
-from studies.pair.wording import read, write_document
+from studies.pair.train import Learner, tokenizer_of_pair
+from studies.pair.wording import MARK, read, write_document
 
 TOKENIZER = tokenizer_of_pair()
 
@@ -96,7 +97,7 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
             kind = str(step.claims[0][0]) + (str(step.claims[0][1]) if step.claims[0][0] == "move" else "")
             is_right = solution.is_right(step)
             assert solution.advance(step)
-            ids += TOKENIZER.encode(segment + DELIMITER, add_special_tokens=False)
+            ids += TOKENIZER.encode(segment.replace(MARK, "") + DELIMITER, add_special_tokens=False)
             places.append((len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}"))
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
         for place, name in places:
@@ -179,7 +180,7 @@ def _padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def ceiling(model: Qwen2ForCausalLM, judged: list[Judged], questions: int) -> dict[str, dict[str, float]]:
     """AUROC of truth by style on the second half of the questions: a linear probe of truth on states, the sequence, and
-    the least and the sum of the log-probabilities."""
+    the least log-probability."""
     made = [features(model, one) for one in judged]
     truth = np.array([one.is_right for one in judged])
     styles = np.array([one.problem.style for one in judged])
@@ -194,7 +195,6 @@ def ceiling(model: Qwen2ForCausalLM, judged: list[Judged], questions: int) -> di
         "states": probe.decision_function(states[is_test]),
         "sequence": sequence_scores(train, truth[~is_test], test),
         "least": np.array([rows[:, 0].min() for rows in test]),
-        "sum": np.array([rows[:, 0].sum() for rows in test]),
     }
     truth, styles = truth[is_test], styles[is_test]
     found: dict[str, dict[str, float]] = {}
@@ -220,7 +220,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".work/pair"))
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1500, help="problems whose draft steps the probes of truth read")
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     models: dict[str, Qwen2ForCausalLM] = {}
@@ -239,21 +238,14 @@ def main() -> None:
                 "right": float(np.mean([is_right for _, is_right in found])),
                 "wrong steps": {name: f"{n}/{steps[name]}" for name, n in wrong.most_common(12)},
             }
-            print(role, temperature, json.dumps(result[f"{role} {temperature}"]), flush=True)
     result["corrections"] = corrections(models["target"], SPLITS["tune"][: arguments.limit])
-    print(json.dumps(result["corrections"]), flush=True)
-    costs = {role: token_cost(model) for role, model in models.items()}
-    result["cost ratio"] = costs["target"] / costs["draft"]
-    print(costs, result["cost ratio"], flush=True)
+    result["cost ratio"] = token_cost(models["target"]) / token_cost(models["draft"])
     some = [make_problem(seed) for seed in range(20_000_000, 20_000_000 + arguments.steps)]
     judged = [one for p, a in zip(some, answers(models["draft"], some, 0.6), strict=True) for one in judge(p, a)[0]]
     random.Random(0).shuffle(judged)
     result["grades"] = grades(models["target"], judged[:1500])
-    print("grades", result["grades"], flush=True)
     result["ceiling"] = ceiling(models["target"], judged, arguments.steps)
-    print(json.dumps(result["ceiling"], indent=1), flush=True)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1), flush=True)
 
 
 if __name__ == "__main__":

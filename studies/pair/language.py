@@ -115,8 +115,6 @@ class Solution:
 
     facts: Facts
     holder: int | None = None
-    before: int | None = None
-    """Who had the ball before the last move."""
     num_rounds: int = 0
     pending: Claim | None = None
     """The right version of the last step's first wrong claim, until it is corrected or left."""
@@ -169,6 +167,14 @@ class Solution:
     def _sign(self, person: int, other: int) -> str:
         return "higher" if self.facts.cards[person] > self.facts.cards[other] else "lower"
 
+    def about(self, rng: random.Random) -> list[Claim]:
+        """Claims to look up about who has the ball."""
+        assert self.holder is not None
+        other = self.facts.after(self.holder, rng.randrange(1, len(self.facts.names)))
+        compared: Claim = ("compare", self.holder, other, self._sign(self.holder, other))
+        card: Claim = ("card", self.holder, self.facts.cards[self.holder])
+        return [card, compared, self._remark("next"), self._remark("role")]
+
     def right(self, claim: Claim) -> Claim | None:
         """The right version of `claim` here; None if no such claim can stand here."""
         if claim[0] in ("start", "move") and any(not isinstance(value, int) for value in claim[1:]):
@@ -202,7 +208,7 @@ class Solution:
             return False
         if step.corrects:
             return self.pending is not None and step.claims == (self.pending,)
-        after = Solution(self.facts, self.holder, self.before, self.num_rounds)
+        after = Solution(self.facts, self.holder, self.num_rounds)
         for claim in step.claims:
             if after.right(claim) != claim:
                 return False
@@ -237,7 +243,7 @@ class Solution:
             case ("start", int(person)):
                 self.holder = person
             case ("move", _, int(person)):
-                self.before, self.holder = self.holder, person
+                self.holder = person
                 self.num_rounds += 1
                 self.remarked = set()
             case ("answer", _):

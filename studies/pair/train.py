@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,17 +20,17 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.documents import DELIMITER
 from semspec.demo.tokenizer import build_tokenizer, train_tokenizer
 from semspec.demo.train_models import compiled
 from semspec.demo.trainer import Course, Trainer
 from semspec.demo.training import IGNORED, Recipe, build_model, grow
 from semspec.demo.wording import DRAFT_AUTHOR
 from semspec.engine.conversation import turn_after
-from studies.pair.language import MEN, ROLES, SPLITS, WOMEN, Solution, make_problem
-from studies.pair.wording import ADVERBS, PLANTED, SLOTS, TENS, UNITS, Document, write_document
+from studies.pair.language import MEN, ROLES, SPLITS, WOMEN, Claim, Facts, Solution, Step, make_problem
+from studies.pair.wording import ADVERBS, MARK, PLANTED, SLOTS, TENS, UNITS, Document, Writer, write_document
 
 log = logging.getLogger("studies.pair.train")
-DELIMITER = "\n\n"
 NUM_HOPS = 4
 TOKENIZER = Path(__file__).with_name("tokenizer.json")
 
@@ -46,12 +45,16 @@ class Stage:
     """Share of texts that are drills; 1 until the hops are learnt."""
     rate: float
     batch_size: int = 32
-    auxiliary: float = 0.3
 
 
 COURSES: dict[str, tuple[Stage, ...]] = {
-    "target": (Stage(6, 3000, 1.0, 0.01), Stage(6, 1100, 0.15, 0.01), Stage(24, 600, 0.05, 0.006, 16)),
-    "draft": (Stage(3, 1200, 1.0, 0.01), Stage(3, 1200, 0.1, 0.01)),
+    "target": (
+        Stage(6, 3000, 1.0, 0.01),
+        Stage(6, 2500, 0.5, 0.01),
+        Stage(6, 1500, 0.1, 0.008),
+        Stage(24, 600, 0.05, 0.006, 16),
+    ),
+    "draft": (Stage(3, 1200, 1.0, 0.01), Stage(3, 2000, 0.5, 0.01), Stage(3, 1500, 0.1, 0.008)),
 }
 
 
@@ -68,7 +71,7 @@ def _vocabulary_texts() -> Iterator[str]:
         yield from [text] * 50
     for seed in SPLITS["train"][:1500]:
         document = write_document(seed)
-        yield document.problem.question + DELIMITER.join(document.segments)
+        yield document.problem.question + DELIMITER.join(document.segments).replace(MARK, "")
 
 
 @dataclass(slots=True)
@@ -100,45 +103,55 @@ class Texts:
         return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
 
     def drill(self, seed: int, top: int, rng: random.Random) -> Text:
-        """Moves in the plainest style, of which only where they end is learnt; of the facts, those that they need. No
-        two moves are alike, so that none can be copied."""
-        facts, question = make_problem(seed, 0).facts, make_problem(seed, 0).question
-        text = self._begin(" ".join(re.findall(r"\w+ passes to \w+\.", question)))
-        moves = [(start, passes) for start in range(len(facts.names)) for passes in (*range(1, top + 1), top)]
-        for start, passes in dict.fromkeys(rng.sample(moves, min(len(moves), 16))):
-            noun = "pass" if passes == 1 else "passes"
-            begun = f"So the ball starts with {facts.names[start]}.{DELIMITER}So after {passes} {noun}"
-            self._add(text, begun, is_learnt=False)
-            way = [self._names[facts.names[facts.after(start, hop)]] for hop in range(1, passes + 1)]
-            text.hops.append((len(text.ids) - 1, way))
-            self._add(text, f" {facts.names[facts.after(start, passes)]}", is_learnt=True)
-            self._add(text, f" has the ball.{DELIMITER}", is_learnt=False)
+        """One claim each about many people. Until all hops are learnt, moves in the plainest style, of which only where
+        they end is learnt, and of the facts those that they need; then claims of all kinds. No two are alike, so that
+        none can be copied."""
+        is_whole = top == NUM_HOPS
+        problem = make_problem(seed, None if is_whole else 0)
+        facts, writer, question = problem.facts, Writer(problem, rng), problem.question
+        claims: list[tuple[int, Claim]] = []
+        for start in range(len(facts.names)):
+            passes = (*range(1, top + 1), top)
+            claims += [(start, ("move", number, facts.after(start, number))) for number in passes]
+            claims += [(start, claim) for claim in Solution(facts, start).about(rng) * 2] if is_whole else []
+        text = self._begin(question if is_whole else " ".join(re.findall(r"\w+ passes to \w+\.", question)))
+        for start, claim in dict.fromkeys(rng.sample(claims, min(len(claims), 16))):
+            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            way = self._way(facts, start, claim)
+            self._add_marked(text, writer.write(Step((claim,)), start) + DELIMITER, is_whole, way)
         return text
 
     def _solution(self, document: Document) -> Text:
         text = self._begin(document.problem.question)
-        facts, was_planted = document.problem.facts, False
-        for index, segment in enumerate(document.segments):
-            is_last = index == len(document.segments) - 1
-            start = len(text.ids)
-            mark = document.marks[index]
-            if mark is None:
-                self._add(text, segment + ("" if is_last else DELIMITER), document.is_learnt[index])
-            else:
-                head = segment[: mark - 1]  # the space belongs to the word that follows
-                self._add(text, head, document.is_learnt[index])
-                holder, passes = document.holders[index], document.steps[index].claims[0][1]
-                if document.is_learnt[index] and not document.steps[index].corrects:
-                    assert holder is not None and isinstance(passes, int)
-                    way = [self._names[facts.names[facts.after(holder, hop)]] for hop in range(1, passes + 1)]
-                    text.hops.append((len(text.ids) - 1, way))
-                self._add(text, segment[mark - 1 :] + DELIMITER, document.is_learnt[index])
+        was_planted = False
+        for index, (step, segment) in enumerate(zip(document.steps, document.segments, strict=True)):
             if was_planted or not all(document.is_learnt):
-                text.heavy.append(start)
-            was_planted = not document.is_learnt[index]
+                text.heavy.append(len(text.ids))
+            is_learnt, holder = document.is_learnt[index], document.holders[index]
+            is_move = is_learnt and not step.corrects and holder is not None
+            way = self._way(document.problem.facts, holder, step.claims[0]) if is_move and holder is not None else []
+            self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), is_learnt, way)
+            was_planted = not is_learnt
         text.ids.append(self._tokenizer.eos_token_id)
         text.labels.append(self._tokenizer.eos_token_id)
         return text
+
+    def _way(self, facts: Facts, holder: int, claim: Claim) -> list[int]:
+        """The tokens of the people on the right way of a move, the last of whom has the ball; none for other claims."""
+        passes = int(claim[1]) if claim[0] == "move" else 0
+        return [self._names[facts.names[facts.after(holder, hop)]] for hop in range(1, passes + 1)]
+
+    def _add_marked(self, text: Text, piece: str, is_learnt: bool, way: list[int]) -> None:
+        """Add a paragraph; a word that stands at its mark, at the end of a known way, is learnt in any case."""
+        head, _, tail = piece.partition(MARK)
+        if not way:
+            self._add(text, head + tail, is_learnt)
+            return
+        self._add(text, head[:-1], is_learnt)  # the space belongs to the word that follows
+        text.hops.append((len(text.ids) - 1, way))
+        word, space, rest = tail.partition(" ")
+        self._add(text, f" {word}", is_learnt=True)
+        self._add(text, space + rest, is_learnt)
 
     def _graded(self, document: Document, rng: random.Random) -> Text:
         place = rng.randrange(len(document.segments) - 1)
@@ -148,7 +161,11 @@ class Texts:
         is_right = solution.is_right(document.steps[place])
         grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
         text = self._begin(document.problem.question)
-        self._add(text, "".join(segment + DELIMITER for segment in document.segments[: place + 1]), is_learnt=False)
+        self._add(
+            text,
+            "".join(segment.replace(MARK, "") + DELIMITER for segment in document.segments[: place + 1]),
+            is_learnt=False,
+        )
         turn = turn_after(self._tokenizer, QUESTION, PREFILL)
         text.ids += turn
         text.labels += [IGNORED] * len(turn)
@@ -241,7 +258,7 @@ class Learner:
                 grow(self.model, deeper)
                 self.model = deeper
             course = Course(stage.num_steps, stage.rate, stage.rate * 0.3)
-            trainer: Trainer[list[Text]] = Trainer(self.model, course, folder, partial(self._loss, stage))
+            trainer: Trainer[list[Text]] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
             if not is_dry:
                 with compiled(self.model):
@@ -259,7 +276,7 @@ class Learner:
                 for seed in range(first, first + stage.batch_size)
             ]
 
-    def _loss(self, stage: Stage, texts: list[Text]) -> Tensor:
+    def _loss(self, texts: list[Text]) -> Tensor:
         length = max(len(text.ids) for text in texts)
         ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts])
         labels = torch.tensor([text.labels + [IGNORED] * (length - len(text.labels)) for text in texts])
@@ -273,7 +290,7 @@ class Learner:
         weight = weights[:, 1:][at]
         losses = torch.nn.functional.cross_entropy(logits, labels[:, 1:][at], reduction="none")
         loss = (losses * weight).sum() / weight.sum()
-        return loss + stage.auxiliary * self._auxiliary(out, texts)
+        return loss + 0.3 * self._auxiliary(out, texts)
 
     def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text]) -> Tensor:
         """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""

@@ -8,7 +8,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 from studies.pair import language
@@ -86,10 +86,10 @@ class Writer:
     problem: Problem
     rng: random.Random
     log_probability: float = 0.0
-    spread: Spread = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.spread = SPREADS[self.problem.style]
+    @property
+    def spread(self) -> Spread:
+        return SPREADS[self.problem.style]
 
     def write(self, step: Step, holder: int | None) -> str:
         """The paragraph of `step`, when `holder` has the ball, with a `MARK` where the end of a move is named."""
@@ -106,14 +106,16 @@ class Writer:
 
     def _claim(self, claim: Claim, topic: int | None) -> str:
         """One sentence without its full stop; a pronoun may stand for `topic`."""
-        values = _fields(claim)
+        values = dict(zip(_NAMES[claim[0]], claim[1:], strict=True))
         templates = TEMPLATES[claim[0]]
         template = self._pick(templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)])
 
         def fill(match: re.Match[str]) -> str:
             slot, name, place = match.groups()
             if place:
-                return self._pick(("", *(f"{word} " for word in ADVERBS)), _rare(self.spread.adverb, len(ADVERBS)))
+                each = self.spread.adverb / len(ADVERBS)
+                words = ("", *(f"{word} " for word in ADVERBS))
+                return self._pick(words, [1 - self.spread.adverb, *[each] * len(ADVERBS)])
             if slot:
                 return self._synonym(slot, values)
             match name:
@@ -134,7 +136,7 @@ class Writer:
 
     def _synonym(self, slot: str, values: dict[str, int | str]) -> str:
         if slot in ("sign", "turned"):
-            slot = str(values["sign"]) if slot == "sign" else _turned(str(values["sign"]))
+            slot = "higher" if (values["sign"] == "higher") == (slot == "sign") else "lower"
         words = SLOTS[slot]
         return self._pick(words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))])
 
@@ -157,19 +159,11 @@ class Writer:
         return options[index]
 
 
-def _rare(probability: float, count: int) -> list[float]:
-    return [1 - probability, *[probability / count] * count]
-
-
 def in_words(number: int) -> str:
     """A number below 100 in words."""
     if number < 20:
         return UNITS[number]
     return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
-
-
-def _turned(sign: str) -> str:
-    return "lower" if sign == "higher" else "higher"
 
 
 def _pronoun(name: str, case: str) -> str:
@@ -182,10 +176,6 @@ _NAMES: dict[int | str, tuple[str, ...]] = {
     "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",), "role": ("person", "role"),
     "answer": ("number",),
 }  # fmt: skip
-
-
-def _fields(claim: Claim) -> dict[str, int | str]:
-    return dict(zip(_NAMES[claim[0]], claim[1:], strict=True))
 
 
 def read(text: str, facts: Facts, holder: int | None) -> Step:
@@ -219,9 +209,8 @@ def _read_claim(sentence: str, facts: Facts, holder: int | None) -> Claim | None
 def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) -> int | str | None:
     found = match.groupdict()
     if name == "sign":
-        if word := found.get("sign"):
-            return "higher" if word in SLOTS["higher"] else "lower"
-        return "lower" if found["turned"] in SLOTS["higher"] else "higher"
+        is_higher = (found.get("sign") or found["turned"]) in SLOTS["higher"]
+        return "higher" if is_higher == bool(found.get("sign")) else "lower"
     if name == "person":
         text = next(found[case] for case in ("person", "who", "whom", "whose") if found.get(case))
         return _person_of(text.removesuffix("'s"), facts, holder)
@@ -289,8 +278,7 @@ class Document:
     problem: Problem
     steps: tuple[Step, ...]
     segments: tuple[str, ...]
-    marks: tuple[int | None, ...]
-    """Where in each segment the end of a move is named."""
+    """With a `MARK` where the end of a move is named."""
     is_learnt: tuple[bool, ...]
     """Whether a segment is one to learn from: a planted mistake is not."""
     holders: tuple[int | None, ...]
@@ -311,7 +299,6 @@ def write_document(seed: int, style: int | None = None, planted: float = 0.0) ->
     solution, writer = Solution(problem.facts), Writer(problem, rng)
     steps: list[Step] = []
     segments: list[str] = []
-    marks: list[int | None] = []
     learnt: list[bool] = []
     holders: list[int | None] = []
     while not solution.is_over:
@@ -321,16 +308,12 @@ def write_document(seed: int, style: int | None = None, planted: float = 0.0) ->
         if mistakes and draw < max(SLIP, planted):
             step = rng.choice(_balanced(mistakes, rng))
         holders.append(solution.holder)
-        text = writer.write(step, solution.holder)
-        marks.append(text.index(MARK) if MARK in text else None)
-        segments.append(text.replace(MARK, ""))
+        segments.append(writer.write(step, solution.holder))
         steps.append(step)
         learnt.append(not (planted and mistakes and draw < planted))
         followed = solution.advance(step)
         assert followed, step
-    return Document(
-        problem, tuple(steps), tuple(segments), tuple(marks), tuple(learnt), tuple(holders), writer.log_probability
-    )
+    return Document(problem, tuple(steps), tuple(segments), tuple(learnt), tuple(holders), writer.log_probability)
 
 
 def _balanced(mistakes: list[Step], rng: random.Random) -> list[Step]:
