@@ -1,4 +1,4 @@
-"""Progress of a long run: a bar with rate and remaining time on a terminal, a line a minute in a log."""
+"""Progress of a long run: a bar with rate and remaining time on a terminal, periodic lines in a log."""
 
 import sys
 import time
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 LOG_EVERY_S = 60.0
@@ -18,34 +19,48 @@ class Reporter:
 
     def __init__(self, quiet: bool = False, is_passing: bool = False) -> None:
         """`is_passing`: nothing of a bar stays once it is full."""
-        self._is_quiet, self._is_passing = quiet, is_passing
+        self._console = Console(file=sys.stderr, highlight=False, quiet=quiet, soft_wrap=True)
+        self._is_passing = is_passing
 
     def passing(self) -> "Reporter":
         """One whose bars leave nothing."""
-        return Reporter(self._is_quiet, is_passing=True)
+        return Reporter(self._console.quiet, is_passing=True)
 
     def say(self, text: str) -> None:
-        if not self._is_quiet:
-            tqdm.write(text, file=sys.stderr)
+        self._console.print(text, markup=False)
 
     @contextmanager
     def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[float], None]]:
         """A bar of `total` units, `done` of which are finished already; yields a function that advances it."""
-        every_s, begin, end = (0.1, "{l_bar}{bar}| ", "") if sys.stderr.isatty() else (LOG_EVERY_S, "{desc}: ", "\n")
-        with tqdm(
-            total=total,
-            initial=done,
-            desc=title,
-            unit=f" {unit}",
-            file=sys.stderr,
-            disable=self._is_quiet,
-            leave=not self._is_passing,
-            smoothing=0,
-            mininterval=every_s,
-            maxinterval=max(every_s, 10),
-            bar_format=begin + "{n:.0f}/{total_fmt}{unit}, {rate_fmt}, {elapsed}, {remaining} left" + end,
-        ) as progress:
-            yield progress.update
+        progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            speed_estimate_period=1e9,
+            transient=self._is_passing,
+        )
+        with progress:
+            number = progress.add_task(title, total=total, completed=done, rate="")
+            [task] = progress.tasks
+            logged_at = time.monotonic()
+
+            def advance(count: float) -> None:
+                nonlocal logged_at
+                progress.update(number, advance=count)
+                rate = f"{task.speed or 0:.2f} {unit}/s"
+                progress.update(number, rate=rate)
+                is_told = task.finished and not self._is_passing
+                if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not is_told):
+                    return
+                logged_at = time.monotonic()
+                left = "unknown time" if task.time_remaining is None else duration(task.time_remaining)
+                self.say(f"{title}: {task.completed:.0f}/{total} {unit}, {rate}, {left} left")
+
+            yield advance
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
