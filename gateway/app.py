@@ -134,4 +134,4 @@ def _keys(settings: GatewaySettings) -> Keys | None:
     if settings.auth == "none":
         _log.warning("authentication is off, since SEMSPEC_GATEWAY_AUTH is none: every client may use this gateway")
         return None
-    return Keys(settings.given_keys, settings.api_keys_file)
+    return Keys(settings.api_keys.get_secret_value(), settings.api_keys_file)

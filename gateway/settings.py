@@ -17,11 +17,10 @@ from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.decoding.likelihood.calibration import load_calibration
-from semspec.errors import InvalidRequest, Mismatch
 from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
-from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, shared
+from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -31,6 +30,17 @@ MAX_LOGPROBS = 20
 NO_VERIFIER = "none"
 """Address of the verifier of a pair without probes."""
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
+
+
+Addresses = Annotated[str, checked(parse_endpoints)]
+
+
+def pattern_of(expression: str) -> TypeAdapter[str]:
+    """Validates texts with a match, in linear time: texts of users are searched. Raises: ValueError."""
+    try:
+        return TypeAdapter(Annotated[str, Field(pattern=expression)])
+    except SchemaError as error:
+        raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
 
 
 class AuditOptions(SettingObject):
@@ -63,20 +73,11 @@ class CollectOptions(SettingObject):
     max_answers: int = Field(
         10_000, ge=1, description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s"
     )
-    exclude: str | None = Field(
+    exclude: Annotated[str | None, checked(pattern_of)] = Field(
         None,
         description="regular expression, without look-around; an answer is not listed if a part of its prompt or text "
         "matches",
     )
-
-    @field_validator("exclude")
-    @classmethod
-    def _is_an_expression(cls, expression: str | None) -> str | None:
-        try:
-            pattern_of(expression or "")
-        except SchemaError as error:
-            raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
-        return expression
 
 
 class GatewaySettings(ProcessSettings):
@@ -95,27 +96,27 @@ class GatewaySettings(ProcessSettings):
     auth: Literal["keys", "none"] = Field(
         "keys", description="keys asks every client for an API key, none lets everyone in"
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: Annotated[Path | None, checked(lambda file: read_entries("", file))] = Field(
         None, description="file with NAME:SHA256 of each API key, one a line; it is read again whenever it changes"
     )
-    api_keys: SecretStr | None = Field(
-        None,
+    api_keys: SecretStr = Field(
+        SecretStr(""),
         validate_default=True,
         description="NAME:SHA256 of each API key, separated by commas or white space; `semspec key NAME` makes one",
     )
 
-    draft_address: str = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
-    target_address: str = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
-    verifier_address: str = Field(
+    draft_address: Addresses = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
+    target_address: Addresses = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
+    verifier_address: Annotated[str, checked(lambda given: given == NO_VERIFIER or parse_endpoints(given))] = Field(
         "127.0.0.1:50053",
         min_length=1,
         description=f"{_ADDRESS.format('verifier')}; {NO_VERIFIER}: the pair has no probes",
     )
-    likelihood: Path | None = Field(
+    likelihood: Annotated[Path | None, checked(load_calibration)] = Field(
         None, description="file of `semspec train calibrate` for the strategy likelihood; unset: it is not served"
     )
     health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
-    service_ca: Path | None = Field(
+    service_ca: Annotated[Path | None, checked(check_authority)] = Field(
         None, description="PEM file of the authority that signs the services' certificates; unset speaks without TLS"
     )
     service_certificate: Path | None = Field(None, description="PEM file of the certificate shown to the services")
@@ -190,11 +191,6 @@ class GatewaySettings(ProcessSettings):
         """The origins of `cors_origins`."""
         return (self.cors_origins or "").replace(",", " ").split()
 
-    @property
-    def given_keys(self) -> str:
-        """The API keys' entries from the environment, as opposed to those in a file."""
-        return _text(self.api_keys)
-
     @field_validator("cors_origins")
     @classmethod
     def _has_origins(cls, origins: str | None) -> str | None:
@@ -203,16 +199,10 @@ class GatewaySettings(ProcessSettings):
                 raise ValueError(f"{origin} is not an origin; write https://HOST or https://HOST:PORT, without a path")
         return origins
 
-    @field_validator("api_keys_file")
-    @classmethod
-    def _has_keys(cls, file: Path | None) -> Path | None:
-        read_entries("", file)
-        return file
-
     @field_validator("api_keys")
     @classmethod
-    def _has_any_key(cls, api_keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        entries = read_entries(_text(api_keys), info.data.get("api_keys_file"))
+    def _has_any_key(cls, api_keys: SecretStr, info: ValidationInfo) -> SecretStr:
+        entries = read_entries(api_keys.get_secret_value(), info.data.get("api_keys_file"))
         if not entries and info.data.get("auth") == "keys" and "api_keys_file" in info.data:
             raise ValueError(
                 "there is no API key, so every request would be refused; SEMSPEC_GATEWAY_AUTH=none accepts all"
@@ -225,34 +215,6 @@ class GatewaySettings(ProcessSettings):
         if collect.share and info.data.get("auth") == "none":
             raise ValueError("needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it")
         return collect
-
-    @field_validator("draft_address", "target_address", "verifier_address")
-    @classmethod
-    def _has_valid_endpoints(cls, addresses: str, info: ValidationInfo) -> str:
-        if addresses == NO_VERIFIER and info.field_name == "verifier_address":
-            return addresses
-        try:
-            parse_endpoints(addresses)
-        except InvalidRequest as error:
-            raise ValueError(error.message) from error
-        return addresses
-
-    @field_validator("likelihood")
-    @classmethod
-    def _is_a_calibration(cls, likelihood: Path | None) -> Path | None:
-        try:
-            if likelihood:
-                load_calibration(likelihood)
-        except Mismatch as error:
-            raise ValueError(error.message) from error
-        return likelihood
-
-    @field_validator("service_ca")
-    @classmethod
-    def _is_an_authority(cls, service_ca: Path | None) -> Path | None:
-        if service_ca:
-            check_authority(service_ca)
-        return service_ca
 
     @field_validator("service_key")
     @classmethod
@@ -277,12 +239,3 @@ class GatewaySettings(ProcessSettings):
         if limit is not None and limit < info.data.get("max_n", 1):
             raise ValueError(f"must be at least max_n, which is {info.data['max_n']}")
         return limit
-
-
-def pattern_of(expression: str) -> TypeAdapter[str]:
-    """Validates texts with a match, in linear time: texts of users are searched. Raises: SchemaError."""
-    return TypeAdapter(Annotated[str, Field(pattern=expression)])
-
-
-def _text(secret: SecretStr | None) -> str:
-    return secret.get_secret_value() if secret else ""

@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -23,7 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
-from semspec.errors import InvalidRequest, is_utf8
+from semspec.errors import InvalidRequest, SemspecError, is_utf8
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
@@ -43,6 +44,20 @@ S = TypeVar("S", bound=BaseSettings)
 def shared(name: str, default: object, description: str, **bounds: Any) -> Any:
     """A field with the same variable in all processes; those of other fields begin with the process's prefix."""
     return Field(default, validation_alias=f"SEMSPEC_{name}", description=description, **bounds)
+
+
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Of a setting that is not empty: `check` raises ValueError or SemspecError for an invalid value."""
+
+    def unchanged(value: Any) -> Any:
+        try:
+            if value:
+                check(value)
+        except SemspecError as error:
+            raise ValueError(error.message) from error
+        return value
+
+    return AfterValidator(unchanged)
 
 
 class ProcessSettings(BaseSettings):

@@ -119,10 +119,8 @@ class Collection:
             self._leases.background.spawn(self._list(choice))
 
     async def _list(self, choice: Choice) -> None:
-        own_prompt, result = (
-            choice.request.messages and renders_its_own(choice.served.draft, choice.served.target),
-            "listed",
-        )
+        own_prompt = choice.request.messages and renders_its_own(choice.served.draft, choice.served.target)
+        result = "listed"
         try:
             if self._is_excepted(choice.prompt + choice.text):
                 result = "excepted"

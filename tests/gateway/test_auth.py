@@ -122,7 +122,7 @@ async def test_body_that_comes_too_slowly_is_given_up(
 async def test_gateway_that_asks_for_no_key_ignores_one(
     start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = await start_gateway(auth="none", api_keys=None)
+    gateway = await start_gateway(auth="none", api_keys="")
     assert "SEMSPEC_GATEWAY_AUTH is none" in caplog.text
     for headers in WRONG.values():
         assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 200
