@@ -17,16 +17,18 @@ Properties of every engine:
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
-from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.errors import InvalidRequest
-from semspec.types import GRAMMAR, GenerationParams, ModelInfo, Writer
+from semspec.types import GRAMMAR, Context, GenerationParams, ModelInfo, Piece, Prompt, Token, Writer
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
+    from semspec.probes.projection import Projections  # needs torch
 
 
 class Engine(Drafter, Target, Protocol):
@@ -60,6 +62,27 @@ class LocalEngine(Engine, Protocol):
 
     @property
     def tokenizer(self) -> ModelTokenizer: ...
+
+
+class TextEngine:
+    """What engines in this process have in common: text and tokens, and the folder of probes."""
+
+    def __init__(self, tokenizer: ModelTokenizer, projections: "Projections") -> None:
+        self.tokenizer, self._projections = tokenizer, projections
+
+    async def encode(self, prompt: Prompt) -> Piece:
+        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
+        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
+        return piece
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return await asyncio.to_thread(self.tokenizer.tokenize, text)
+
+    async def read_probes(self) -> None:
+        await asyncio.to_thread(self._projections.read)
+
+    async def _owned(self, context: Context) -> Context:
+        return Context(await self.tokenizer.owned(context.pieces))
 
 
 def check_supported(params: GenerationParams, info: ModelInfo) -> None:

@@ -1,6 +1,5 @@
 """Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,11 +10,10 @@ import torch
 
 from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.protocol import check_supported
+from semspec.engine.protocol import TextEngine, check_supported
 from semspec.engine.shaping import Counts, Grammars, Shaping
 from semspec.engine.speculative import check_no_retrieval
 from semspec.engine.steps import PrefixCache, Steps
-from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.worker import Scheduler, Worker
 from semspec.probes.projection import Projections
 from semspec.types import (
@@ -24,12 +22,9 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
-    Piece,
-    Prompt,
     Proposal,
     Segment,
     SegmentScore,
-    Token,
     VerifiedTokens,
     Writer,
 )
@@ -39,7 +34,7 @@ KV_BYTES = 4 << 30
 """Default bound on keys and values in memory."""
 
 
-class TransformersEngine:
+class TransformersEngine(TextEngine):
     """See `semspec.engine.protocol.Engine`."""
 
     def __init__(
@@ -47,10 +42,8 @@ class TransformersEngine:
     ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
-        self.lm = lm
-        self.tokenizer: ModelTokenizer = lm.tokenizer
-        self.cache = PrefixCache(cache_bytes, lm.new_kv)
-        self._projections = Projections(lm.info, str(lm.device), probes)
+        super().__init__(lm.tokenizer, Projections(lm.info, str(lm.device), probes))
+        self.lm, self.cache = lm, PrefixCache(cache_bytes, lm.new_kv)
         self._grammars = Grammars.of(lm.tokenizer)
         self._info = replace(
             lm.info,
@@ -87,14 +80,6 @@ class TransformersEngine:
     async def info(self) -> ModelInfo:
         return replace(self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests)
 
-    async def encode(self, prompt: Prompt) -> Piece:
-        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
-        return piece
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await asyncio.to_thread(self.tokenizer.tokenize, text)
-
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         check_supported(params, self._info)
         context = await self._owned(context)
@@ -107,9 +92,6 @@ class TransformersEngine:
     ) -> list[SegmentScore]:
         segments = await self.tokenizer.owned(tuple(segments), is_context=False)
         return await self._result(self.calls.score(await self._owned(context), segments, session, projection))
-
-    async def read_probes(self) -> None:
-        await asyncio.to_thread(self._projections.read)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -133,9 +115,6 @@ class TransformersEngine:
         self.cache.clear()
         if self._grammars:
             self._grammars.close()
-
-    async def _owned(self, context: Context) -> Context:
-        return Context(await self.tokenizer.owned(context.pieces))
 
     async def _shaping(self, context: Context, params: GenerationParams) -> Shaping | None:
         """Grammar and penalties after the segments of `context`, whose tokens count as written."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from semspec.engine.conversation import option_ids
-from semspec.engine.protocol import check_supported
+from semspec.engine.protocol import TextEngine, check_supported
 from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
-from semspec.engine.tokenization import ModelTokenizer, parameter_of
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
@@ -39,13 +39,10 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
-    Piece,
-    Prompt,
     Proposal,
     Segment,
     SegmentScore,
     States,
-    Token,
     VerifiedTokens,
     Writer,
 )
@@ -86,14 +83,13 @@ def _async_llm(arguments: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-class VllmEngine:
+class VllmEngine(TextEngine):
     """Generates and scores segments, proposes and verifies tokens, scores choices. See
     `semspec.engine.protocol.Engine`."""
 
     def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer, probes: Path | None = None) -> None:
+        super().__init__(tokenizer, Projections(tokenizer.info, "cpu", probes))
         self._core, self._writer = core, writer
-        self.tokenizer = tokenizer
-        self._projections = Projections(tokenizer.info, "cpu", probes)
         self._num_calls = 0
         self._answering: asyncio.Task[None] | None = None
         self.num_steps = 0
@@ -111,14 +107,6 @@ class VllmEngine:
 
     async def info(self) -> ModelInfo:
         return replace(self.tokenizer.info, projections=self._projections.digests)
-
-    async def encode(self, prompt: Prompt) -> Piece:
-        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
-        return piece
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         check_supported(params, self.tokenizer.info)
@@ -149,9 +137,6 @@ class VllmEngine:
         states = await self._projected([score.states for score in scores], projection)
         facts = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
         return [replace(score, states=own, **facts) for score, own in zip(scores, states, strict=True)]
-
-    async def read_probes(self) -> None:
-        await asyncio.to_thread(self._projections.read)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -210,7 +195,7 @@ class VllmEngine:
         await self._core.close()
 
     async def _context_ids(self, context: Context) -> list[int]:
-        return self.tokenizer.context_ids(Context(await self.tokenizer.owned(context.pieces)))
+        return self.tokenizer.context_ids(await self._owned(context))
 
     async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
         """`states`, or what the projection makes of them if it is held, computed off the event loop."""
