@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Never, TypeVar
 
-FileState = tuple[int, ...]
+from semspec.files import file_state
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -22,15 +23,18 @@ class Renewed(Generic[T]):
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
         self._files, self._make = files, make
-        self._seen, self._made = _states(files), make()
+        self._seen, self._made = self._states(), make()
 
     def get(self) -> T:
         """The current object, rebuilt if the files have changed."""
-        states = _states(self._files)
+        states = self._states()
         if states != self._seen:
             self._seen = states
             self._renew()
         return self._made
+
+    def _states(self) -> list[tuple[int, ...] | None]:
+        return list(map(file_state, self._files))
 
     def _renew(self) -> None:
         names = ", ".join(map(str, self._files))
@@ -93,19 +97,3 @@ def read(path: Path) -> bytes:
 
 def _no_password() -> Never:  # otherwise OpenSSL prompts at the terminal
     raise ValueError("the key is locked by a password; give one without")
-
-
-def _states(files: Sequence[Path]) -> list[FileState | None]:
-    return [_state(path) for path in files]
-
-
-def _state(path: Path) -> FileState | None:
-    """A value that changes when the file is written, replaced or made readable, or when its link target changes.
-
-    None if the file does not exist.
-    """
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

@@ -1,5 +1,7 @@
-"""Files that a user names."""
+"""Files that a user names, and digests."""
 
+import hashlib
+import json
 from pathlib import Path
 
 
@@ -8,3 +10,26 @@ def regular(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no file")
     return path
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(value: object) -> str:
+    """SHA-256 of a value as JSON with sorted keys, its first 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_state(path: Path) -> tuple[int, ...] | None:
+    """A value that changes when the file is written, replaced or made readable, or when its link target changes.
+
+    None if the file does not exist.
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

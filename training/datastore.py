@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from semspec.decoding.retrieval.datastore import Projection, build_index, import_faiss, write_datastore
@@ -21,12 +20,13 @@ from semspec.decoding.retrieval.ngrams import DOCUMENT_END, TokenArray, sorted_p
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
+from semspec.files import digest_of
 from semspec.training.config import DatastoreConfig
 from semspec.training.data.contexts import prompts
 from semspec.training.data.pair import info_json, load_model
 from semspec.training.data.questions import Question, stored_questions
 from semspec.training.data.stages import Questions
-from semspec.training.files import Row, StageFolder, check_format, digest_of, write_tensors
+from semspec.training.files import Row, StageFolder, check_format, write_tensors
 from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Piece, Writer, derive_seed
 
@@ -151,8 +151,7 @@ class DatastoreBuild:
 
     def _documents(self, number: int) -> Iterator[tuple[list[int], int]]:
         """Tokens of each prompt with its answer, and the length of the prompt."""
-        self._folder("answers").verify(number, (".safetensors",))
-        tensors = load_file(self._folder("answers").file(number, ".safetensors"))
+        tensors = self._folder("answers").tensors(number)
         ends = [0, *tensors["lengths"].cumsum(0).tolist()]
         for (start, end), num_prompt in zip(pairwise(ends), tensors["prompt_lengths"].tolist(), strict=True):
             yield tensors["tokens"][start:end].tolist(), num_prompt
@@ -181,8 +180,7 @@ class DatastoreBuild:
 
     @cached_property
     def _projection(self) -> Projection:
-        self._folder("projection").verify(0, (".safetensors",))
-        tensors = load_file(self._folder("projection").file(0, ".safetensors"))
+        tensors = self._folder("projection").tensors(0)
         return Projection(tensors["mean"].numpy(), tensors["weight"].numpy())
 
     def _write_keys(self, number: int) -> None:
@@ -196,7 +194,8 @@ class DatastoreBuild:
         data = digest_of([self._folder("questions").digest, self._folder("answers").digest])
         neighbours = None
         if self.config.neighbours:
-            keys, places = self._keys(), _answer_places(documents)
+            shards = [self._folder("keys").tensors(number)["keys"] for number in self._numbers]
+            keys, places = torch.cat(shards).float().numpy(), _answer_places(documents)
             neighbours = self._layer, self._projection, build_index(keys, places), len(places)
         places_by_context = sorted_places(tokens)
         card = write_datastore(self.config.output, self._lm.info, data, tokens, places_by_context, neighbours)
@@ -204,13 +203,6 @@ class DatastoreBuild:
         self._reporter.say(
             f"{self.config.output}: {card.num_tokens} tokens, {card.num_entries} entries, {num_bytes / 1e6:.1f} MB"
         )
-
-    def _keys(self) -> NDArray[np.float32]:
-        folder = self._folder("keys")
-        for number in self._numbers:
-            folder.verify(number, (".safetensors",))
-        shards = (load_file(folder.file(number, ".safetensors"))["keys"] for number in self._numbers)
-        return np.concatenate([keys.float().numpy() for keys in shards])
 
 
 def _answer_places(documents: Sequence[tuple[list[int], int]]) -> NDArray[np.int64]:

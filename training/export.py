@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
 from semspec.engine.batch import ContextBatch
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import digest_of
 from semspec.probes.probe import save_probe
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
@@ -24,7 +25,7 @@ from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.evaluation.report import examples_table, headline, write_likelihood, write_report
-from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
+from semspec.training.files import AGAIN, StageFolder, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore

@@ -7,7 +7,6 @@ read, states before labels are made from them, all by `semspec train check`.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,10 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
+from semspec.files import digest_of, file_digest
 
 Row = dict[str, Any]
 
@@ -239,6 +239,11 @@ class StageFolder:
         self.verify(number, (".parquet",))
         return read_rows(self.file(number, ".parquet"))
 
+    def tensors(self, number: int) -> dict[str, Tensor]:
+        """The tensors of a finished shard. Raises: as `rows`."""
+        self.verify(number, (".safetensors",))
+        return load_file(self.file(number, ".safetensors"))
+
     def verify(self, number: int, suffixes: Sequence[str]) -> None:
         """Compare files with the manifest. Raises: InvalidRequest when there is none, Mismatch when they differ."""
         manifest = self.manifest(number)
@@ -274,15 +279,6 @@ class StageFolder:
     def digest(self) -> str:
         """Digest of all finished shards' contents."""
         return digest_of([manifest.digest for manifest in self.manifests(self.numbers())])
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_of(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _differs(path: Path, file: File | None) -> bool:

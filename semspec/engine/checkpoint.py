@@ -27,6 +27,7 @@ from semspec import __version__
 from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
+from semspec.files import file_digest
 from semspec.types import FINGERPRINT, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -209,8 +210,7 @@ def _file_digest(path: Path) -> str:
         return remembered
     if entry:
         logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_digest(path)
     if _identity(path) == identity:  # else it changed meanwhile
         _remember(entry, {**identity, "sha256": digest})
     return digest

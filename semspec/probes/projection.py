@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semspec.errors import Mismatch
+from semspec.files import file_state
 from semspec.probes.probe import Artifact, layer_indices, load_card, load_probe
 from semspec.types import STATE_CONVENTION, ModelInfo, States
 
@@ -224,17 +225,8 @@ def _probes_in(folder: Path) -> dict[Path, _Version]:
     """The probes in `folder` and below its `alternatives`, without hidden folders, which mounted volumes may have."""
     folders = [folder, *(one for one in folder.glob("alternatives/*") if not one.name.startswith("."))]
     paths = sorted(path for one in folders for path in one.glob("*.safetensors"))
-    versions = ((path, _version(path)) for path in paths)
-    return {path: version for path, version in versions if version is not None}
-
-
-def _version(path: Path) -> _Version | None:
-    """None without the file and its card."""
-    try:
-        stats = [one.stat() for one in (path, path.with_suffix(".json"))]
-    except OSError:
-        return None
-    return tuple(number for one in stats for number in (one.st_mtime_ns, one.st_size, one.st_ino))
+    states = ((path, file_state(path), file_state(path.with_suffix(".json"))) for path in paths)
+    return {path: own + card for path, own, card in states if own and card}
 
 
 def _numbers(projected: Sequence[States]) -> Tensor:

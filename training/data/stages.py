@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from semspec.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole, resolve
 from semspec.clustering.loading import load_equivalence
+from semspec.files import digest_of
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
@@ -26,7 +27,7 @@ from semspec.training.data.contexts import (
 from semspec.training.data.labels import label
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question, question_row
-from semspec.training.files import Row, StageFolder, digest_of, write_rows, write_tensors
+from semspec.training.files import Row, StageFolder, write_rows, write_tensors
 from semspec.training.progress import Reporter
 from semspec.types import Context, Piece, SegmentEnd
 

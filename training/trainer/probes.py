@@ -15,11 +15,11 @@ from scipy.special import expit, logit
 from torch import nn
 
 from semspec.errors import InvalidRequest
+from semspec.files import digest_of
 from semspec.probes.probe import Artifact, CalibrationKind, Probe, ProbeCard, load_probe, save_probe
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.verification import Predicted
-from semspec.training.files import digest_of
 from semspec.training.progress import Reporter
 from semspec.training.trainer.fit import Probabilities, fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
@@ -173,13 +173,9 @@ class Fitter:
         if variant.domain is not None:
             mask &= labels.domain == variant.domain
         if split == "train" and variant.share < 1:
-            mask &= np.isin(labels.question, self._some_questions(variant.share))
+            questions = np.random.default_rng(0).permutation(np.unique(labels.question[labels.split == "train"]))
+            mask &= np.isin(labels.question, questions[: max(1, round(variant.share * len(questions)))])
         return np.flatnonzero(mask)
-
-    def _some_questions(self, share: float) -> NDArray[np.int64]:
-        questions = np.unique(self.labels.question[self.labels.split == "train"])
-        order = np.random.default_rng(0).permutation(questions)
-        return order[: max(1, round(share * len(questions)))]
 
     def num_contexts(self, variant: Variant) -> int:
         """Number of contexts that the variant's target probe is trained on."""

@@ -4,7 +4,6 @@ statistics of the target's log-probabilities over it, and the least such probabi
 `semspec train calibrate` makes the file, for a pair of models and one segmentation; the gateway reads it.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semspec.errors import Mismatch
-from semspec.files import regular
+from semspec.files import digest_of, regular
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 CALIBRATION_FILE = "likelihood.json"
@@ -67,7 +66,7 @@ class Calibration:
     @cached_property
     def digest(self) -> str:
         """Of all fields, 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return digest_of(asdict(self))
 
     def probability(self, surprisal: Sequence[float]) -> float:
         """Probability in [0, 1] that the target says it, too, from a score aligned with `SURPRISAL_FEATURES`.

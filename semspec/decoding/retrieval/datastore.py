@@ -5,7 +5,6 @@ The folder holds `card.json` and the files that it names, each with its size and
 and the card is replaced last, so a folder always holds one whole datastore, or none.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from semspec.decoding.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.errors import Mismatch
-from semspec.files import regular
+from semspec.files import digest_of, file_digest, regular
 from semspec.types import ModelInfo
 
 Vectors = NDArray[np.float32]
@@ -135,7 +134,7 @@ class Card:
     @property
     def digest(self) -> str:
         """Names the datastore: of all that the card says."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return digest_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class Datastore:
         for part, path in paths.items():
             try:
                 is_whole = path.is_file() and path.stat().st_size == card.sizes[part]
-                is_whole = is_whole and _sha256(path) == card.digests[part]
+                is_whole = is_whole and file_digest(path) == card.digests[part]
             except OSError as error:
                 raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
             if not is_whole:
@@ -215,7 +214,7 @@ def _saver(arrays: dict[str, Any]) -> Any:
 def _with_file(card: Card, folder: Path, part: str, suffix: str, save: Any) -> Card:
     """The card with one more file, which `save` writes."""
     partial = _partial(folder, part, save)
-    digest = _sha256(partial)
+    digest = file_digest(partial)
     name = f"{part}-{digest[:16]}{suffix}"
     partial.replace(folder / name)
     return replace(
@@ -251,8 +250,3 @@ def _card(folder: Path) -> Card:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise Mismatch(f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}") from error
     return card
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
