@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
-Json = dict[str, JsonValue]
 Verdict = Literal["accepted", "rewritten", "unjudged"]
 
 _VERDICTS: dict[bool | None, Verdict] = {True: "accepted", False: "rewritten", None: "unjudged"}
@@ -124,12 +123,6 @@ class SegmentTrace(_Plain):
 def verdict(record: SegmentRecord) -> Verdict:
     """Whether the segment was accepted, rewritten or not judged."""
     return _VERDICTS[record.accepted]
-
-
-def record_json(record: SegmentRecord) -> Json:
-    """The JSON of a kept segment."""
-    body: Json = SegmentTrace.of(record).model_dump(mode="json")
-    return body
 
 
 def _text(segment: Segment) -> dict[str, Any]:

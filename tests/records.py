@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from semspec.records import record_json
+from semspec.records import SegmentTrace
 from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 
@@ -39,4 +39,4 @@ def record(index: int, text: str, verdict: str = "accepted", **fields: Any) -> d
         rejected=segment(Writer.DRAFT, 4, f"refused {index}") if is_rewritten else None,
         times=TIMES,
     )
-    return {**record_json(decided), **fields}
+    return {**SegmentTrace.of(decided).model_dump(mode="json"), **fields}

@@ -20,7 +20,7 @@ from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.gateway.options import Defaults, StrategyOptions
 from semspec.gateway.served import Served
 from semspec.probes.verifier import ProbeVerifier
-from semspec.records import record_json
+from semspec.records import SegmentTrace
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 
@@ -70,7 +70,7 @@ class InProcessRunner:
             latency_s=latency_s,
             num_prompt_tokens=len(prompts.target.token_ids),
             num_tokens=sum(len(record.segment.token_ids) for record in records),
-            trace=[record_json(record) for record in records],
+            trace=[SegmentTrace.of(record).model_dump(mode="json") for record in records],
         )
 
 

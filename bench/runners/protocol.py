@@ -40,7 +40,7 @@ class Outcome:
     num_prompt_tokens: int
     num_tokens: int
     trace: Sequence[dict[str, Any]] = ()
-    """The segments' records by `semspec.records.record_json`; none from peers."""
+    """The segments' records as `semspec.records.SegmentTrace` has them; none from peers."""
 
 
 class Runner(Protocol):

@@ -14,7 +14,7 @@ from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, dec
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
-from semspec.records import record_json
+from semspec.records import SegmentTrace
 from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
 from tests.checkpoints import loaded, random_probes
 from tests.decoding.engines import behind_sockets
@@ -64,7 +64,9 @@ async def trace(backends: Backends, strategy: str) -> list[Any]:
     read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
     generation = changed(Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy)
     events = [event async for event in decode(generation, backends)]
-    return comparable([dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)])
+    return comparable(
+        [SegmentTrace.of(event).model_dump(mode="json") for event in events if isinstance(event, SegmentRecord)]
+    )
 
 
 async def ask(gateway: Gateway, **fields: Any) -> Any:

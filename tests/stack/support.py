@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
-from semspec.records import record_json
+from semspec.records import SegmentTrace
 from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
 from tests.processes import GENEROUS_S
@@ -206,7 +206,7 @@ def _delta(chunk: Json) -> Json:
 async def in_process(generation: Generation, pair: Pair) -> list[Json]:
     """The loop's records without any service, as JSON."""
     events = [event async for event in decode(generation, pair.backends)]
-    return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
+    return [SegmentTrace.of(event).model_dump(mode="json") for event in events if isinstance(event, SegmentRecord)]
 
 
 def assert_same(one: list[Json], other: list[Json]) -> None:
