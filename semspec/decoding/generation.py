@@ -130,10 +130,6 @@ class Progress:
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))
 
-    def past(self, step: Step) -> "Progress":
-        """The progress after `step`; drafted segments do not change it."""
-        return self.after(step.segment) if isinstance(step, SegmentRecord) else self
-
     def params(
         self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
     ) -> GenerationParams:

@@ -17,7 +17,7 @@ from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import BackendUnavailable, cancel_task, or_backend_unavailable, written_by_target
 from semspec.errors import ContextTooLong, DeadlineExceeded
-from semspec.types import Conversation, Event, Finished, FinishReason, ModelInfo, Piece, Prompt, TokenIds
+from semspec.types import Conversation, Event, Finished, FinishReason, ModelInfo, Piece, Prompt, SegmentRecord, TokenIds
 
 STRATEGIES: Strategies = {
     "semantic": semantic.strategy,
@@ -60,7 +60,8 @@ async def decode(
             try:
                 async with aclosing(written):
                     async for step in written:
-                        progress = progress.past(step)
+                        if isinstance(step, SegmentRecord):
+                            progress = progress.after(step.segment)
                         yield step
                 break
             except BackendUnavailable as unavailable:
@@ -129,7 +130,8 @@ async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
 
 def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
     """Whether the draft reads conversations in its own chat template, not in the target's."""
-    return bool(draft.chat_template) and not draft.renders_like(target)
+    is_alike = (draft.chat_template, draft.tokenizer) == (target.chat_template, target.tokenizer)
+    return bool(draft.chat_template) and not is_alike
 
 
 def at_the_same_point(draft: Piece, target: Piece) -> Piece:

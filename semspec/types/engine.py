@@ -237,10 +237,6 @@ class ModelInfo:
         """Whether the service runs a model; a draft service may have a datastore alone."""
         return bool(self.fingerprint)
 
-    def renders_like(self, other: "ModelInfo") -> bool:
-        """Whether both models read a conversation as the same token ids."""
-        return (self.chat_template, self.tokenizer) == (other.chat_template, other.tokenizer)
-
 
 GOOD_ENOUGH = "Good enough to serve."
 """The verdict in the cards of probes that clear every bar of their report."""

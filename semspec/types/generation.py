@@ -182,16 +182,13 @@ NO_PENALTIES = Penalties()
 
 def derive_seed(seed: int, purpose: str, position: int) -> int:
     """A 64-bit seed for the random stream `purpose` at `position`."""
-    return int.from_bytes(_digest(seed, purpose, position), "little")
+    stream = struct.pack("<Qq", seed, position) + purpose.encode()
+    return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "little")
 
 
 def uniform(seed: int, purpose: str, position: int) -> float:
     """The random number in [0, 1) for these arguments; the same on every machine and every retry."""
-    return (int.from_bytes(_digest(seed, purpose, position), "little") >> 11) / (1 << 53)
-
-
-def _digest(seed: int, purpose: str, position: int) -> bytes:
-    return hashlib.blake2b(struct.pack("<Qq", seed, position) + purpose.encode(), digest_size=8).digest()
+    return (derive_seed(seed, purpose, position) >> 11) / (1 << 53)
 
 
 AcceptanceRule = Literal["sample", "threshold"]
