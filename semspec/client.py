@@ -132,7 +132,9 @@ class Gateway:
                     raise
                 on_break(f"the gateway let go ({error.message}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
-            request = self._reattachment(last, bool(body.get("semspec", {}).get("trace")))
+            parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
+            path, position = _path(last.data["id"], "/events"), {"last-event-id": last.id}
+            request = self._http.build_request("GET", path, params=parameters, headers=position)
 
     async def _has_failed(self, id: str) -> bool:
         """Whether it is known that a generation has failed, so that no gateway continues it."""
@@ -140,12 +142,6 @@ class Gateway:
             return bool((await self.generation(id))["status"] == "failed")
         except SemspecError:
             return False
-
-    def _reattachment(self, last: Event, trace: bool) -> httpx.Request:
-        """The request that resumes after `last`, with records if the original request had them."""
-        path = _path(last.data["id"], "/events")
-        parameters = {"trace": "true"} if trace else {}
-        return self._http.build_request("GET", path, params=parameters, headers={"last-event-id": last.id})
 
     async def _events(self, request: httpx.Request, last: str) -> AsyncGenerator[Event, None]:
         response = await self._http.send(request, stream=True)

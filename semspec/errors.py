@@ -102,10 +102,8 @@ def represent(error: SemspecError) -> Representation:
 
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
     """The error for a gRPC status; `InternalError` for an unknown status."""
-    for error_class, row in TABLE.items():
-        if row.grpc_status == status:
-            return error_class(message, parameter)
-    return InternalError(f"{status}: {message}")
+    kind = next((kind for kind, row in TABLE.items() if row.grpc_status == status), None)
+    return kind(message, parameter) if kind else InternalError(f"{status}: {message}")
 
 
 def one_line(text: str) -> str:

@@ -62,7 +62,7 @@ class Chat:
     async def _answer(self, prompt: str) -> bool:
         """Show the answer; False if it was cancelled. Raises: SemspecError."""
         id = ""
-        with self._screen() as screen:
+        with PlainScreen() if self._is_plain else ColourScreen(self._console, self._arguments.verbose) as screen:
             try:
                 body = self._body(prompt, await self._chosen_model(screen))
                 async with aclosing(self._gateway.chat(body, screen.note)) as chunks:
@@ -74,9 +74,6 @@ class Chat:
                 screen.note("cancelled")
                 return False
         return True
-
-    def _screen(self) -> PlainScreen | ColourScreen:
-        return PlainScreen() if self._is_plain else ColourScreen(self._console, self._arguments.verbose)
 
     async def _cancel(self, id: str) -> None:
         """Cancel the generation, which the gateway would otherwise finish."""

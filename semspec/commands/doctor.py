@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 
@@ -54,14 +55,11 @@ def _running(url: str, api_key: str | None) -> Check | str:
     from semspec.client import Gateway  # needs httpx
 
     async def ask() -> tuple[str, list[str]]:
-        gateway = Gateway.at(url, api_key)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S), aclosing(Gateway.at(url, api_key)) as gateway:
                 return await gateway.readiness(), [model["id"] for model in await gateway.models()]
         except TimeoutError as error:
             raise Unavailable(f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there") from error
-        finally:
-            await gateway.aclose()
 
     detail, models = asyncio.run(ask())
     if detail != "ready":

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from contextlib import aclosing
 
 from rich.console import Console
 from rich.table import Table
@@ -26,11 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _fetched(arguments: argparse.Namespace) -> tuple[Json, Json]:
-    gateway = Gateway.at(arguments.url, arguments.api_key)
-    try:
+    async with aclosing(Gateway.at(arguments.url, arguments.api_key)) as gateway:
         return await gateway.generation(arguments.id), await gateway.trace(arguments.id)
-    finally:
-        await gateway.aclose()
 
 
 def table(generation: Json, trace: Json) -> Table:

@@ -140,13 +140,6 @@ def _kind(error: Exception) -> type[SemspecError]:
             return kind
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
-        return _of_status(int(status))
+        other = Mismatch if status < 500 else Unavailable
+        return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, other)
     return Unavailable if "APIError" in names else Mismatch  # an error within a stream, or another API
-
-
-def _of_status(status: int) -> type[SemspecError]:
-    if status in (408, 504):
-        return DeadlineExceeded
-    if status == 429:
-        return Overloaded
-    return Mismatch if status < 500 else Unavailable

@@ -53,7 +53,10 @@ class RemoteWriter:
         start = perf_counter()
         async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
-                states = await self._states(context, segment, params) if params.want_states else None
+                states: States | None = None
+                if params.want_states:
+                    [score] = await self._engine.score(context, [segment], params.session, params.projection)
+                    states = score.states
                 context = context.extended(segment)
                 now = perf_counter()
                 yield GeneratedSegment(segment, states, (now - start) * 1e3)
@@ -78,10 +81,6 @@ class RemoteWriter:
             if end is None:
                 break
         raise Unavailable("the server that writes for this model broke off without an end; retry")
-
-    async def _states(self, context: Context, segment: Segment, params: GenerationParams) -> States:
-        [score] = await self._engine.score(context, [segment], params.session, params.projection)
-        return score.states
 
     async def info(self) -> ModelInfo:
         return _written_by_server(await self._engine.info())
@@ -127,28 +126,17 @@ def load_remote_writer(
 
 async def _check(model: str, server: Server) -> None:
     """Compare the model's name, which is all that a server reports of it."""
-    async with aclosing(connect(server)) as client:
-        served = await _served(client)
-    if served is None:
+    try:
+        async with aclosing(connect(server)) as client:
+            served = await client.served()
+    except (Unavailable, Overloaded, DeadlineExceeded) as error:
+        logger.warning("the model of the server that writes could not be checked: %s", error.message)
         return
     if server.api == "openai" and server.model not in served:
         names = ", ".join(served) or "nothing"
         raise Mismatch(f"{server.url} serves {names}, not {server.model}; {server.remedy}")
     name = server.model if server.api == "openai" else served[0]
-    if name is not None and Path(name).name == Path(model).name:
-        logger.info("segments are written by %s at %s", name, server.url)
-    else:
-        logger.warning(
-            "segments are written by %s at %s, states are those of %s: it must be the same model",
-            name,
-            server.url,
-            model,
-        )
-
-
-async def _served(client: CompletionClient) -> list[str] | None:
-    try:
-        return await client.served()
-    except (Unavailable, Overloaded, DeadlineExceeded) as error:
-        logger.warning("the model of the server that writes could not be checked: %s", error.message)
-        return None
+    is_same = name is not None and Path(name).name == Path(model).name
+    doubt = "" if is_same else f", states are those of {model}: it must be the same model"
+    level = logging.INFO if is_same else logging.WARNING
+    logger.log(level, "segments are written by %s at %s%s", name, server.url, doubt)

@@ -92,7 +92,9 @@ class Stack:
     async def _start(self) -> None:
         await self._start_redis()
         for name, role in self.config.services.items():
-            await self._start_service(name, role)
+            settings = {"SEMSPEC_PORT_FILE": str(self._port_file(name)), "SEMSPEC_SERVICE_TOKEN": self._token}
+            settings = self.config.service_environment(role) | settings
+            await self._start_child(name, self.config.commands[role], settings)
         for name in self.config.services:
             self.addresses[name] = f"127.0.0.1:{await self._announced_port(name)}"
         await self._start_gateway()
@@ -104,10 +106,6 @@ class Stack:
             url, command = redis.private_redis(self._private.path)
             await self._start_child("redis", command, {})
         self.addresses["redis"] = url
-
-    async def _start_service(self, name: str, role: str) -> None:
-        settings = {"SEMSPEC_PORT_FILE": str(self._port_file(name)), "SEMSPEC_SERVICE_TOKEN": self._token}
-        await self._start_child(name, self.config.commands[role], self.config.service_environment(role) | settings)
 
     async def _announced_port(self, name: str) -> int:
         """The port of a service, from the port file it writes when it is ready."""
