@@ -110,7 +110,7 @@ def collected_trace(collected: str, limit: int) -> tuple[list[Piece], Piece | No
     """The target's prompt and at most `limit` segments of a collected answer, as they were served, and the draft's
     prompt where it has its own; `collected`: of a `Question`."""
     row = json.loads(collected)
-    return [_piece(piece) for piece in row["pieces"][: limit + 1]], _piece_or_none(row["draft_prompt"])
+    return [_piece(piece) for piece in row["pieces"][: limit + 1]], row["draft_prompt"] and _piece(row["draft_prompt"])
 
 
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:
@@ -136,7 +136,7 @@ def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int], draft
 def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
     """The contexts of a trace, shallow ones first."""
     pieces = [_piece(piece) for piece in row["pieces"]]
-    draft_prompt = _piece_or_none(row.get("draft_prompt"))
+    draft_prompt = _piece(row["draft_prompt"]) if row.get("draft_prompt") else None
     for depth in row["depths"]:
         yield ProbeContext(question, Context(tuple(pieces[: depth + 1])), draft_prompt)
 
@@ -144,10 +144,6 @@ def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
 def _piece_row(piece: Piece) -> Row:
     writer = piece.writer.value if isinstance(piece, Segment) else Writer.USER.value
     return {"text": piece.text, "token_ids": list(piece.token_ids), "tokenizer": piece.tokenizer, "writer": writer}
-
-
-def _piece_or_none(row: Row | None) -> Piece | None:
-    return _piece(row) if row else None
 
 
 def _piece(row: Row) -> Piece:

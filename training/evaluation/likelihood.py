@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.special import expit
 
 from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration, too_small_reason
 from semspec.errors import InvalidRequest
@@ -174,7 +175,7 @@ def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
 
     def loss(values: Floats) -> tuple[float, Floats]:
         score = inputs @ values[:-1] + values[-1]
-        error = _logistic(score) - said
+        error = expit(score) - said
         penalty = RIDGE / 2 * float(values[:-1] @ values[:-1])
         gradient = np.append(inputs.T @ error + RIDGE * values[:-1], error.sum())
         return float(np.logaddexp(0, np.where(said, -score, score)).sum()) + penalty, gradient
@@ -188,7 +189,8 @@ def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
 
 def probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
     """`[num_segments]`, as `Calibration.probability`."""
-    return _logistic(_features(surprisal) @ weights + bias)
+    result: Floats = expit(_features(surprisal) @ weights + bias)
+    return result
 
 
 def held_out(pilot: Pilot) -> Floats:
@@ -226,11 +228,6 @@ def predicted(labels: Labels, surprisal: Floats, calibration: Calibration) -> Pr
 def _features(surprisal: Floats) -> Floats:
     chosen = [SURPRISAL_FEATURES.index(name) for name in STATISTICS]
     return surprisal[:, chosen].astype(np.float64)
-
-
-def _logistic(score: Floats) -> Floats:
-    result: Floats = 1 / (1 + np.exp(-score.clip(-500, 500)))
-    return result
 
 
 def _point(pilot: Pilot, probability: Floats, threshold: float, cost: Cost, resampling: Resampling) -> LikelihoodPoint:

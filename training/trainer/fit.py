@@ -111,7 +111,7 @@ def fit(
     Raises: InvalidRequest, with the remedy, when there is nothing to learn from or the fit diverges.
     """
     _check(labels_array[train_idx], labels_array[validation_idx])
-    device = _device(recipe.device)
+    device = torch.device(device_of(recipe.device, "the probes"))
     seen = sample_of(train_idx, recipe.statistics_rows)
     reduction = fit_reduction(source, labels, seen, recipe.projection, device)
     descent = Descent(reduction.num_outputs, recipe, device)
@@ -149,15 +149,11 @@ def predict(
             f"the probe takes {len(probe.mean)} features, the source has {source.num_features}: "
             "use the layers and features it was fitted on"
         )
-    target_device = _device(device)
+    target_device = torch.device(device_of(device, "the probes"))
     probe = probe if probe.mean.device == target_device else copy.deepcopy(probe).to(target_device)
     parts = source.batches(labels, chunks(idx, source.num_features))
     probabilities = [probe(features.to(target_device)).cpu().numpy() for features in parts]
     return np.concatenate([np.empty(0, dtype=np.float32), *probabilities])
-
-
-def _device(name: Device) -> torch.device:
-    return torch.device(device_of(name, "the probes"))
 
 
 def _check(train: Probabilities, validation: Probabilities) -> None:

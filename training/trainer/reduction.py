@@ -84,7 +84,8 @@ def fit_reduction(
     reduction.mean.copy_(mean)
     reduction.scale.copy_(deviation + SMALLEST_SCALE)
     if reduction.width:
-        reduction.matrix.copy_(_gaussian(source, reduction.width))
+        drawn = torch.randn(reduction.matrix.shape, generator=torch.Generator().manual_seed(0))
+        reduction.matrix.copy_(drawn / sqrt(source.shape[1]))  # approximately preserves unit variance
         mean, deviation = _moments(reduction, source, labels, indices, device)
         reduction.offset.copy_(mean[: reduction.num_projected])
         reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
@@ -110,12 +111,6 @@ def _moments(
     mean, mean_square = torch.as_tensor(total) / len(indices), torch.as_tensor(squares) / len(indices)
     variance = (mean_square - mean.square()) * len(indices) / max(1, len(indices) - 1)
     return mean, variance.clamp_min(0).sqrt()
-
-
-def _gaussian(source: FeatureSource, width: int) -> Tensor:
-    """`[num_layers, hidden_size, width]`, deterministic; it approximately preserves unit variance."""
-    shape = source.num_layers, source.shape[1], width
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)) / sqrt(source.shape[1])
 
 
 class Examples:
