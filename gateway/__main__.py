@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from math import ceil
 from socket import socket
-from ssl import SSLContext
 from types import FrameType
 
 import uvicorn
@@ -104,16 +103,16 @@ async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Ba
     )
     likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
     verifier = None if settings.verifier_address == NO_VERIFIER else RemoteVerifier(settings.verifier_address, options)
-    drafter = RemoteDrafter(settings.draft_address, options)
-    target = RemoteTarget(settings.target_address, options)
-    for backend in (drafter, target):
-        connections.push_async_callback(backend.aclose)
-    if verifier is not None:
-        connections.push_async_callback(verifier.aclose)
+    drafter, target = RemoteDrafter(settings.draft_address, options), RemoteTarget(settings.target_address, options)
+    for backend in (drafter, target, verifier):
+        if backend is not None:
+            connections.push_async_callback(backend.aclose)
     return Backends(drafter, target, verifier or WithoutProbes(), likelihood=likelihood)
 
 
 def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    tls = (lambda config, default: renewing_context(certificate, key)) if certificate and key else None
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -124,15 +123,8 @@ def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
         http="h11",  # uvicorn's other parser does not limit the request head
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
         timeout_graceful_shutdown=ceil(settings.grace_s) + TOLD_WITHIN_S,
-        ssl_context_factory=_tls(settings),
+        ssl_context_factory=tls,
     )
-
-
-def _tls(settings: GatewaySettings) -> Callable[[object, object], SSLContext] | None:
-    certificate, key = settings.tls_certificate, settings.tls_key
-    if certificate is None or key is None:
-        return None
-    return lambda config, default: renewing_context(certificate, key)
 
 
 if __name__ == "__main__":

@@ -159,13 +159,10 @@ class Served:
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     """What does not match, with the remedy, in one line; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
-    for role, convention in (
-        ("draft", draft.state_convention),
-        ("target", target.state_convention),
-        ("verifier", verifier.state_convention),
-    ):
-        if convention != STATE_CONVENTION:
-            return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+    services: dict[str, ModelInfo | VerifierInfo] = {"draft": draft, "target": target, "verifier": verifier}
+    for role, service in services.items():
+        if (used := service.state_convention) != STATE_CONVENTION:
+            return f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
     for role, info, expected, tokenizer in (
         ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),
         ("target", target, verifier.target_model, verifier.target_tokenizer),

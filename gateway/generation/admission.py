@@ -71,21 +71,17 @@ class Admission:
     @asynccontextmanager
     async def admitted(self, owner: str, num_generations: int) -> AsyncIterator[None]:
         """Acquire slots for a request's generations, waiting if needed. Raises: Overloaded."""
-        request = self._enqueue(owner, num_generations)
-        try:
-            await self._settled(request)
-            yield
-        finally:
-            self._release(request)
-
-    def _enqueue(self, owner: str, num_generations: int) -> _Request:
         self._num_requests += 1
         request = _Request(owner, num_generations, self._num_requests, self._clock())
         self._waiting.setdefault(owner, deque()).append(request)
         self._admit()
         if self.num_waiting > self._limits.max_queued:
             self._refuse_one(owner)
-        return request
+        try:
+            await self._settled(request)
+            yield
+        finally:
+            self._release(request)
 
     async def _settled(self, request: _Request) -> None:
         """Wait until the request runs. Raises: Overloaded."""

@@ -157,9 +157,8 @@ class Store:
 
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
-        block_ms = max(
-            1, int(min(timeout_s, self._settings.redis_timeout_s / 2) * 1000)
-        )  # 0 would block without a timeout
+        limit_s = min(timeout_s, self._settings.redis_timeout_s / 2)
+        block_ms = max(1, int(limit_s * 1000))  # 0 would block without a timeout
         call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
         reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:

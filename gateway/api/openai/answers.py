@@ -155,6 +155,8 @@ class _WholeAnswer(_Answer):
 class _Chunk(_Answer):
     usage: TokenCounts | None
     """In the last chunk, if `stream_options.include_usage` is set."""
+    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
+    metrics: AnswerMetrics | None = if_any()
 
 
 class ChatCompletion(_WholeAnswer):
@@ -176,8 +178,6 @@ class ChatCompletionChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
-    metrics: AnswerMetrics | None = if_any()
 
 
 class TextCompletionChunk(_Chunk):
@@ -185,5 +185,3 @@ class TextCompletionChunk(_Chunk):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
-    metrics: AnswerMetrics | None = if_any()

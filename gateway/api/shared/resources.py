@@ -37,8 +37,6 @@ LISTED: Responses = {
     200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
 }
 SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
-
-
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
@@ -176,8 +174,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        meta = await owned(id, owner, store)
-        request = stored_request(id, meta)
+        request = stored_request(id, await owned(id, owner, store))
         for index in range(request.num_choices):
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(request.choice_id(index))
@@ -230,8 +227,7 @@ def sessions(store: Store) -> APIRouter:
         turns = await store.turns(stored_name(id, owner))
         if not turns:
             raise _missing(id)
-        shown = [Turn(role=turn.role, content=turn.content) for turn in turns]
-        return Session(id=id, object="session", turns=shown)
+        return Session.model_validate({"id": id, "object": "session", "turns": turns}, from_attributes=True)
 
     @routes.delete("/{id}", responses=errors(400, 404, 409, 503))
     async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:

@@ -30,11 +30,11 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
     routes = APIRouter(tags=["tgi"])
 
     async def asked(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
-        return await unless_disconnected(http.receive, answered(owner_of(http), field, call))
+        async def answered() -> T:
+            async with preparation.admitted(owner_of(http)):
+                return await preparation.tokenized(call, field)
 
-    async def answered(owner: str, field: str, call: Callable[[], Awaitable[T]]) -> T:
-        async with preparation.admitted(owner):
-            return await preparation.tokenized(call, field)
+        return await unless_disconnected(http.receive, answered())
 
     @routes.post("/tokenize", responses={**TGI, **ANY_TGI_ROUTE}, response_model=list[TgiSimpleToken] | Tokens)
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
