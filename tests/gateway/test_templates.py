@@ -64,9 +64,8 @@ async def trace(backends: Backends, strategy: str) -> list[Any]:
     read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
     generation = changed(Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy)
     events = [event async for event in decode(generation, backends)]
-    return comparable(
-        [SegmentTrace.of(event).model_dump(mode="json") for event in events if isinstance(event, SegmentRecord)]
-    )
+    records = [SegmentTrace.of(event) for event in events if isinstance(event, SegmentRecord)]
+    return comparable([record.model_dump(mode="json") for record in records])
 
 
 async def ask(gateway: Gateway, **fields: Any) -> Any:
