@@ -3,6 +3,7 @@
 python -m semspec.bench.cost            writes bench/results/cost.json
 """
 
+import argparse
 import asyncio
 import json
 from dataclasses import asdict
@@ -84,4 +85,5 @@ async def _read(engine: Engine, context: Context, num_tokens: int) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("python -m semspec.bench.cost", description=__doc__).parse_args()
     asyncio.run(main())
