@@ -203,13 +203,15 @@ class Reproduction:
         with replacing(path) as partial:
             partial.write_text(text)
         work = self.output / "training" / (name if name in self._sampled() else MAIN)
-        command = ["run", "--estimate", "--config", str(path), "--work", str(work)]
+        options = ["--config", str(path), "--work", str(work)]
         devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-        devices = devices or [str(index) for index in range(torch.cuda.device_count())]
+        devices = devices or [str(index) for index in range(torch.cuda.device_count())] or [""]
+        if not (work / "samples").exists():
+            _train([["estimate", *options]], devices[:1])
         if len(devices) > 1:
-            shards = [[*command, "--shard", f"{index}/{len(devices)}"] for index in range(len(devices))]
+            shards = [["run", *options, "--shard", f"{index}/{len(devices)}"] for index in range(len(devices))]
             _train(shards, devices)
-        _train([command], devices[:1] or [""])
+        _train([["run", *options]], devices[:1])
         kept = self.pair(name) / "report"
         shutil.copytree(work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True)
         partial.rename(kept)
