@@ -110,7 +110,7 @@ async def test_nothing_is_collected_or_handed_out_unless_asked_for(collecting: A
 async def test_withdrawn_consent_holds_for_answers_listed_before(collecting: Any, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(KEYS)
-    gateway = await collecting(api_keys=None, api_keys_file=file)
+    gateway = await collecting(api_keys="", api_keys_file=file)
     await ask(gateway)
     await gateway.metric_becomes(LISTED, 1)
     assert len((await page(gateway))["data"]) == 1

@@ -33,7 +33,7 @@ async def test_file_of_keys_is_read_again_when_it_changes(
         (tmp_path / folder / "keys").write_text(f"# of the team\n{entry('us', key)}\n")
     link, file = tmp_path / "now", tmp_path / "now" / "keys"
     link.symlink_to("first")
-    gateway = await start_gateway(api_keys=None, api_keys_file=file)
+    gateway = await start_gateway(api_keys="", api_keys_file=file)
     assert await statuses(gateway, OURS, THEIRS) == [200, 401]
 
     turn(link, "second")
