@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
@@ -55,16 +56,20 @@ class FakeModel:
         if writer is Writer.DRAFT:
             self.model_info = replace(self.model_info, datastore="fake", datastore_model="fake-target")
         self.errors: list[Exception] = []
-        self.num_written = self.num_read = self.num_cancelled = 0
+        self.num_written = self.num_read = self.num_cancelled = self.num_writing = 0
+        self.closed = asyncio.Event()
+        """Set when a generator of `generate` has been closed, by whatever means."""
         self.agreement = 0.5
         """Probability of every proposed token; the proposals are certain of theirs."""
         self.proposed: list[int] = []
         """Number of tokens requested in each proposal."""
 
     async def info(self) -> ModelInfo:
+        self._fail()
         return self.model_info
 
     async def encode(self, prompt: Prompt) -> Piece:
+        self._fail()
         if isinstance(prompt, TokenIds):
             return Piece(bytes(prompt.ids).decode(), prompt.ids, TOKENIZER)
         turns = prompt.messages if isinstance(prompt, Conversation) else prompt
@@ -76,6 +81,7 @@ class FakeModel:
         return Piece(text, tuple(text.encode()), TOKENIZER)
 
     async def tokenize(self, text: str) -> list[Token]:
+        self._fail()
         return [
             Token(byte, character, place, place + 1)
             for place, character in enumerate(text)
@@ -84,6 +90,7 @@ class FakeModel:
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         budget, count = params.max_tokens, 0
+        self.num_writing += 1
         try:
             while budget > 0 and (params.max_segments == 0 or count < params.max_segments):
                 await self._before_segment(context)
@@ -97,6 +104,9 @@ class FakeModel:
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
             raise
+        finally:
+            self.num_writing -= 1
+            self.closed.set()
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -181,7 +191,11 @@ class FakeModel:
         """It tells none."""
         return None
 
+    def _fail(self) -> None:
+        """Raises what every call is to raise: nothing."""
+
     async def _work(self) -> None:
+        self._fail()
         if self.errors:
             raise self.errors.pop(0)
         await asyncio.sleep(self.delay_s)
@@ -262,6 +276,12 @@ class FakeVerifier:
 
     def projection(self, digest: str) -> Projection:
         raise InvalidRequest("a fake has no probes", "digest")
+
+
+async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:
+    """All of a stream, which is then closed."""
+    async with aclosing(stream) as segments:
+        return [written async for written in segments]
 
 
 def num_written(context: Context) -> int:

@@ -49,14 +49,9 @@ async def _run(families: list[Family], seed: int, share: float, case: int | None
                         if output is not None:
                             write(output, results)
                         if result.verdict is not Verdict.KEPT:
-                            _say(f"{line(result)}\n")
-                _say(f"{family.name}: {len(numbers)} cases\n")
+                            print(line(result), flush=True)
+                print(f"{family.name}: {len(numbers)} cases", flush=True)
     return results
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(words)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

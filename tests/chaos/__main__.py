@@ -50,15 +50,10 @@ async def _run(num_trials: int, only: str) -> Report:
 async def _try(bench: Bench, row: Row, chance: random.Random) -> None:
     row.skipped = row.fault.why_not() or ""
     if not row.skipped:
-        _say(f"{row.fault.name}: ")
+        print(f"{row.fault.name}: ", end="", flush=True)
         row.trials.append(trial := await bench.tried(row.fault, chance))
         verdict = "; ".join(trial.complaints) or "kept"
-        _say(f"{len(trial.outcomes)} requests, recovered in {trial.recovery_s:.1f} s, {verdict}\n")
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(words)
-    sys.stdout.flush()
+        print(f"{len(trial.outcomes)} requests, recovered in {trial.recovery_s:.1f} s, {verdict}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from semspec.decoding import Backends, Generation, decode
 from semspec.errors import SemspecError
@@ -14,9 +15,7 @@ from semspec.types import (
     SamplingParams,
     Segment,
     SegmentRecord,
-    SegmentScore,
     StageTimes,
-    States,
     Writer,
 )
 from tests.calibrations import calibration
@@ -37,11 +36,8 @@ class ConstantVerifier(FakeVerifier):
         super().__init__()
         self._judgement = Judgement(draft_probability, target_probability)
 
-    async def judge(
-        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
-    ) -> list[Judgement]:
-        await super().judge(draft_states, scores, probes)
-        return [self._judgement] * len(scores)
+    async def judge(self, *given: Any) -> list[Judgement]:
+        return [self._judgement] * len(await super().judge(*given))
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """Drafted segments told of before they are decided on, on fakes."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from semspec.decoding import decode
 from semspec.errors import Unavailable
-from semspec.types import Context, Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
+from semspec.types import Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
 from tests.decoding.support import BY_PROBES, CUES, generation, outcome, players, records, run, shown
 from tests.fakes import FakeModel
 
@@ -19,9 +19,7 @@ SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "spec-reason")
 class Pensive(FakeModel):
     """A target that never comes to an end of reading."""
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
+    async def score(self, *given: Any) -> list[SegmentScore]:
         await asyncio.Event().wait()
         raise AssertionError
 

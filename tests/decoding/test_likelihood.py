@@ -20,10 +20,9 @@ MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGE
 class Stateless(FakeModel):
     """A draft whose states must not be asked for."""
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         assert not params.want_states and not params.projection
-        async for generated in super().generate(context, params):
-            yield generated
+        return super().generate(context, params)
 
 
 async def test_segment_is_accepted_iff_its_probability_reaches_the_threshold() -> None:

@@ -89,9 +89,7 @@ async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> Non
 
 async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
     class Speechless(FakeModel):
-        async def propose(
-            self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
-        ) -> Proposal:
+        async def propose(self, *_: object) -> Proposal:
             return Proposal((), (), TOKENIZER, 0.0)
 
     fakes = replace(players(), drafter=Speechless(Writer.DRAFT))
@@ -104,9 +102,7 @@ async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
 @pytest.mark.parametrize("num_open", [0, 2, 10_000])
 async def test_target_that_verifies_without_an_end_is_broken(strategy: str, num_open: int) -> None:
     class Stuck(FakeModel):
-        async def verify_tokens(
-            self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
-        ) -> VerifiedTokens:
+        async def verify_tokens(self, *_: object) -> VerifiedTokens:
             return VerifiedTokens((), (ord("x"),) * num_open, 0, 1.0)
 
     fakes = replace(players(ConstantVerifier(1.0, 0.0)), target=Stuck(Writer.TARGET))

@@ -3,7 +3,6 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +55,6 @@ class FakeModel(fakes.FakeModel):
         """Raised instead of writing this segment."""
         self.pause_at: int | None = None
         """Waits for `resume` before this segment."""
-        self.num_writing = 0
         self.paused = asyncio.Event()
         self.resume = asyncio.Event()
         self.prompts: list[str] = []
@@ -106,16 +104,10 @@ class FakeModel(fakes.FakeModel):
         self.prompts.append(text)
         return Piece(text, tuple(map(ord, text)), fakes.TOKENIZER)
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        self.num_writing += 1
+    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         self.read.append(context.pieces[0].text)
         self.asked.append(params)
-        try:
-            async with aclosing(super().generate(context, params)) as segments:
-                async for segment in segments:
-                    yield segment
-        finally:
-            self.num_writing -= 1
+        return super().generate(context, params)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -124,8 +116,7 @@ class FakeModel(fakes.FakeModel):
         await self._work()
         text = f"{Writer.TARGET} {fakes.num_written(context)} says nothing."[len(open_ids) :] or "?"
         token_ids = tuple(map(ord, text[:num_tokens]))
-        certain = [Distribution(struct.pack("<I", token), struct.pack("<f", 1)) for token in token_ids]
-        return Proposal(token_ids, tuple(certain), fakes.TOKENIZER, 0.0)
+        return Proposal(token_ids, tuple(map(Distribution.certain, token_ids)), fakes.TOKENIZER, 0.0)
 
     def _states(self, context: Context, segment: Segment) -> States:
         """The first number, and a score's first, is the segment's index."""

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +73,7 @@ class AdmissionClients:
         client.done.set()
         await settle()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Every client leaves, and no slot is lost."""
         for client in self.clients:
             client.task.cancel()
@@ -98,15 +97,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def admission_clients(
-    capacity: int, max_queued: int = 1000, timeout_s: float = 600
-) -> AsyncIterator[AdmissionClients]:
-    clients = AdmissionClients(Limits(capacity, capacity, max_queued, timeout_s))
-    try:
-        yield clients
-    finally:
-        await clients.close()
+def admission_clients(capacity: int, max_queued: int = 1000, timeout_s: float = 600) -> "aclosing[AdmissionClients]":
+    return aclosing(AdmissionClients(Limits(capacity, capacity, max_queued, timeout_s)))
 
 
 async def in_turn(here: AdmissionClients) -> list[Client]:
@@ -311,7 +303,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(client.number < oldest for client in self.here.running if client.owner == owner)
 
     def teardown(self) -> None:
-        self.loop.run_until_complete(self.here.close())
+        self.loop.run_until_complete(self.here.aclose())
         self.loop.close()
 
 

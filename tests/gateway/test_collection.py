@@ -5,12 +5,10 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -49,13 +47,8 @@ async def ask(gateway: Gateway, content: str = "How many?", key: str = ALICE, **
     return str(response.json()["id"])
 
 
-@asynccontextmanager
-async def client(gateway: Gateway, key: str = COLLECTOR) -> AsyncIterator[Client]:
-    client = Client(httpx.AsyncClient(base_url=gateway.base_url, headers=bearer(key)))
-    try:
-        yield client
-    finally:
-        await client.aclose()
+def client(gateway: Gateway, key: str = COLLECTOR) -> "aclosing[Client]":
+    return aclosing(Client.at(gateway.base_url, key))
 
 
 async def page(gateway: Gateway, after: str = "0") -> dict[str, Any]:

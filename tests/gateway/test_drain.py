@@ -59,32 +59,22 @@ async def test_request_that_waits_for_its_first_segment_or_for_a_slot_is_refused
         assert_refused(await running.task)
 
 
-async def test_request_that_waits_for_the_first_with_its_key_is_refused(gateway: Gateway) -> None:
-    begun = asyncio.Event()
+async def test_request_that_waits_for_the_first_with_its_key_or_for_tokens_is_refused(gateway: Gateway) -> None:
+    begun = asyncio.Semaphore(0)
 
-    async def never() -> None:
-        begun.set()
+    async def never(*_: str) -> Any:
+        begun.release()
         await asyncio.Event().wait()
 
-    gateway.fakes.target.before_encode = never
+    target = gateway.fakes.target
+    target.before_encode, target.tokenize = never, never  # type: ignore[method-assign, assignment]
     first, second = (asyncio.create_task(gateway.chat({"idempotency-key": "one"})) for _ in range(2))
-    await asyncio.wait_for(begun.wait(), GENEROUS_S)
+    third = asyncio.create_task(gateway.http.post("/tokenize", json={"inputs": "x"}))
+    for _ in range(2):
+        await asyncio.wait_for(begun.acquire(), GENEROUS_S)
     gateway.app.state.drain.end()
     assert_refused(await first)
     assert_refused(await second)
-
-
-async def test_request_whose_tokens_are_not_there_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = asyncio.Event()
-
-    async def never(text: str) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(gateway.fakes.target, "tokenize", never)
-    running = asyncio.create_task(gateway.http.post("/tokenize", json={"inputs": "x"}))
-    await asyncio.wait_for(begun.wait(), GENEROUS_S)
-    gateway.app.state.drain.end()
-    response = await running
+    response = await third
     assert response.status_code == 503 and response.headers["retry-after"]
     assert "shutting down" in response.json()["error"]

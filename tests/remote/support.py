@@ -1,6 +1,6 @@
 """The engine here, and the same engine with a server that writes for it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.remote.client import Api, Server, connect
 from semspec.remote.writer import RemoteWriter
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
+from tests.fakes import collected
 from tests.remote.servers import NAME, Script, serving
 
 PROMPT = (
@@ -36,11 +37,9 @@ class Local:
     async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[Target]:
         """The engine with a server that says what the script does."""
         async with serving(api, script) as url:
-            client = connect(Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that"))
-            try:
+            server = Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that")
+            async with aclosing(connect(server)) as client:
                 yield RemoteWriter(self.engine, self.lm.tokenizer, client, Writer.TARGET)
-            finally:
-                await client.aclose()
 
     async def served(
         self, api: Api, script: Script, context: Context, params: GenerationParams
@@ -48,11 +47,6 @@ class Local:
         """All that this engine writes in one call."""
         async with self.written_by(api, script) as remote:
             return await collected(remote.generate(context, params))
-
-
-async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:
-    async with aclosing(stream) as segments:
-        return [written async for written in segments]
 
 
 def segments(written: list[GeneratedSegment]) -> list[Segment]:

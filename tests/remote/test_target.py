@@ -24,9 +24,10 @@ from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer
+from tests.fakes import collected
 from tests.gateway.support import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving
-from tests.remote.support import PARAGRAPH, TO_THE_END, Local, collected, segments
+from tests.remote.support import PARAGRAPH, TO_THE_END, Local, segments
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -11,9 +11,10 @@ import pytest
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Api, Completion, Server, connect
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
+from tests.fakes import collected
 from tests.gateway.support import eventually
 from tests.remote.servers import NAME, Json, Script, serving
-from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
+from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, segments
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -160,8 +161,7 @@ async def test_cancelled_wait_hangs_up(local: Local, context: Context, api: Api)
     script = Script([STEP], stalls=True)
     async with local.written_by(api, script) as remote:
         task = asyncio.create_task(collected(remote.generate(context, TO_THE_END)))
-        while not script.seen:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool(script.seen))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

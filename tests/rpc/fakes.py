@@ -1,9 +1,8 @@
 """A fake model behind real servers on real sockets."""
 
-import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,19 +18,15 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
     Distribution,
-    GeneratedSegment,
     GenerationParams,
     Message,
-    ModelInfo,
     Piece,
-    Prompt,
     Proposal,
     SamplingParams,
     Segment,
     SegmentEnd,
     SegmentScore,
     States,
-    Token,
     TokenLogprob,
     Writer,
 )
@@ -85,31 +80,9 @@ class FakeEngine(FakeModel):
         super().__init__(Writer.TARGET, num_segments=10**9, delay_s=step_s)
         self.model_info = replace(self.model_info, model="fake", fingerprint="weights-1", build="test")
         self.error, self.num_steps_per_segment, self.num_steps = error, num_steps_per_segment, 0
-        self.closed = asyncio.Event()
-        """Set when a generator of `generate` has been closed, by whatever means."""
         self.freed = False
         self.num_readings = 0
         """Of the probes' folder."""
-
-    async def info(self) -> ModelInfo:
-        self._fail()
-        return await super().info()
-
-    async def encode(self, prompt: Prompt) -> Piece:
-        self._fail()
-        return await super().encode(prompt)
-
-    async def tokenize(self, text: str) -> list[Token]:
-        self._fail()
-        return await super().tokenize(text)
-
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        try:
-            async with aclosing(super().generate(context, params)) as segments:
-                async for generated in segments:
-                    yield generated
-        finally:
-            self.closed.set()
 
     async def read_probes(self) -> None:
         self.num_readings += 1
@@ -121,10 +94,6 @@ class FakeEngine(FakeModel):
         for _ in range(self.num_steps_per_segment):
             self.num_steps += 1
             await self._work()
-
-    async def _work(self) -> None:
-        self._fail()
-        await super()._work()
 
     def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
         if params.num_logprobs is None:

@@ -23,6 +23,7 @@ from semspec.types import (
     SegmentScore,
     Writer,
 )
+from tests import fakes
 from tests.chaos.proxy import Proxy, listening
 from tests.fakes import FakeModel, FakeVerifier
 from tests.rpc.fakes import FakeEngine, serving
@@ -76,8 +77,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[Segment]:
-    async with aclosing(stream) as segments:
-        return [written.segment async for written in segments]
+    return [written.segment for written in await fakes.collected(stream)]
 
 
 class Addressed(Protocol):
@@ -101,13 +101,11 @@ class Counting(FakeEngine):
     def _fail(self) -> None:
         pass
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
+    async def score(self, *given: Any) -> list[SegmentScore]:
         self.num_asked += 1
         if self.error:
             raise self.error
-        return await super().score(context, segments, session, projection)
+        return await super().score(*given)
 
 
 class Newcomer(FakeModel):

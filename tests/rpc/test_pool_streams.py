@@ -13,8 +13,7 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.chaos.proxy import Link
 from tests.fakes import FakeModel
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
-from tests.rpc.fakes import settings as service_settings
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
 from tests.rpc.pools import (
     GENEROUS_S,
     LENIENT,
@@ -130,7 +129,7 @@ async def test_cancelling_leaves_nothing_behind() -> None:
 
 async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:
     engines = [FakeModel(Writer.TARGET, delay_s=0.2), FakeModel(Writer.TARGET)]
-    patient = service_settings(settle_s=1.0, grace_s=GENEROUS_S)
+    patient = settings(settle_s=1.0, grace_s=GENEROUS_S)
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     async with targets(*engines, service=patient) as (target, (first, second)):
         session = session_at(first, second)
@@ -159,7 +158,7 @@ async def test_replicas_come_and_go_with_their_name() -> None:
     async with AsyncExitStack() as stack:
         servers, port = [], 0
         for last, engine in enumerate(engines, start=1):
-            at = service_settings(host=f"127.0.0.{last}", port=port)
+            at = settings(host=f"127.0.0.{last}", port=port)
             servers.append(await stack.enter_async_context(serving(service_of(engine), at)))
             port = servers[0].port
         target = await stack.enter_async_context(aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup)))

@@ -120,8 +120,7 @@ async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(
     running = asyncio.create_task(serve(DraftServicer(lambda: engine), settings(port_file=port_file)))
     try:
         await asyncio.sleep(0)
-        while not port_file.exists():
-            await asyncio.sleep(0.01)
+        await until(port_file.exists)
         address = f"127.0.0.1:{int(port_file.read_text())}"
         async with probing(address) as health:
             assert await status(health, DraftServicer.name) == SERVING

@@ -2,16 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from semspec.errors import Unavailable
 from semspec.rpc.servicers import NUM_LOOKS, watch_steps
-from semspec.types import Context, Segment, SegmentScore
-from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine
-from tests.rpc.fakes import settings as service_settings
+from semspec.types import SegmentScore
+from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine, settings
 from tests.rpc.pools import GENEROUS_S, Counting, session_at, targets, until
 
 STALL_S = 0.2
@@ -30,17 +29,15 @@ class Hanging(FakeEngine):
         super().__init__()
         self.steps = Steps(is_busy=True)
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
+    async def score(self, *given: Any) -> list[SegmentScore]:
         while self.steps.is_busy:
             await asyncio.sleep(0.01)
-        return await super().score(context, segments, session)
+        return await super().score(*given)
 
 
 async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_next_step() -> None:
     hanging, other = Hanging(), Counting()
-    async with targets(hanging, other, service=service_settings(stall_s=STALL_S)) as (target, (first, second)):
+    async with targets(hanging, other, service=settings(stall_s=STALL_S)) as (target, (first, second)):
         session = session_at(first, second)
         async with asyncio.timeout(GENEROUS_S):
             await target.score(CONTEXT, [SEGMENT], session)
@@ -55,7 +52,7 @@ async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_nex
 
 
 async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
-    async with targets(Hanging(), service=service_settings(stall_s=STALL_S)) as (target, _):
+    async with targets(Hanging(), service=settings(stall_s=STALL_S)) as (target, _):
         with pytest.raises(Unavailable, match="a replica hangs"):
             await target.score(CONTEXT, [SEGMENT], "s")
         with pytest.raises(Unavailable, match="1 replicas of the target hang"):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,8 @@ async def vllm_engine(**settings: Any) -> AsyncIterator[tuple[VllmEngine, list[s
     reasons: list[str] = []
     values: dict[str, Any] = {"model": str(TARGET), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
     own = ModelSettings(**(values | settings))
-    engine = await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
-    try:
+    async with aclosing(await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)) as engine:
         yield engine, reasons
-    finally:
-        await engine.aclose()
 
 
 async def contexts(engine: LocalEngine, number: int) -> list[Context]:
