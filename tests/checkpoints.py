@@ -1,5 +1,6 @@
 """Tiny checkpoints with random weights of common model classes, and matching probes."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,11 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+
+
+def edit_json(path: Path, **values: object) -> None:
+    """Change members of the object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def model_of(architecture: str, **changes: object) -> PreTrainedModel:

@@ -1,6 +1,7 @@
 """Fixtures for all tests. A module is left to `make test-slow` by its line `pytestmark = pytest.mark.slow`."""
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if not getattr(reporter, "stats", {"passed": []}).keys() & {"passed", "xfailed"}:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """As engines run: on short rows, threads only wait for one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

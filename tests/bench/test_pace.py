@@ -125,10 +125,11 @@ class Time:
         self.now += duration
 
 
-def paced(folder: Path, time: Time, dilation: float = 1.0) -> PacedStep:
+def paced(folder: Path, dilation: float = 1.0) -> tuple[PacedStep, Time]:
+    time = Time()
     step = PacedStep(load_times(table(folder)), dilation, clock=time.clock, sleep=time.sleep)
     step.resumed_at = lambda: 100.0
-    return step
+    return step, time
 
 
 def make(step: PacedStep, time: Time, computed_s: float) -> None:
@@ -139,8 +140,7 @@ def make(step: PacedStep, time: Time, computed_s: float) -> None:
 
 @pytest.mark.parametrize("dilation", [1.0, 4.0])
 def test_steps_back_to_back_last_as_the_table_says(tmp_path: Path, dilation: float) -> None:
-    time = Time()
-    step = paced(tmp_path, time, dilation)
+    step, time = paced(tmp_path, dilation)
     for _ in range(50):
         make(step, time, 0.007)
         time.now += 0.001  # between two steps, within the time of the second
@@ -151,8 +151,7 @@ def test_steps_back_to_back_last_as_the_table_says(tmp_path: Path, dilation: flo
 
 
 def test_late_steps_are_counted_and_not_made_up_for(tmp_path: Path) -> None:
-    time = Time()
-    step = paced(tmp_path, time)
+    step, time = paced(tmp_path)
     for computed_s in (0.005, 0.016, 0.005, 0.0105):  # 5% over is no late step, and made up for
         make(step, time, computed_s)
     assert step.counts.num_late == 1
@@ -162,8 +161,7 @@ def test_late_steps_are_counted_and_not_made_up_for(tmp_path: Path) -> None:
 
 
 def test_step_after_a_pause_begins_with_the_work(tmp_path: Path) -> None:
-    time = Time()
-    step = paced(tmp_path, time)
+    step, time = paced(tmp_path)
     make(step, time, 0.005)
     time.now += 1.0
     step.resumed_at = lambda: 101.01

@@ -37,6 +37,7 @@ from tests.engine.support import (
     tensor,
     written,
 )
+from tests.gateway.support import eventually
 from tests.vllm.support import assert_same_scores, assert_same_segments
 
 NUM_STREAMS = 32
@@ -293,11 +294,10 @@ async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_t
     [context] = await contexts(alone, 1)
     async with aclosing(alone.generate(context, params(max_segments=2, max_tokens=20))) as stream:
         await anext(stream)
-        await until_idle(alone)
+        await eventually(lambda: not alone.steps.is_busy)
         may_go_on.clear()
         scoring = asyncio.create_task(written(alone, context, params(max_tokens=20)))
-        while not alone.steps.is_busy:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: alone.steps.is_busy)
         num_steps = alone.steps.num_steps
         await asyncio.sleep(0.05)
         assert (alone.steps.is_busy, alone.steps.num_steps) == (True, num_steps)
@@ -305,14 +305,8 @@ async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_t
         await asyncio.wait([scoring])
         assert alone.steps.is_busy
         may_go_on.set()
-        await until_idle(alone)
+        await eventually(lambda: not alone.steps.is_busy)
         assert alone.steps.num_steps > num_steps
-
-
-async def until_idle(engine: TransformersEngine) -> None:
-    async with asyncio.timeout(60):
-        while engine.steps.is_busy:
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from semspec.types import (
 )
 from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
-from tests.grammars.schemas import COSTLY, COUNTED
+from tests.grammars.schemas import COSTLY, COUNTED, grammar_of
 from tests.words import build_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -123,10 +123,6 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(engine: TransformersE
     assert other[-1].segment.end is SegmentEnd.EOS, "others' answers go on"
 
 
-def schema_of(schema: Any) -> str:
-    return f"start: %json {json.dumps(schema)}"
-
-
 MANY = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
 
 
@@ -136,9 +132,9 @@ MANY = {"type": "object", "properties": {f"p{number}": {"type": "string"} for nu
         ('start: start "a"', "NoExtension"),
         ("start: x\nx: x", "NoExtension"),
         ("start: ]", "."),
-        (schema_of(COSTLY["patterns"]), "it takes too much time"),
-        (schema_of(COUNTED["required"][0]), ".*requires 30000 properties"),
-        (schema_of(MANY), "it has too many continuations"),
+        (grammar_of(COSTLY["patterns"]), "it takes too much time"),
+        (grammar_of(COUNTED["required"][0]), ".*requires 30000 properties"),
+        (grammar_of(MANY), "it has too many continuations"),
     ],
     ids=["no end", "no beginning", "syntax", "costly", "large", "costly at each token"],
 )

@@ -14,7 +14,7 @@ from semspec.engine.speculative import dense, draw_with_distribution, num_embedd
 from semspec.types import Distribution, SamplingParams, uniform
 from tests.engine.support import assert_distributed, own_stream, probabilities
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NUM_SEEDS = 1000
 TARGET_LOGITS = torch.tensor(
     [[1.0, 0.0, 2.0, -1.0], [0.0, 2.0, 0.5, 0.0], [2.0, 2.0, -2.0, 1.0], [0.0, -1.0, 1.0, 3.0]]
@@ -23,12 +23,6 @@ DRAFT_LOGITS = TARGET_LOGITS.flip(0) * 0.7
 """Row i: logits after token i. The two models disagree thoroughly."""
 PADDED_LOGITS = torch.nn.functional.pad(DRAFT_LOGITS, (0, 2, 0, 2), value=1.0)
 """Of a draft with a vocabulary padded by two ids, which have probability 0 for the target."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As engines run: on rows this short, threads only wait for one another."""
-    torch.set_num_threads(1)
 
 
 def two_tokens(seed: int, gamma: int, sampling: SamplingParams, draft: Tensor) -> tuple[int, int]:

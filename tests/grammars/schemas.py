@@ -1,9 +1,16 @@
 """Schemas that would take a process down or keep it busy, by name."""
 
+import json
 from functools import reduce
 from typing import Any
 
 Schema = dict[str, Any]
+
+
+def grammar_of(schema: Any) -> str:
+    """What the engines are given for a schema."""
+    return f"start: %json {json.dumps(schema)}"
+
 
 COUNTED: dict[str, tuple[Schema, str]] = {
     "required": ({"type": "object", "required": [f"a{i}" for i in range(30_000)]}, "requires 30000 properties"),

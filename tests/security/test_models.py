@@ -13,6 +13,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import load_probe
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Message
+from tests.checkpoints import edit_json
 
 
 @pytest.fixture
@@ -23,10 +24,6 @@ def checkpoint(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 def load(checkpoint: Path) -> CausalLM:
     return CausalLM.load(str(checkpoint), None, "cpu", "float32")
-
-
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def hostile_code(checkpoint: Path) -> Path:
@@ -49,9 +46,9 @@ def test_code_in_a_checkpoint_is_not_run(model_type: str, checkpoint: Path, monk
     witness = hostile_code(checkpoint)
     classes = {name: f"hostile.{name[4:]}" for name in ("AutoConfig", "AutoModel")}
     classes["AutoModelForCausalLM"] = "hostile.Model"
-    change(checkpoint / "config.json", model_type=model_type, architectures=["Model"], auto_map=classes)
+    edit_json(checkpoint / "config.json", model_type=model_type, architectures=["Model"], auto_map=classes)
     tokenizer = {"AutoTokenizer": ["hostile.Tokenizer", "hostile.Tokenizer"]}
-    change(checkpoint / "tokenizer_config.json", tokenizer_class="Tokenizer", auto_map=tokenizer)
+    edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Tokenizer", auto_map=tokenizer)
     if model_type == "hostile":
         with pytest.raises(Mismatch, match="custom code"):
             load(checkpoint)
@@ -122,6 +119,6 @@ def test_template_of_a_checkpoint_cannot_leave_its_sandbox(checkpoint: Path) -> 
     for stray in checkpoint.glob("chat_template*"):
         stray.unlink()
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    change(checkpoint / "tokenizer_config.json", chat_template=template)
+    edit_json(checkpoint / "tokenizer_config.json", chat_template=template)
     with pytest.raises(InvalidRequest, match="refuses"):
         load(checkpoint).tokenizer.encode([Message("user", "Hello?")])

@@ -13,7 +13,7 @@ from semspec.decoding import Backends
 from semspec.decoding.likelihood.calibration import as_json
 from semspec.stack import StackConfig
 from tests.calibrations import calibration
-from tests.checkpoints import loaded, random_probes
+from tests.checkpoints import edit_json, loaded, random_probes
 from tests.processes import GENEROUS_S
 from tests.stack.support import Pair, Running, served
 from tests.words import build_tokenizer
@@ -25,8 +25,8 @@ NO_TOKEN = 10**6
 def _fluent(checkpoint: Path, folder: Path) -> Path:
     """The same model with a wide window, segments of some ten tokens, and no end-of-sequence that it could write."""
     shutil.copytree(checkpoint, folder)
-    _change(folder / "config.json", eos_token_id=NO_TOKEN, max_position_embeddings=WINDOW_TOKENS)
-    _change(folder / "generation_config.json", eos_token_id=NO_TOKEN)
+    edit_json(folder / "config.json", eos_token_id=NO_TOKEN, max_position_embeddings=WINDOW_TOKENS)
+    edit_json(folder / "generation_config.json", eos_token_id=NO_TOKEN)
     weights = load_file(folder / "model.safetensors")
     delimiter = build_tokenizer().convert_tokens_to_ids("\n\n")
     weights["model.embed_tokens.weight"][:, 0] = 20.0  # all but constant through the blocks, so that the
@@ -36,10 +36,6 @@ def _fluent(checkpoint: Path, folder: Path) -> Path:
     weights["lm_head.weight"][delimiter, 0] = 0.9
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
-
-
-def _change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -1,13 +1,12 @@
 """The stack as its clients and its operators see it."""
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -16,6 +15,8 @@ from redis.asyncio import Redis
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
 from semspec.records import SegmentTrace
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget
+from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
 from tests.processes import GENEROUS_S
@@ -31,6 +32,7 @@ LONG_QUESTION = f"Tom has pens: 31. {_DAYS} How many pens does Tom have now?"
 """Answered by the bundled pair in some ten segments."""
 
 Json = dict[str, Any]
+T = TypeVar("T")
 MAX_TOKENS = 120
 """Of an answer that is compared with the loop in this process."""
 
@@ -63,6 +65,12 @@ class Running:
     def pid(self, role: str) -> int:
         return self.stack.processes[role].pid
 
+    def engine(self, role: str) -> "aclosing[RemoteDrafter | RemoteTarget]":
+        """A client of the draft or the target service."""
+        options = ClientOptions(token=self.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"])
+        kind = RemoteDrafter if role == "draft" else RemoteTarget
+        return aclosing(kind(self.stack.addresses[role], options))
+
     async def chat(self, question: str = QUESTION, **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=chat_body(question, fields))
 
@@ -75,10 +83,8 @@ class Running:
     @asynccontextmanager
     async def streaming(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncIterator[Json]]:
         """The chunks of a stream; leaving the block hangs up."""
-        body = chat_body(question, {"stream": True, **fields})
-        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
-            assert response.status_code == 200
-            yield _chunks(response)
+        async with self.events(question, **fields) as events:
+            yield (event.data async for event in events)
 
     @asynccontextmanager
     async def events(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncGenerator[Event, None]]:
@@ -166,14 +172,19 @@ def records_of(chunks: list[Json]) -> list[Json]:
     return [chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
 
 
-async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
-    """Everything up to the first text, by which a generation is well under way."""
+async def up_to(is_last: Callable[[T], bool], stream: AsyncIterator[T]) -> list[T]:
+    """Everything up to the first of which this holds."""
     seen = []
-    async for chunk in chunks:
-        seen.append(chunk)
-        if _delta(chunk).get("reasoning_content"):
+    async for one in stream:
+        seen.append(one)
+        if is_last(one):
             return seen
-    raise AssertionError("the stream ended without a segment")
+    raise AssertionError("the stream ended before")
+
+
+def is_text(chunk: Json) -> bool:
+    """By the first such chunk a generation is well under way."""
+    return bool(_delta(chunk).get("reasoning_content"))
 
 
 def redis_of(stack: Stack) -> Redis:
@@ -189,12 +200,6 @@ def chat_body(question: str, fields: Json) -> Json:
     """A request for a chat completion."""
     body = {"model": "semspec-demo", "messages": [{"role": "user", "content": question}], "temperature": 1.0}
     return {**body, **fields}
-
-
-async def _chunks(response: httpx.Response) -> AsyncIterator[Json]:
-    async for line in response.aiter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line.removeprefix("data: "))
 
 
 def _delta(chunk: Json) -> Json:

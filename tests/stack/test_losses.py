@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from semspec.stack import StackConfig
 from tests.processes import Process
-from tests.stack.support import Json, Running, answer_of, served, until_first_segment
+from tests.stack.support import Json, Running, answer_of, is_text, served, up_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -109,7 +109,7 @@ async def loss(fragile: tuple[Running, Path], role: str, is_killed: bool) -> Asy
 async def test_target_goes_on_alone_without(loss: Loss) -> None:
     running = loss.running
     async with running.streaming(**LONG, stream_options={"include_usage": True}) as stream:
-        chunks = await until_first_segment(stream)
+        chunks = await up_to(is_text, stream)
         await loss.begin()
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
@@ -135,9 +135,9 @@ async def test_stream_ends_with_an_error_and_requests_are_refused_without(loss: 
     running = loss.running
     whole = await running.answer(**SHORT)
     async with running.streaming(**LONG) as stream:
-        await until_first_segment(stream)
+        await up_to(is_text, stream)
         await loss.begin()
-        chunks = [chunk async for chunk in stream]
+        chunks = await up_to(lambda chunk: "error" in chunk, stream)
     assert chunks[-1]["error"]["code"] == "service_unavailable"
     line = await running.until_ready(503, "no handshake with the target service: .*")
     refused = await running.chat(**SHORT)

@@ -1,7 +1,6 @@
 """What one owner asks takes nothing from another: costly requests come in while a neighbour keeps asking."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,12 +13,11 @@ import pytest
 
 from semspec.errors import InvalidRequest, Overloaded
 from semspec.keys import entry
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget
-from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Segmentation
 from tests.checkpoints import loaded, random_probes, save_spelling_checkpoint
-from tests.grammars.schemas import COSTLY, COUNTED
+from tests.fakes import collected
+from tests.grammars.schemas import COSTLY, COUNTED, grammar_of
 from tests.processes import GENEROUS_S
 from tests.stack.support import Running, chat_body
 
@@ -80,16 +78,11 @@ async def attack(running: Running, name: str) -> None:
 
 async def attack_service(running: Running, role: str, schema: Any, words: str) -> None:
     """With a grammar that no gateway has seen."""
-    token = running.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"]
-    kind = RemoteDrafter if role == "draft" else RemoteTarget
-    client = kind(running.stack.addresses[role], ClientOptions(token=token))
-    grammar = f"start: %json {json.dumps(schema)}"
-    params = GenerationParams(SamplingParams(), Segmentation.PARAGRAPH, 1, 40, grammar=grammar)
-    context = Context((await client.encode("x"),))
-    with pytest.raises((InvalidRequest, Overloaded), match=words):
-        async for _ in client.generate(context, params):
-            pass
-    await client.aclose()
+    params = GenerationParams(SamplingParams(), Segmentation.PARAGRAPH, 1, 40, grammar=grammar_of(schema))
+    async with running.engine(role) as client:
+        context = Context((await client.encode("x"),))
+        with pytest.raises((InvalidRequest, Overloaded), match=words):
+            await collected(client.generate(context, params))
 
 
 async def test_costly_requests_take_nothing_from_a_neighbour(spelling: Running) -> None:

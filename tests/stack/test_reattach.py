@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -25,6 +25,7 @@ from tests.stack.support import (
     redis_of,
     served,
     text_of,
+    up_to,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -125,15 +126,6 @@ async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
             async for event in events:
                 seen.append(event)
     return seen
-
-
-async def up_to(is_last: Callable[[Event], bool], events: AsyncGenerator[Event, None]) -> list[Event]:
-    seen = []
-    async for event in events:
-        seen.append(event)
-        if is_last(event):
-            return seen
-    raise AssertionError("the stream ended before")
 
 
 def is_second_segment(event: Event) -> bool:

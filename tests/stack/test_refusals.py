@@ -2,7 +2,6 @@
 doctor`, which starts nothing, fails exactly there and says the same."""
 
 import asyncio
-import json
 import os
 import re
 import socket
@@ -17,6 +16,7 @@ import pytest
 from semspec.commands.checks import Check
 from semspec.commands.doctor import checks_of
 from semspec.stack import Stack, StackConfig, StackError
+from tests.checkpoints import edit_json
 from tests.processes import GENEROUS_S, left_alive, ordinary_user
 from tests.stack.programs import SERVICE
 from tests.stack.support import Running
@@ -86,7 +86,7 @@ def cards(pattern: str, **values: object) -> Fault:
 
     def change(folder: Path) -> None:
         for card in folder.rglob(pattern):
-            card.write_text(json.dumps({**json.loads(card.read_text()), **values}))
+            edit_json(card, **values)
 
     return probes(change)
 

@@ -20,9 +20,10 @@ from tests.stack.support import (
     Running,
     answer_of,
     has_mapped,
+    is_text,
     served,
     text_of,
-    until_first_segment,
+    up_to,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -74,7 +75,7 @@ async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(
     expected = await alone.answer(**longer, semspec={"strategy": "target"})
     victim = Process.of(alone.stack, "draft")
     async with alone.streaming(**longer) as stream:
-        chunks = await until_first_segment(stream)
+        chunks = await up_to(is_text, stream)
         await victim.kill()
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["semspec"]["fallback"].startswith("the draft ")

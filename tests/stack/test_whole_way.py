@@ -9,9 +9,8 @@ import psutil
 import pytest
 
 from semspec.decoding import Generation
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget
-from semspec.rpc.connection import ClientOptions
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
+from tests.gateway.support import until
 from tests.processes import GENEROUS_S
 from tests.stack.support import (
     MAX_TOKENS,
@@ -23,9 +22,10 @@ from tests.stack.support import (
     assert_same,
     has_mapped,
     in_process,
+    is_text,
     records_of,
     text_of,
-    until_first_segment,
+    up_to,
 )
 from tests.variants import VARIANTS, changed
 
@@ -117,7 +117,7 @@ async def test_strategy_the_pair_cannot_do_is_refused_and_not_listed(running: Ru
 async def test_client_that_hangs_up_stops_both_models(running: Running, strategy: str) -> None:
     models = [running.pid("draft"), running.pid("target")]
     async with running.streaming(seed=3, max_tokens=15_000, semspec={"strategy": strategy}) as stream:
-        await until_first_segment(stream)
+        await up_to(is_text, stream)
         assert await running.metric(IN_FLIGHT) == 1
     async with asyncio.timeout(GENEROUS_S):
         while await running.metric(IN_FLIGHT) or await spent_in_a_second(models) >= SETTLED_S:
@@ -150,23 +150,15 @@ async def test_states_leave_the_gateways_path(running: Running) -> None:
 async def test_engine_reads_its_probes_again_when_it_is_told_to(running: Running, pair: Pair, role: str) -> None:
     """By SIGHUP, while its model stays loaded."""
     pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
-    token = running.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"]
-    client = (RemoteDrafter if role == "draft" else RemoteTarget)(
-        running.stack.addresses[role], ClientOptions(token=token)
-    )
-    held = (await client.info()).projections
-    aside = card.rename(card.with_suffix(".aside"))
-    try:
+    async with running.engine(role) as client:
+        held = (await client.info()).projections
+        aside = card.rename(card.with_suffix(".aside"))
+        try:
+            os.kill(pid, signal.SIGHUP)
+            less = await until(client.info, lambda info: info.projections != held)
+            assert set(less.projections) < set(held)
+        finally:
+            aside.rename(card)
         os.kill(pid, signal.SIGHUP)
-        async with asyncio.timeout(GENEROUS_S):
-            while (await client.info()).projections == held:
-                await asyncio.sleep(0.05)
-        assert set((await client.info()).projections) < set(held)
-    finally:
-        aside.rename(card)
-    os.kill(pid, signal.SIGHUP)
-    async with asyncio.timeout(GENEROUS_S):
-        while (await client.info()).projections != held:
-            await asyncio.sleep(0.05)
-    await client.aclose()
+        await until(client.info, lambda info: info.projections == held)
     assert running.pid(role) == pid and psutil.pid_exists(pid)

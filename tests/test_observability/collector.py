@@ -74,13 +74,11 @@ def collecting(port: int = 0) -> Iterator[Collector]:
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         collector = Collector(f"127.0.0.1:{server.server_port}")
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         try:
             yield collector
         finally:
             server.shutdown()
-            thread.join()
 
 
 def named(spans: Sequence[Received], name: str, kind: str = "") -> list[Received]:

@@ -1,12 +1,12 @@
 """One request, observed in all four services: its trace, and that nobody tells what it said."""
 
-import json
 import time
 from typing import Any
 
 import pytest
 
-from tests.gateway.support import eventually
+from tests.gateway.support import chunks, eventually
+from tests.stack.support import records_of
 from tests.test_observability.collector import Received, collecting, named
 from tests.test_observability.conftest import Observed
 
@@ -22,13 +22,10 @@ async def ask(observed: Observed, trace_id: str = TRACE_ID, **fields: Any) -> li
     """Ask as a client that is traced itself; the texts of the answer's segments."""
     body = {"model": "semspec-demo", "messages": [{"role": "user", "content": QUESTION}], "seed": 5, **fields}
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
-    async with observed.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        assert response.status_code == 200
-        lines = [line async for line in response.aiter_lines()]
-    if fields.get("stream"):
-        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-        return [chunk["semspec"]["segment"]["text"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
-    return [record["text"] for record in json.loads("".join(lines))["semspec"]["trace"]]
+    response = await observed.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200
+    told = chunks(response)
+    return [record["text"] for record in records_of(told) or told[-1]["semspec"]["trace"]]
 
 
 async def trace_of(observed: Observed, trace_id: str) -> list[Received]:
