@@ -27,7 +27,7 @@ from semspec import __version__
 from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
-from semspec.files import file_digest
+from semspec.files import file_digest, file_state
 from semspec.types import FINGERPRINT, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -212,19 +212,12 @@ def _file_digest(path: Path) -> str:
         logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
     digest = file_digest(path)
     if _identity(path) == identity:  # else it changed meanwhile
-        _remember(entry, {**identity, "sha256": digest})
+        _remember(entry, [*identity, digest])
     return digest
 
 
-def _identity(path: Path) -> dict[str, object]:
-    stat = path.stat()
-    return {
-        "path": str(path),
-        "size": stat.st_size,
-        "inode": stat.st_ino,
-        "mtime_ns": stat.st_mtime_ns,
-        "ctime_ns": stat.st_ctime_ns,
-    }
+def _identity(path: Path) -> list[object]:
+    return [str(path), *(file_state(path) or ())]
 
 
 def _entry(path: Path) -> Path | None:
@@ -235,16 +228,15 @@ def _entry(path: Path) -> Path | None:
         return None
 
 
-def _remembered(entry: Path | None, identity: dict[str, object]) -> str | None:
+def _remembered(entry: Path | None, identity: list[object]) -> str | None:
     try:
-        fields = json.loads(entry.read_text()) if entry else {}
-        digest = fields.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        *known, digest = json.loads(entry.read_text()) if entry else ()
+    except (OSError, ValueError, TypeError):
         return None
-    return digest if fields == identity and isinstance(digest, str) else None
+    return digest if known == identity and isinstance(digest, str) else None
 
 
-def _remember(entry: Path | None, fields: dict[str, object]) -> None:
+def _remember(entry: Path | None, fields: list[object]) -> None:
     if entry is None:
         return
     partial = entry.with_suffix(f".{os.getpid()}.partial")
@@ -253,4 +245,4 @@ def _remember(entry: Path | None, fields: dict[str, object]) -> None:
         partial.write_text(json.dumps(fields))
         partial.replace(entry)
     except OSError as error:
-        logger.info("the digest of %s is not remembered, and computed again next time: %s", fields["path"], error)
+        logger.info("the digest of %s is not remembered, and computed again next time: %s", fields[0], error)
