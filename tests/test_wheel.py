@@ -70,7 +70,7 @@ def served(installed: Path) -> Iterator[Live]:
                 shown[name] = value
                 if name == "API key":
                     break
-            yield Live(shown["metrics"].removesuffix("/metrics"), shown["API key"])
+            yield Live(f"http://{shown['gateway']}", shown["API key"])
         finally:
             process.terminate()
 
