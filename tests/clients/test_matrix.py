@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 __all__ = ["redis_url"]
 
 TABLE = ROOT / "bench" / "results" / "clients.json"
-MODEL = "semspec-demo:target"
+MODEL, BEGINNING = "semspec-demo:target", "target 0 says"  # what the fake begins with, after its call of a tool
 ARGUMENT = "pencils"
 
 
@@ -61,7 +61,7 @@ def cell(capability: str, found: dict[str, Any]) -> str:
         return "refused"
     if error:
         return f"fails: {error}"
-    if capability in ("tools", "json") and (ARGUMENT in text or "77031" in text):
+    if capability in ("tools", "json") and any(said in text for said in (ARGUMENT, "77031", BEGINNING)):
         return "yes"
     return "yes" if "boxed{" in (text or "".join(parts)) else f"wrong: {text or parts}"
 
