@@ -230,7 +230,7 @@ def _entry(path: Path) -> Path | None:
 
 def _remembered(entry: Path | None, identity: list[object]) -> str | None:
     try:
-        *known, digest = json.loads(entry.read_text()) if entry else ()
+        *known, digest = json.loads(entry.read_text() if entry else "[]")
     except (OSError, ValueError, TypeError):
         return None
     return digest if known == identity and isinstance(digest, str) else None
