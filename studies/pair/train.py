@@ -1,6 +1,6 @@
 """`python -m studies.pair.train draft|target`: train a model of the pair. Resumable: run it again.
 
-Hops first, one to four, each to 98% before the next, in a drill of moves in the plainest style; then whole solutions
+Hops first, one to four, each to 98% before the next, in a drill of claims in the plainest style; then whole solutions
 in all styles, with planted mistakes to correct and steps to grade; depth is grown last. An auxiliary loss, in training
 only, asks layers on the way for the people on the way.
 """
@@ -9,7 +9,6 @@ import argparse
 import json
 import logging
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,22 +102,23 @@ class Texts:
         return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
 
     def drill(self, seed: int, top: int, rng: random.Random) -> Text:
-        """One claim each about many people. Until all hops are learnt, moves in the plainest style, of which only where
-        they end is learnt, and of the facts those that they need; then claims of all kinds. No two are alike, so that
+        """One claim each about many people, in the plainest style until all hops are learnt. No two are alike, so that
         none can be copied."""
-        is_whole = top == NUM_HOPS
-        problem = make_problem(seed, None if is_whole else 0)
-        facts, writer, question = problem.facts, Writer(problem, rng), problem.question
-        claims: list[tuple[int, Claim]] = []
+        is_plain = top < NUM_HOPS
+        problem = make_problem(seed, 0 if is_plain else None)
+        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
+        moves: list[tuple[int, Claim]] = []
+        others: list[tuple[int, Claim]] = []
         for start in range(len(facts.names)):
-            passes = (*range(1, top + 1), top)
-            claims += [(start, ("move", number, facts.after(start, number))) for number in passes]
-            claims += [(start, claim) for claim in Solution(facts, start).about(rng) * 2] if is_whole else []
-        text = self._begin(question if is_whole else " ".join(re.findall(r"\w+ passes to \w+\.", question)))
-        for start, claim in dict.fromkeys(rng.sample(claims, min(len(claims), 16))):
-            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
-            way = self._way(facts, start, claim)
-            self._add_marked(text, writer.write(Step((claim,)), start) + DELIMITER, is_whole, way)
+            moves += [(start, ("move", hops, facts.after(start, hops))) for hops in (*range(1, top + 1), top)]
+            others += [(start, claim) for claim in Solution(facts, start).about(rng)]
+        drawn = rng.sample(moves, 10) + rng.sample(others, 20)
+        rng.shuffle(drawn)
+        for start, claim in dict.fromkeys(drawn):
+            if claim[0] == "move" or not is_plain:  # else the claim names its person itself
+                self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            written = writer.write(Step((claim,)), start) + DELIMITER
+            self._add_marked(text, written, is_learnt=True, way=self._way(facts, start, claim))
         return text
 
     def _solution(self, document: Document) -> Text:
