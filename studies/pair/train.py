@@ -102,23 +102,25 @@ class Texts:
         return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
 
     def drill(self, seed: int, top: int, rng: random.Random) -> Text:
-        """One claim each about many people, in the plainest style until all hops are learnt. No two are alike, so that
-        none can be copied."""
+        """One claim each about many people, none twice; until all hops are learnt, of their plainest words the last."""
         is_plain = top < NUM_HOPS
         problem = make_problem(seed, 0 if is_plain else None)
         facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
-        moves: list[tuple[int, Claim]] = []
-        others: list[tuple[int, Claim]] = []
+        moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
         for start in range(len(facts.names)):
             moves += [(start, ("move", hops, facts.after(start, hops))) for hops in (*range(1, top + 1), top)]
-            others += [(start, claim) for claim in Solution(facts, start).about(rng)]
+            about = Solution(facts, start).about(rng)
+            others += [(start, claim) for claim in about if claim[0] != "compare" or not is_plain]
         drawn = rng.sample(moves, 10) + rng.sample(others, 20)
-        rng.shuffle(drawn)
-        for start, claim in dict.fromkeys(drawn):
-            if claim[0] == "move" or not is_plain:  # else the claim names its person itself
+        for start, claim in dict.fromkeys(rng.sample(drawn, len(drawn))):
+            way, written = self._way(facts, start, claim), writer.write(Step((claim,)), start) + DELIMITER
+            if way or not is_plain:
                 self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
-            written = writer.write(Step((claim,)), start) + DELIMITER
-            self._add_marked(text, written, is_learnt=True, way=self._way(facts, start, claim))
+                self._add_marked(text, written, not is_plain, way)
+            else:  # the claim names its person itself
+                head, space, end = written.rpartition(" ")
+                self._add(text, head, is_learnt=False)
+                self._add(text, space + end, is_learnt=True)
         return text
 
     def _solution(self, document: Document) -> Text:
