@@ -56,7 +56,8 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
     except MALFORMED as error:
         reason = " ".join(str(error).split())[:300]
         raise Mismatch(
-            f"cannot load model {name!r}: {reason}; give a folder, a hub id or a revision with safetensors weights"
+            f"cannot load model {name!r}: {reason}; give a folder, a hub id or a revision with safetensors weights and "
+            "a tokenizer.json (weights in pytorch_model.bin are pickles and not loaded)"
         ) from error
 
 

@@ -21,8 +21,9 @@ from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import DELIMITER
+from semspec.demo.problems import SPLITS
 from semspec.engine.conversation import turn_after
-from studies.pair.language import NUM_STYLES, SPLITS, UNREADABLE, Problem, Solution, make_problem
+from studies.pair.language import NUM_STYLES, UNREADABLE, Problem, Solution, make_problem
 from studies.pair.train import Learner, tokenizer_of_pair
 from studies.pair.wording import MARK, read, write_document
 

@@ -25,14 +25,6 @@ ROLES = (
 NUM_STYLES = 4
 """Styles of wording: the higher, the more a meaning's form varies."""
 
-SPLITS = {
-    "train": range(0, 10_000_000),
-    "probe": range(10_000_000, 10_010_000),
-    "tune": range(10_010_000, 10_015_000),
-    "report": range(10_015_000, 10_020_000),
-}
-"""Problem seeds by purpose: `train` for models, `probe` for probes, `tune` for options, `report` for results."""
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:

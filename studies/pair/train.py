@@ -20,13 +20,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import DELIMITER
+from semspec.demo.problems import SPLITS
 from semspec.demo.tokenizer import build_tokenizer, train_tokenizer
 from semspec.demo.train_models import compiled
 from semspec.demo.trainer import Course, Trainer
 from semspec.demo.training import IGNORED, Recipe, build_model, grow
 from semspec.demo.wording import DRAFT_AUTHOR
 from semspec.engine.conversation import turn_after
-from studies.pair.language import MEN, ROLES, SPLITS, WOMEN, Claim, Facts, Solution, Step, make_problem
+from studies.pair.language import MEN, ROLES, WOMEN, Claim, Facts, Solution, Step, make_problem
 from studies.pair.wording import ADVERBS, MARK, PLANTED, SLOTS, TENS, UNITS, Document, Writer, write_document
 
 log = logging.getLogger("studies.pair.train")
