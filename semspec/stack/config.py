@@ -107,7 +107,7 @@ class StackConfig:
         if self.target_probe is None:
             return ""
         card = json.loads(Path(self.target_probe).with_suffix(".json").read_text())
-        verdict = str(card["metrics"].get("verdict", GOOD_ENOUGH))
+        verdict = str(card.get("metrics", {}).get("verdict", GOOD_ENOUGH))
         return "" if verdict == GOOD_ENOUGH else verdict
 
     @property

@@ -159,9 +159,9 @@ async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixtu
     assert address is not None and "Not good enough to serve. Missed: AUROC" in printed and KNOWN in printed
 
 
-@pytest.mark.parametrize("metrics", [{"verdict": GOOD_ENOUGH}, {}])
-def test_probes_without_a_bad_verdict_get_no_warning(tmp_path: Path, metrics: dict[str, str]) -> None:
-    (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
+@pytest.mark.parametrize("card", [{"metrics": {"verdict": GOOD_ENOUGH}}, {"metrics": {}}, {}])
+def test_probes_without_a_bad_verdict_get_no_warning(tmp_path: Path, card: dict[str, dict[str, str]]) -> None:
+    (tmp_path / "target.json").write_text(json.dumps(card))
     assert StackConfig(target_probe=tmp_path / "target.safetensors").bad_verdict == ""
 
 
