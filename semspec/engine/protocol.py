@@ -28,7 +28,6 @@ from semspec.types import GRAMMAR, Context, GenerationParams, ModelInfo, Piece, 
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
-    from semspec.probes.projection import Projections  # needs torch
 
 
 class Engine(Drafter, Target, Protocol):
@@ -65,10 +64,10 @@ class LocalEngine(Engine, Protocol):
 
 
 class TextEngine:
-    """What engines in this process have in common: text and tokens, and the folder of probes."""
+    """What engines in this process have in common: text and tokens."""
 
-    def __init__(self, tokenizer: ModelTokenizer, projections: "Projections") -> None:
-        self.tokenizer, self._projections = tokenizer, projections
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self.tokenizer = tokenizer
 
     async def encode(self, prompt: Prompt) -> Piece:
         piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
@@ -77,9 +76,6 @@ class TextEngine:
 
     async def tokenize(self, text: str) -> list[Token]:
         return await asyncio.to_thread(self.tokenizer.tokenize, text)
-
-    async def read_probes(self) -> None:
-        await asyncio.to_thread(self._projections.read)
 
     async def _owned(self, context: Context) -> Context:
         return Context(await self.tokenizer.owned(context.pieces))

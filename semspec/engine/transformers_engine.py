@@ -1,5 +1,6 @@
 """Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -42,7 +43,8 @@ class TransformersEngine(TextEngine):
     ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
-        super().__init__(lm.tokenizer, Projections(lm.info, str(lm.device), probes))
+        super().__init__(lm.tokenizer)
+        self._projections = Projections(lm.info, str(lm.device), probes)
         self.lm, self.cache = lm, PrefixCache(cache_bytes, lm.new_kv)
         self._grammars = Grammars.of(lm.tokenizer)
         self._info = replace(
@@ -79,6 +81,9 @@ class TransformersEngine(TextEngine):
 
     async def info(self) -> ModelInfo:
         return replace(self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests)
+
+    async def read_probes(self) -> None:
+        await asyncio.to_thread(self._projections.read)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         check_supported(params, self._info)

@@ -185,14 +185,8 @@ class Projections:
         projection = self._named(digest)
         if projection is None or not pooled:
             return [self._states(one, "") for one in pooled]
-        return [self._states(row[None], digest) for row in projection.of_pooled(torch.stack(list(pooled)))]
-
-    def applied(self, states: Sequence[States], digest: str) -> list[States]:
-        """`states`, or what the projection `digest` makes of each if it is held."""
-        projection = self._named(digest)
-        if projection is None or not states:
-            return list(states)
-        return [self._states(row[None], digest) for row in projection.of_states(states)]
+        projected = projection.of_pooled(torch.stack(list(pooled))).cpu()
+        return [self._states(row[None], digest) for row in projected]
 
     def _states(self, values: Tensor, digest: str) -> States:
         array = values.cpu().numpy()

@@ -6,20 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-import numpy as np
 import pytest
 
 from semspec.decoding import Backends, Generation
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.engine.vllm.engine import VllmEngine
-from semspec.engine.vllm.process import Core
 from semspec.gateway.served import Served
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.types import Context, GenerationParams, SamplingParams, Segment, States, Writer
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
 from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.rpc.pools import GENEROUS_S
 from tests.variants import changed
@@ -148,19 +144,3 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     (tmp_path / "another name.json").unlink()
     await target.read_probes()
     assert not (await target.info()).projections
-
-
-async def test_states_that_vllm_pooled_are_projected_alike(players: Players, tmp_path: Path) -> None:
-    target, verifier = players[1], players[2]
-    assert isinstance(target, TransformersEngine)
-    [own, *_] = (await verifier.info()).projections
-    await target.read_probes()
-    async with pooled(players) as backends:
-        context, segment = await a_segment(backends)
-    [raw], [few] = [await target.score(context, [segment], "s", name) for name in ("", own.target)]
-    over_vllm = VllmEngine(cast(Core, None), target.tokenizer, Writer.TARGET, tmp_path)
-    assert (await over_vllm.info()).projections == (await target.info()).projections
-    [applied] = Projections(await target.info(), "cpu", tmp_path).applied([raw.states], own.target)
-    assert (applied.shape, applied.projection) == (few.states.shape, own.target)
-    numbers = [np.frombuffer(one.data, "<f4") for one in (applied, few.states)]
-    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)

@@ -9,7 +9,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.types import Writer
 from tests.vllm.lane import Lane
-from tests.vllm.support import SMALL_TOKENS, TARGET, kv_bytes_of_token, vllm_engine
+from tests.vllm.support import PROBES, SMALL_TOKENS, TARGET, kv_bytes_of_token, vllm_engine
 
 LANE = pytest.StashKey[Lane]()
 
@@ -35,7 +35,7 @@ def own_lane(request: pytest.FixtureRequest) -> Lane:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def theirs() -> AsyncIterator[VllmEngine]:
     """vLLM with the bundled target."""
-    async with vllm_engine() as (engine, reasons):
+    async with vllm_engine(probes=PROBES) as (engine, reasons):
         yield engine
         assert not reasons
 
@@ -57,6 +57,6 @@ async def small() -> AsyncIterator[VllmEngine]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def ours() -> AsyncIterator[TransformersEngine]:
     """Our engine with the bundled target."""
-    engine = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu")
+    engine = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu", probes=PROBES)
     yield engine
     await engine.aclose()

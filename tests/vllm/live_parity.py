@@ -76,6 +76,22 @@ async def test_written_states_are_the_states_that_are_read(theirs: VllmEngine, o
         assert_same_scores(scores, await ours.score(context, segments_of(all_)))
 
 
+async def test_states_are_projected_beside_the_model_as_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    """A projection that is not held gives whole states, and the folder is looked into again."""
+    [digest, *_] = projections = (await theirs.info()).projections
+    assert projections == (await ours.info()).projections
+    for seed, context in enumerate(await contexts(ours, 4)):
+        all_ = await written(theirs, context, params(seed, projection=digest))
+        read = [await engine.score(context, segments_of(all_), "", digest) for engine in (theirs, ours)]
+        for one, mine, other in zip(all_, *read, strict=True):
+            assert one.states and one.states.projection == digest and one.states.shape == mine.states.shape
+            assert states_error(one.states, other.states) < 1e-4 and states_error(mine.states, other.states) < 1e-4
+    [whole] = await theirs.score(context, segments_of(all_)[:1], "", "unknown")
+    assert not whole.states.projection
+    await theirs.read_probes()
+    assert (await theirs.info()).projections == projections
+
+
 async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
     theirs: VllmEngine, small: VllmEngine, ours: TransformersEngine
 ) -> None:

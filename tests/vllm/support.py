@@ -29,7 +29,7 @@ from semspec.types import (
     uniform,
 )
 
-TARGET = BUNDLED_PAIR / "target"
+TARGET, PROBES = BUNDLED_PAIR / "target", BUNDLED_PAIR / "probes"
 KV_BYTES = 256 << 20
 START_TIMEOUT_S = 600.0
 NEAR = 1e-5

@@ -50,6 +50,8 @@ class Call:
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
+        self.projection = projection_of(request)
+        """Of the states in its results."""
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
         self.spans: list[Span] = []
@@ -74,8 +76,8 @@ class Call:
         self.is_done = True
         return self.spans
 
-    def finish(self, means: Sequence[Tensor]) -> None:
-        """Make results; `means`: of the spans that `take` returned, fp32 `[num_layers + 1, hidden_size]`."""
+    def finish(self, states: Sequence[States]) -> None:
+        """Make results; `states`: of the spans that `take` returned."""
         raise NotImplementedError
 
 
@@ -137,12 +139,10 @@ class GenerateCall(Call):
         if self._params.want_states:
             self.spans = [Span(range(start, 1 << 62))]
 
-    def finish(self, means: Sequence[Tensor]) -> None:
-        fingerprint = self._tokenizer.info.fingerprint
+    def finish(self, states: Sequence[States]) -> None:
         for index, (segment, logprobs) in enumerate(self._complete):
-            states = _states_of(means[index], fingerprint) if means else None
             told = None if self._params.num_logprobs is None else tuple(logprobs)
-            self.results.append(GeneratedSegment(segment, states, 0.0, told))
+            self.results.append(GeneratedSegment(segment, states[index] if states else None, 0.0, told))
         self._complete = []
 
 
@@ -168,7 +168,7 @@ class ProposeCall(Call):
         self.is_done = len(self._drafted) == self._num_tokens or token in self._tokenizer.eos_ids
         return []
 
-    def finish(self, means: Sequence[Tensor]) -> None:
+    def finish(self, states: Sequence[States]) -> None:
         if self.is_done:
             tokenizer = self._tokenizer.info.tokenizer
             self.results = [Proposal(tuple(self._drafted), tuple(self._distributions), tokenizer, 0.0)]
@@ -185,13 +185,11 @@ class ScoreCall(Call):
         self.spans = [Span(range(*pair)) for pair in pairwise(ends)]
         self._lengths = request.lengths
 
-    def finish(self, means: Sequence[Tensor]) -> None:
-        fingerprint, statistics = self._tokenizer.info.fingerprint, torch.cat(self.rows)
-        scores = []
-        for mean, rows in zip(means, statistics.split(list(self._lengths)), strict=True):
-            features = tuple(segment_surprisal(rows).tolist())
-            scores.append(SegmentScore(_states_of(mean, fingerprint), features, len(rows), 0.0))
-        self.results = [scores]
+    def finish(self, states: Sequence[States]) -> None:
+        parts = torch.cat(self.rows).split(list(self._lengths))
+        features = [tuple(segment_surprisal(rows).tolist()) for rows in parts]
+        rows = zip(states, features, self._lengths, strict=True)
+        self.results = [[SegmentScore(one, surprisal, length, 0.0) for one, surprisal, length in rows]]
 
 
 class VerifyCall(Call):
@@ -202,7 +200,7 @@ class VerifyCall(Call):
         self._request, self._position = request, len(prompt) - request.num_fed
         self.logit_rows = range(self._position - 1, len(prompt))
 
-    def finish(self, means: Sequence[Tensor]) -> None:
+    def finish(self, states: Sequence[States]) -> None:
         request, ended = self._request, self._tokenizer if self._request.is_after_end else None
         rows = torch.cat(self.rows)
         chosen = rejection_sample(rows, request.drafted, request.distributions, request.sampling, self._position, ended)
@@ -217,7 +215,7 @@ class ChooseCall(Call):
         self._options = list(request.options)
         self.logit_rows = range(len(prompt) - 1, len(prompt))
 
-    def finish(self, means: Sequence[Tensor]) -> None:
+    def finish(self, states: Sequence[States]) -> None:
         probabilities = torch.softmax(self.rows[0][0].float(), -1)
         likeliest = self._tokenizer.token_text(int(probabilities.argmax()))
         self.results = [ChoiceScores(tuple(probabilities[self._options].tolist()), likeliest, 0.0)]
@@ -253,7 +251,11 @@ def first_row(request: Request, num_prompt: int) -> int | None:
             return None
 
 
-def _states_of(mean: Tensor, model: str) -> States:
-    """`mean`: fp32 `[num_layers + 1, hidden_size]` on the CPU; `model`: the fingerprint."""
-    rows, columns = mean.shape
-    return States(mean.numpy().astype("<f4", copy=False).tobytes(), (rows, columns), model)
+def projection_of(request: Request) -> str:
+    """Digest of the projection that a request wants its states by; "" for whole states."""
+    match request:
+        case Generate(params=params):
+            return params.projection
+        case Score(projection=projection):
+            return projection
+    return ""

@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -32,7 +31,6 @@ from semspec.engine.vllm.requests import (
 )
 from semspec.engine.worker import MAX_CALLS
 from semspec.errors import InternalError, InvalidRequest, Overloaded, Unavailable
-from semspec.probes.projection import Projections
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -70,7 +68,7 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     check_installed()
     model, tokenizer = load_model(settings, writer)
     core = Core.start(settings.model, lambda: _async_llm(engine_args(settings, model)), ended)
-    return VllmEngine(core, tokenizer, writer, settings.probes)
+    return VllmEngine(core, tokenizer, writer)
 
 
 def _async_llm(arguments: dict[str, Any]) -> Any:
@@ -87,9 +85,11 @@ class VllmEngine(TextEngine):
     """Generates and scores segments, proposes and verifies tokens, scores choices. See
     `semspec.engine.protocol.Engine`."""
 
-    def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer, probes: Path | None = None) -> None:
-        super().__init__(tokenizer, Projections(tokenizer.info, "cpu", probes))
+    def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer) -> None:
+        super().__init__(tokenizer)
         self._core, self._writer = core, writer
+        self._projections: tuple[str, ...] | None = None
+        """Digests of those that vLLM's processes hold; None: to be asked for."""
         self._num_calls = 0
         self._answering: asyncio.Task[None] | None = None
         self.num_steps = 0
@@ -106,7 +106,12 @@ class VllmEngine(TextEngine):
         return self
 
     async def info(self) -> ModelInfo:
-        return replace(self.tokenizer.info, projections=self._projections.digests)
+        if self._projections is None:
+            self._projections = tuple(await self._core.ask("projections"))
+        return replace(self.tokenizer.info, projections=self._projections or ())
+
+    async def read_probes(self) -> None:
+        self._projections = tuple(await self._core.ask("read_probes"))
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         check_supported(params, self.tokenizer.info)
@@ -117,9 +122,7 @@ class VllmEngine(TextEngine):
         start = perf_counter()
         async with aclosing(self._results(tokens, request, num_tokens + 1)) as results:
             async for generated, num_cached in results:
-                if generated.states is not None:
-                    [states] = await self._projected([generated.states], params.projection)
-                    generated = replace(generated, states=states)
+                self._notice([generated.states], params.projection)
                 now = perf_counter()
                 yield replace(generated, duration_ms=(now - start) * 1e3, num_cached_tokens=num_cached)
                 start = now
@@ -133,10 +136,10 @@ class VllmEngine(TextEngine):
         tokens += [token for segment_ids in ids for token in segment_ids]
         self.tokenizer.check_room(len(tokens), "segments")
         start = perf_counter()
-        scores, num_cached = await self._result(tokens, Score(tuple(map(len, ids))))
-        states = await self._projected([score.states for score in scores], projection)
+        scores, num_cached = await self._result(tokens, Score(tuple(map(len, ids)), projection))
+        self._notice([score.states for score in scores], projection)
         facts = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
-        return [replace(score, states=own, **facts) for score, own in zip(scores, states, strict=True)]
+        return [replace(score, **facts) for score in scores]
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -197,11 +200,10 @@ class VllmEngine(TextEngine):
     async def _context_ids(self, context: Context) -> list[int]:
         return self.tokenizer.context_ids(await self._owned(context))
 
-    async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
-        """`states`, or what the projection makes of them if it is held, computed off the event loop."""
-        if not projection:
-            return list(states)
-        return await asyncio.to_thread(self._projections.applied, states, projection)
+    def _notice(self, states: Sequence[States | None], projection: str) -> None:
+        """A projection that is not held is looked for in the folder: which are held may change."""
+        if any(one and one.projection != projection for one in states):
+            self._projections = None
 
     async def _result(self, tokens: Sequence[int], request: Request, max_tokens: int = 1) -> tuple[Any, int | None]:
         async with aclosing(self._results(tokens, request, max_tokens)) as results:
@@ -238,7 +240,7 @@ class VllmEngine(TextEngine):
     async def _until_it_answers(self) -> None:
         """A cancelled call brings no further outputs: whether vLLM hangs is seen by its answer to a question."""
         try:
-            await self._core.answer()
+            await self._core.ask("projections")
             self.num_steps += 1
         except Unavailable:  # the service ends
             pass

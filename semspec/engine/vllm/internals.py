@@ -7,6 +7,7 @@ lacks it: `Scheduler._get_local_prefix_cache_hit`, `Scheduler._update_request_wi
 """
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from semspec.engine.vllm.calls import Call, first_row
 from semspec.engine.vllm.process import exit_with_parent
 from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
 from semspec.engine.vllm.requests import KEY, model_from_wire, request_from_wire
+from semspec.probes.projection import Projections
 from semspec.types import SamplingParams
 
 if current_platform.is_cpu():
@@ -94,6 +96,7 @@ class SemspecWorker(Worker):
     """Has the model return all hidden states, and a `Recorder` see each forward pass."""
 
     _recorder: Recorder
+    _projections: Projections
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
@@ -105,7 +108,17 @@ class SemspecWorker(Worker):
         self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
         raw = load_tokenizer(wire.folder)
         tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
-        self._recorder = Recorder(tokenizer, wire.writer, self.device, model.compute_logits)
+        self._projections = Projections(wire.info, str(self.device), Path(wire.probes) if wire.probes else None)
+        self._recorder = Recorder(tokenizer, wire.writer, self.device, model.compute_logits, self._projections)
+
+    def read_probes(self) -> tuple[str, ...]:
+        """Read the folder of probes again, and tell as `projections`."""
+        self._projections.read()
+        return self.projections()
+
+    def projections(self) -> tuple[str, ...]:
+        """Digests of the projections that this process holds."""
+        return self._projections.digests
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:

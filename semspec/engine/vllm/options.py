@@ -76,7 +76,8 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     )
     ends = eos_ids(generation_config(folder), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
-    model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer)
+    probes = None if settings.probes is None else str(settings.probes.absolute())
+    model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer, probes)
     return model, ModelTokenizer(raw, info, ends, num_embeddings)
 
 

@@ -154,12 +154,13 @@ class Core:
         except EngineDeadError as error:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 
-    async def answer(self) -> None:
-        """Wait until vLLM answers a question, as it does between steps. Raises: Unavailable when it has ended."""
+    async def ask(self, method: str) -> Any:
+        """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable when
+        vLLM has ended."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            await self._llm.is_sleeping()
+            return (await self._llm.collective_rpc(method))[0]
         except EngineDeadError as error:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 

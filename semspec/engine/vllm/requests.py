@@ -47,6 +47,8 @@ class Score:
     """The `SegmentScore`s of the segments, of these lengths, that the request's tokens end with."""
 
     lengths: tuple[int, ...]
+    projection: str = ""
+    """Digest of the projection to apply to the states."""
     kind: Literal["score"] = "score"
 
 
@@ -92,6 +94,8 @@ class Model:
     eos_ids: tuple[int, ...]
     num_embeddings: int
     writer: Writer
+    probes: str | None = None
+    """The folder of probes whose first layers are applied to states."""
 
 
 _MODEL = TypeAdapter(Model)
