@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "{chat,doctor,health,key,serve,trace,bench,train}" in capsys.readouterr().out
+    assert "{chat,doctor,health,key,plan,serve,trace,bench,train}" in capsys.readouterr().out
 
 
 def helps(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -57,6 +57,19 @@ def key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="whose it is; two keys of one name see the same")
 
 
+def plan_options(parser: argparse.ArgumentParser) -> None:
+    for role in ("draft", "target"):
+        parser.add_argument(
+            f"--{role}-model", metavar="NAME", required=True, help="hub id, or a folder with config.json"
+        )
+    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="how many (default 2)")
+    parser.add_argument("--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each (default 80)")
+    parser.add_argument(
+        "--context", type=int, default=34_816, metavar="N", help="prompt and output, in tokens (default 34816)"
+    )
+    parser.add_argument("--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)")
+
+
 def trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="of a generation, such as chatcmpl-0123456789abcdef")
     _gateway_options(parser, DEFAULT_URL)

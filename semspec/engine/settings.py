@@ -10,7 +10,7 @@ from semspec.types import MIN_CONTEXT_TOKENS
 
 class VllmOptions(SettingObject):
     """Fields of vLLM's `AsyncEngineArgs` that an operator sets. None runs code of a checkpoint, and none but
-    `quantization`, which is part of the fingerprint, changes the model."""
+    `quantization` and `kv_cache_dtype`, which are part of the fingerprint, changes its numbers."""
 
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
     pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs")
@@ -21,9 +21,10 @@ class VllmOptions(SettingObject):
         None,
         gt=0,
         le=1,
-        description="share of the memory for weights, keys and values; unset: 0.9 of a GPU, and kv_bytes for keys and "
-        "values on a CPU",
+        description="share of the memory for weights, keys and values; unset: kv_bytes for keys and values, and on a "
+        "GPU where that is unset, too, 0.9",
     )
+    kv_cache_dtype: Literal["fp8"] | None = Field(None, description="keys and values in FP8; unset: as computed")
     max_num_batched_tokens: int = Field(
         2048,
         ge=32,

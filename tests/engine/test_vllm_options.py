@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from semspec.engine.protocol import load_engine
-from semspec.engine.settings import ModelSettings
+from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.options import fingerprint, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
@@ -68,9 +68,7 @@ def test_bad_setting_ends_the_start_with_its_name(
     assert complaint in line
 
 
-@pytest.mark.parametrize(
-    "name", ["load_format", "hf_overrides", "kv_cache_dtype", "trust_remote_code", "speculative_config", "nnodes"]
-)
+@pytest.mark.parametrize("name", ["load_format", "hf_overrides", "trust_remote_code", "speculative_config", "nnodes"])
 def test_option_that_changes_numbers_runs_code_or_hangs_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"vllm_options.{name}\n  Extra inputs are not permitted"):
         ModelSettings(model="m", engine="vllm", vllm_options={name: "x"})
@@ -78,10 +76,12 @@ def test_option_that_changes_numbers_runs_code_or_hangs_is_refused(name: str) ->
 
 async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
     info = await engine.info()
-    fp8, int8 = (fingerprint(info, name) for name in ("fp8", "int8"))
-    assert fingerprint(info, None) == info.fingerprint
-    assert len({info.fingerprint, fp8, int8, fingerprint(replace(info, fingerprint="sha256-full:0"), "fp8")}) == 4
-    assert fp8.partition(":")[0] == info.fingerprint.partition(":")[0] and len(fp8) == len(info.fingerprint)
+    other = replace(info, fingerprint="sha256-full:0")
+    changes = [VllmOptions(quantization="fp8"), VllmOptions(quantization="int8"), VllmOptions(kv_cache_dtype="fp8")]
+    assert fingerprint(info, VllmOptions()) == info.fingerprint
+    found = [fingerprint(info, one) for one in changes]
+    assert len({info.fingerprint, fingerprint(other, changes[0]), *found}) == 5
+    assert {(one.partition(":")[0], len(one)) for one in found} == {("sha256-full", len(info.fingerprint))}
 
 
 LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "

@@ -17,7 +17,7 @@ from semspec.errors import Mismatch
 from semspec.types import ModelInfo, Writer
 
 if TYPE_CHECKING:
-    from semspec.engine.settings import ModelSettings
+    from semspec.engine.settings import ModelSettings, VllmOptions
 
 VLLM_VERSION = "0.32."
 """The versions whose inside `internals` knows."""
@@ -71,9 +71,7 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         raw = load_tokenizer(folder)
         info = model_info(settings.model, folder, config, raw, settings.max_context_tokens)
     _check_device(settings, config)
-    info = replace(
-        info, fingerprint=fingerprint(info, settings.vllm_options.quantization), max_cache_bytes=settings.kv_bytes
-    )
+    info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=settings.kv_bytes)
     ends = eos_ids(generation_config(folder), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
     probes = None if settings.probes is None else str(settings.probes.absolute())
@@ -81,13 +79,14 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     return model, ModelTokenizer(raw, info, ends, num_embeddings)
 
 
-def fingerprint(info: ModelInfo, quantization: str | None) -> str:
-    """The fingerprint of a checkpoint, or of what `quantization` makes of it at its start: other states, other
-    probes."""
-    if quantization is None:
+def fingerprint(info: ModelInfo, options: "VllmOptions") -> str:
+    """The fingerprint of a checkpoint, or of what `options` make of it at its start: other states, other probes."""
+    named = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+    changes = "".join(f" {name}={value}" for name, value in named.items() if value is not None)
+    if not changes:
         return info.fingerprint
     prefix, _, digest = info.fingerprint.partition(":")
-    return f"{prefix}:{hashlib.sha256(f'{digest} quantization={quantization}'.encode()).hexdigest()[:16]}"
+    return f"{prefix}:{hashlib.sha256(f'{digest}{changes}'.encode()).hexdigest()[:16]}"
 
 
 def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
@@ -118,13 +117,15 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     }
     if options.gpu_memory_utilization is not None:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-    elif is_cpu:
+    elif is_cpu or "kv_bytes" in settings.model_fields_set:
         arguments["kv_cache_memory_bytes"] = settings.kv_bytes
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
-    chosen = options.model_dump(include={"enforce_eager", "distributed_executor_backend"}, exclude_none=True)
+    chosen = options.model_dump(
+        include={"enforce_eager", "distributed_executor_backend", "kv_cache_dtype"}, exclude_none=True
+    )
     return arguments | chosen
 
 

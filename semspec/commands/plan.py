@@ -1,0 +1,197 @@
+"""`semspec plan`: in which layouts a pair fits on GPUs over vLLM, and the settings for the first that does.
+
+What vLLM 0.32 took on an H100 with a 32B model's shape (bench/results/gpu-h100) is within 5% of these sums, but for
+what the constants below call assumed.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from semspec.engine.hub import look_up
+from semspec.engine.settings import VllmOptions
+from semspec.engine.vllm.recorder import LOGITS_ROWS, POOLED_ROWS
+from semspec.errors import InvalidRequest, Mismatch
+
+USABLE = 0.98
+"""Of a GPU's memory as it is sold, GiB: the rest is not shown to programs, or taken before they start."""
+GRAPH_BYTES = 2_530
+"""CUDA graphs that return all states, for each layer and dimension of the states."""
+PROCESS_BYTES = 300_000_000
+"""What a process takes beside tensors."""
+NCCL_BYTES = 1_000_000_000
+"""Assumed, for each process of several that share a model."""
+VERIFIER_BYTES = 1_500_000_000
+"""Assumed: a process with two probes."""
+PROBE_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a model's configuration says."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_kv_heads: int
+    head_dim: int
+    num_heads: int
+    vocab_size: int
+    window: int
+    num_parameters: int
+    num_table_parameters: int
+    """Of the embeddings and the output layer, which are not quantised at the start."""
+    file_bytes: int
+    """Of the weights on disk or on the hub; 0 if there are none."""
+
+    @property
+    def state_size(self) -> int:
+        return (self.num_layers + 1) * self.hidden_size
+
+    def divided(self, gpus: Sequence[int]) -> tuple[int, ...]:
+        """As many of `gpus`, from the last on, as tensor parallel can divide this model over."""
+        divisible = (n for n in range(len(gpus), 0, -1) if not (self.num_heads % n or self.intermediate_size % n))
+        return tuple(gpus[-next(divisible) :])
+
+    def weight_bytes(self, is_fp8: bool) -> int:
+        if is_fp8:
+            return self.num_parameters + self.num_table_parameters
+        return self.file_bytes or 2 * self.num_parameters
+
+    def token_bytes(self, tensor_parallel: int, is_fp8: bool) -> int:
+        """Keys and values of a token on each of `tensor_parallel` GPUs."""
+        heads = max(1, self.num_kv_heads // tensor_parallel)
+        return 2 * self.num_layers * heads * self.head_dim * (1 if is_fp8 else 2)
+
+    def fixed_bytes(self, tensor_parallel: int, is_fp8: bool, batched: int) -> int:
+        """All else on each GPU; `batched`: tokens of a step."""
+        mlp = 6 * self.intermediate_size // tensor_parallel
+        activations = batched * (2 * self.state_size + mlp + 4 * self.hidden_size)
+        beyond = POOLED_ROWS * 6 * self.state_size + LOGITS_ROWS * 12 * self.vocab_size
+        probes = 4 * PROBE_WIDTH * self.state_size
+        shared = PROCESS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
+        weights = self.weight_bytes(is_fp8) // tensor_parallel
+        return weights + activations + GRAPH_BYTES * self.state_size + beyond + probes + shared
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the target is, the draft being on GPU 0; in which precision; and what is left for keys and values."""
+
+    name: str
+    target_gpus: tuple[int, ...]
+    is_fp8: bool
+    is_kv_fp8: bool
+    draft_kv_bytes: int
+    target_kv_bytes: int
+    """On each of its GPUs; negative if the rest does not fit."""
+    num_tokens: int
+    """Tokens whose keys and values the target holds."""
+
+    @property
+    def precision(self) -> tuple[str, str]:
+        return "fp8" if self.is_fp8 else "as it is", "fp8" if self.is_kv_fp8 else "bf16"
+
+
+def read_model(name: str) -> Model:
+    """Read a configuration; downloads nothing else. Raises: Mismatch."""
+    file_bytes = look_up(name).weight_bytes
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        text = config.get_text_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(text)
+    except (OSError, ValueError, KeyError) as error:
+        raise Mismatch(f"cannot read the configuration of {name}: {' '.join(str(error).split())[:200]}") from error
+    tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
+    heads = text.num_attention_heads
+    return Model(
+        name,
+        text.num_hidden_layers,
+        text.hidden_size,
+        text.intermediate_size,
+        getattr(text, "num_key_value_heads", None) or heads,
+        getattr(text, "head_dim", None) or text.hidden_size // heads,
+        heads,
+        text.vocab_size,
+        text.max_position_embeddings,
+        sum(parameter.numel() for parameter in model.parameters()),
+        sum(tables.values()),
+        file_bytes,
+    )
+
+
+def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int) -> Iterator[Layout]:
+    """Every layout; `gpus`: bytes of each. Those that leave the models' numbers as they are come first."""
+    places: dict[str, tuple[int, ...]] = {"together": (0,)}
+    if len(gpus) > 1:
+        places = {"separate": target.divided(range(1, len(gpus))), "colocated": target.divided(range(len(gpus)))}
+    batched = VllmOptions().max_num_batched_tokens
+    draft_kv = sessions * context * draft.token_bytes(1, is_fp8=False)
+    for is_fp8, is_kv_fp8, (name, target_gpus) in product((False, True), (False, True), places.items()):
+        taken = [draft.fixed_bytes(1, False, batched) + draft_kv + VERIFIER_BYTES] + [0] * (len(gpus) - 1)
+        for gpu in target_gpus:
+            taken[gpu] += target.fixed_bytes(len(target_gpus), is_fp8, batched)
+        left = min(int(USABLE * gpus[gpu]) - taken[gpu] for gpu in target_gpus)
+        if taken[0] > USABLE * gpus[0]:
+            left = min(left, -1)
+        num_tokens = max(0, left) // target.token_bytes(len(target_gpus), is_kv_fp8)
+        yield Layout(name, target_gpus, is_fp8, is_kv_fp8, draft_kv, left, num_tokens)
+
+
+def settings(layout: Layout, context: int) -> Iterator[str]:
+    """Lines for an environment file."""
+    for role, gpus, kv_bytes in (
+        ("DRAFT", (0,), layout.draft_kv_bytes),
+        ("TARGET", layout.target_gpus, layout.target_kv_bytes),
+    ):
+        options: dict[str, Any] = {}
+        if role == "TARGET":
+            options |= {"quantization": "fp8"} if layout.is_fp8 else {}
+            options |= {"kv_cache_dtype": "fp8"} if layout.is_kv_fp8 else {}
+            options |= {"tensor_parallel_size": len(gpus)} if len(gpus) > 1 else {}
+        yield f"# {role.lower()}: CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}"
+        yield f"SEMSPEC_{role}_ENGINE=vllm"
+        yield f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS={context}"
+        yield f"SEMSPEC_{role}_KV_BYTES={kv_bytes}"
+        if options:
+            yield f"SEMSPEC_{role}_VLLM_OPTIONS={json.dumps(options)}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for field in ("gpus", "gpu_gib", "context", "sessions"):
+        if getattr(arguments, field) < 1:
+            raise InvalidRequest(f"--{field.replace('_', '-')}: give at least 1", field)
+    draft, target = read_model(arguments.draft_model), read_model(arguments.target_model)
+    context, sessions = arguments.context, arguments.sessions
+    for model in (draft, target):
+        if context > model.window:
+            raise InvalidRequest(f"--context: the window of {model.name} has {model.window} tokens", "context")
+        weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
+        print(f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token")
+    found = list(layouts(draft, target, [arguments.gpu_gib << 30] * arguments.gpus, context, sessions))
+    print(f"\n{'layout':<10} {'weights':<9} {'KV':<5} {'KV tokens':>10}  answers of {context:,} tokens at a time")
+    for layout in found:
+        weights, kv = layout.precision
+        print(f"{layout.name:<10} {weights:<9} {kv:<5} {layout.num_tokens:>10,}  {layout.num_tokens // context}")
+    chosen = next((layout for layout in found if layout.num_tokens >= sessions * context), None)
+    if chosen is None:
+        best = max(found, key=lambda layout: layout.num_tokens)
+        raise Mismatch(
+            f"{sessions} answers of {context:,} tokens do not fit; the most is {best.num_tokens // context} of them, "
+            f"or {sessions} of {best.num_tokens // sessions:,} tokens ({best.name}, weights {best.precision[0]}, "
+            f"KV {best.precision[1]}); give less --context or --sessions, or more GPUs"
+        )
+    if chosen.is_fp8 or chosen.is_kv_fp8:
+        print("\nFP8 changes the target's numbers: its fingerprint is another, and it takes probes of its own.")
+    print(
+        f"\n# {chosen.name}, {sessions} answers of {context:,} tokens at a time", *settings(chosen, context), sep="\n"
+    )
+    return 0

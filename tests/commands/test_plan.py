@@ -1,0 +1,98 @@
+"""`semspec plan`: its sums beside those of a run on a GPU and of a checkpoint, and what does not fit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from semspec.cli import main
+from semspec.commands.plan import PROCESS_BYTES, layouts, read_model, settings
+from semspec.engine.settings import ModelSettings, VllmOptions
+from semspec.stack.config import BUNDLED_PAIR
+
+SHAPES = {
+    "target": (64, 5120, 27648, 40, 8, 152064),
+    "draft": (28, 1536, 8960, 12, 2, 151936),
+}
+"""Of DeepSeek-R1-Distill-Qwen-32B and 1.5B: layers, hidden and MLP size, heads, KV heads, vocabulary."""
+NAMES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"
+)  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    for role, shape in SHAPES.items():
+        (tmp_path / role).mkdir()
+        common = {"model_type": "qwen2", "tie_word_embeddings": False, "max_position_embeddings": 131072}
+        config = common | dict(zip(NAMES, shape, strict=True))
+        (tmp_path / role / "config.json").write_text(json.dumps(config))
+    return ["--draft-model", str(tmp_path / "draft"), "--target-model", str(tmp_path / "target")]
+
+
+def test_sums_are_those_of_a_run_on_an_h100(pair: list[str]) -> None:
+    """vLLM's own count at a utilisation of 0.92: bench/results/gpu-h100."""
+    model = read_model(pair[-1])
+    assert model.weight_bytes(is_fp8=False) == pytest.approx(61.07 * 2**30, rel=0.001)
+    batched = VllmOptions().max_num_batched_tokens
+    activations = model.fixed_bytes(1, False, batched) - model.fixed_bytes(1, False, 0)
+    assert activations == pytest.approx(2_561_701_888 - 840_957_952, rel=0.05)
+    left = 78_216_094_024 - 65_578_215_936 - PROCESS_BYTES - activations - 840_957_952
+    assert left // model.token_bytes(1, is_fp8=False) == pytest.approx(37_386, rel=0.05)
+
+
+def test_parameters_are_those_of_the_checkpoint() -> None:
+    folder = BUNDLED_PAIR / "target"
+    model = read_model(str(folder))
+    with safe_open(folder / "model.safetensors", "np") as file:
+        sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    counted = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in sizes)
+    assert model.num_parameters == counted and model.file_bytes == (folder / "model.safetensors").stat().st_size
+
+
+def test_paper_s_answers_have_a_layout_on_two_gpus(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight of 32,768 tokens and a prompt; the printed settings are read by the services."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *pair])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0 and "fingerprint is another" in printed
+    lines = dict(line.split("=", 1) for line in printed.splitlines() if line.startswith("SEMSPEC_TARGET_"))
+    names = {name.removeprefix("SEMSPEC_TARGET_").lower(): value for name, value in lines.items()}
+    values = {name: json.loads(value) if value[0] == "{" else value for name, value in names.items()}
+    read = ModelSettings.model_validate({"model": "m", **values})
+    assert read.vllm_options.kv_cache_dtype == "fp8" and read.vllm_options.tensor_parallel_size == 2
+    assert read.max_context_tokens == 34_816 and "kv_bytes" in read.model_fields_set
+
+
+def test_layout_leaves_room_for_all_that_is_on_a_gpu(pair: list[str]) -> None:
+    draft, target = read_model(pair[1]), read_model(pair[3])
+    for gpus in ([80 << 30] * 2, [80 << 30] * 3, [141 << 30]):
+        for layout in layouts(draft, target, gpus, 34_816, 8):
+            shared = len(layout.target_gpus)
+            used = target.fixed_bytes(shared, layout.is_fp8, 2048) + max(0, layout.target_kv_bytes)
+            if layout.num_tokens and 0 in layout.target_gpus:
+                used += draft.fixed_bytes(1, False, 2048) + layout.draft_kv_bytes
+            assert not layout.num_tokens or used <= gpus[0]
+            assert not target.num_heads % shared and layout.target_gpus[-1] == len(gpus) - 1
+            assert all("=" in line for line in settings(layout, 34_816))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpus", "1"], r"8 answers of 34,816 tokens do not fit; the most is 6 of them, or 8 of 2\d,\d+ tokens"),
+        (["--context", "200000"], r"--context: the window of .*draft has 131072 tokens"),
+        (["--sessions", "0"], r"--sessions: give at least 1"),
+        (["--target-model", "./nowhere"], r"there is no folder ./nowhere; give a checkpoint's folder or a hub id"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_does(
+    pair: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *pair, *options])
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and len(error.splitlines()) == 1
+    assert re.search(message, error), error
