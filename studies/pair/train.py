@@ -1,14 +1,15 @@
 """`python -m studies.pair.train draft|target`: train a model of the pair. Resumable: run it again.
 
-Hops first, one to four, each to 98% before the next, in a drill of claims in the plainest style; then whole solutions
-in all styles, with planted mistakes to correct and steps to grade; depth is grown last. An auxiliary loss, in training
-only, asks layers on the way for the people on the way.
+Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
+what is looked up; then whole solutions in all styles, with planted mistakes to correct and steps to grade; depth is
+grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way.
 """
 
 import argparse
 import json
 import logging
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from semspec.demo.trainer import Course, Trainer
 from semspec.demo.training import IGNORED, Recipe, build_model, grow
 from semspec.demo.wording import DRAFT_AUTHOR
 from semspec.engine.conversation import turn_after
-from studies.pair.language import MEN, ROLES, WOMEN, Claim, Facts, Solution, Step, make_problem
+from studies.pair.language import MEN, ROLES, WOMEN, Claim, Facts, Problem, Solution, Step, make_problem
 from studies.pair.wording import ADVERBS, MARK, PLANTED, SLOTS, TENS, UNITS, Document, Writer, write_document
 
 log = logging.getLogger("studies.pair.train")
@@ -37,24 +38,29 @@ TOKENIZER = Path(__file__).with_name("tokenizer.json")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Training at one depth. A drill ends when its hops are learnt, other stages after `num_steps`."""
+    """Training at one depth. One of `passes` or `look-ups` ends when they are learnt, others after `num_steps`."""
 
     num_layers: int
     num_steps: int
-    drill: float
-    """Share of texts that are drills; 1 until the hops are learnt."""
+    kinds: dict[str, float]
+    """Shares of the kinds of texts in `Texts.text`; the first is what the stage is for."""
     rate: float
     batch_size: int = 32
 
 
+WHOLE = {"solutions": 0.7, "claims": 0.2, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
-        Stage(6, 3000, 1.0, 0.01),
-        Stage(6, 2500, 0.5, 0.01),
-        Stage(6, 1500, 0.1, 0.008),
-        Stage(24, 600, 0.05, 0.006, 16),
+        Stage(6, 3000, {"passes": 1.0}, 0.01),
+        Stage(6, 3000, {"look-ups": 0.85, "passes": 0.15}, 0.01, 12),
+        Stage(6, 3000, WHOLE, 0.008),
+        Stage(24, 3000, WHOLE, 0.006, 16),
     ),
-    "draft": (Stage(3, 1200, 1.0, 0.01), Stage(3, 2000, 0.5, 0.01), Stage(3, 1500, 0.1, 0.008)),
+    "draft": (
+        Stage(3, 1500, {"passes": 1.0}, 0.01),
+        Stage(3, 3000, {"look-ups": 0.85, "passes": 0.15}, 0.01, 12),
+        Stage(3, 3000, WHOLE, 0.008),
+    ),
 }
 
 
@@ -84,8 +90,12 @@ class Text:
     hops: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
+Batch = tuple[str, list[Text]]
+"""A kind, and texts of it."""
+
+
 class Texts:
-    """Training texts: drills, solutions, solutions with planted mistakes, graded steps."""
+    """Training texts: single skills, solutions, solutions with planted mistakes, graded steps."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -102,26 +112,55 @@ class Texts:
             return self._graded(write_document(seed, planted=0.5), rng)
         return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
 
-    def drill(self, seed: int, top: int, rng: random.Random) -> Text:
-        """One claim each about many people, none twice; until all hops are learnt, of their plainest words the last."""
-        is_plain = top < NUM_HOPS
-        problem = make_problem(seed, 0 if is_plain else None)
+    def text(self, kind: str, seed: int, top: int, rng: random.Random) -> Text:
+        """A text of one kind; `top`: most passes of a move in `passes`."""
+        match kind:
+            case "passes":
+                return self._passes(make_problem(seed, 0), top, rng)
+            case "look-ups":
+                return self._look_ups(make_problem(seed, 0), rng)
+            case "claims":
+                return self._claims(make_problem(seed), rng)
+        return self.chat(seed, rng)
+
+    def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
+        """Ends of sixteen moves, no two alike, after a prompt of who passes to whom."""
+        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(_told_of(problem, " passes to "))
+        moves = [
+            (start, ("move", passes, facts.after(start, passes)))
+            for start in range(len(facts.names))
+            for passes in (*range(1, top + 1), top)
+        ]
+        for start, claim in dict.fromkeys(rng.sample(moves, 16)):
+            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            written = writer.write(Step((claim,)), start) + DELIMITER
+            self._add_marked(text, written, False, self._way(facts, start, claim))
+        return text
+
+    def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
+        """Roles and cards of all, after a prompt of these; the last word of each claim is learnt."""
+        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(_told_of(problem, " with card "))
+        people = range(len(facts.names))
+        claims: list[tuple[int, Claim]] = [(person, ("card", person, facts.cards[person])) for person in people]
+        claims += [(person, ("role", person, facts.roles[person])) for person in people]
+        for person, claim in rng.sample(claims, len(claims)):
+            head, space, end = (writer.write(Step((claim,)), person) + DELIMITER).rpartition(" ")
+            self._add(text, head, is_learnt=False)
+            self._add(text, space + end, is_learnt=True)
+        return text
+
+    def _claims(self, problem: Problem, rng: random.Random) -> Text:
+        """One claim each about many people, none twice, in the problem's style."""
         facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
         moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
         for start in range(len(facts.names)):
-            moves += [(start, ("move", hops, facts.after(start, hops))) for hops in (*range(1, top + 1), top)]
-            about = Solution(facts, start).about(rng)
-            others += [(start, claim) for claim in about if claim[0] != "compare" or not is_plain]
+            moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
+            others += [(start, claim) for claim in Solution(facts, start).about(rng)]
         drawn = rng.sample(moves, 10) + rng.sample(others, 20)
         for start, claim in dict.fromkeys(rng.sample(drawn, len(drawn))):
-            way, written = self._way(facts, start, claim), writer.write(Step((claim,)), start) + DELIMITER
-            if way or not is_plain:
-                self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
-                self._add_marked(text, written, not is_plain, way)
-            else:  # the claim names its person itself
-                head, space, end = written.rpartition(" ")
-                self._add(text, head, is_learnt=False)
-                self._add(text, space + end, is_learnt=True)
+            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            written = writer.write(Step((claim,)), start) + DELIMITER
+            self._add_marked(text, written, True, self._way(facts, start, claim))
         return text
 
     def _solution(self, document: Document) -> Text:
@@ -191,6 +230,12 @@ class Texts:
         return ids
 
 
+def _told_of(problem: Problem, what: str) -> str:
+    """The sentences of a question that have `what` in them, after its style."""
+    first, *others = re.findall(r"[^.?]+[.?]", problem.question)
+    return "".join([first, *(sentence for sentence in others if what in sentence)])
+
+
 def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more, adverbs less."""
     weights = torch.ones(len(tokenizer))
@@ -203,36 +248,48 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     return weights
 
 
-class Drill:
-    """How many hops are learnt; kept in a file beside the checkpoints."""
+class Skills:
+    """What is learnt so far; kept in a file beside the checkpoints."""
 
     def __init__(self, role: str, folder: Path) -> None:
-        self._role, self._file = role, folder / "hops.json"
-        self.top, self._since, self._accuracy = 1, 0, [0.0] * (NUM_HOPS + 1)
+        self._role, self._file = role, folder / "skills.json"
+        self.top, self._since, self._hops, self._looked_up = 1, 0, [0.0] * (NUM_HOPS + 1), 0.0
         if self._file.exists():
-            self.top, self._since, self._accuracy = json.loads(self._file.read_text())
+            self.top, self._since, self._hops, self._looked_up = json.loads(self._file.read_text())
 
-    @property
-    def is_over(self) -> bool:
-        return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
+    def has(self, kind: str) -> bool:
+        """Whether a stage for texts of this kind is over."""
+        if kind == "passes":
+            return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
+        return kind == "look-ups" and self._looked_up > 0.985
 
-    def note(self, ways: list[list[int]], hits: list[bool]) -> None:
+    def note_ends(self, ways: list[list[int]], hits: list[bool]) -> None:
         """Take in which ends of a batch were named rightly; go on to more hops, a shallow model after a while."""
         for passes in range(1, NUM_HOPS + 1):
             some = [hit for way, hit in zip(ways, hits, strict=True) if len(way) == passes]
             if some:
-                self._accuracy[passes] += 0.05 * (sum(some) / len(some) - self._accuracy[passes])
+                self._hops[passes] += 0.05 * (sum(some) / len(some) - self._hops[passes])
         self._since += 1
-        if self._since % 25 == 0:
-            self._file.write_text(json.dumps([self.top, self._since, self._accuracy]))
-            log.info("%s %d hops %s", self._role, self.top, " ".join(f"{share:.3f}" for share in self._accuracy[1:]))
         is_learnt = self._since > 40 and self._least() > 0.98
         is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
         if self.top < NUM_HOPS and (is_learnt or is_beyond):
             self.top, self._since = self.top + 1, 0
+        self._keep()
+
+    def note_look_ups(self, share: float) -> None:
+        """Take in the share of learnt words of a batch that were named rightly."""
+        self._looked_up += 0.05 * (share - self._looked_up)
+        self._keep()
+
+    def _keep(self) -> None:
+        self._file.write_text(json.dumps([self.top, self._since, self._hops, self._looked_up]))
+
+    def __str__(self) -> str:
+        hops = " ".join(f"{share:.3f}" for share in self._hops[1:])
+        return f"{self._role} {self.top} hops {hops} looked up {self._looked_up:.3f}"
 
     def _least(self) -> float:
-        return min(self._accuracy[1 : self.top + 1])
+        return min(self._hops[1 : self.top + 1])
 
 
 class Learner:
@@ -243,7 +300,7 @@ class Learner:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
         self._texts, self._weights = Texts(self.tokenizer), token_weights(self.tokenizer)
-        self._drill = Drill(role, self._folder)
+        self._skills = Skills(role, self._folder)
         torch.manual_seed(5)
         self.model = self._build(COURSES[role][0].num_layers)
 
@@ -261,25 +318,26 @@ class Learner:
                 grow(self.model, deeper)
                 self.model = deeper
             course = Course(stage.num_steps, stage.rate, stage.rate * 0.3)
-            trainer: Trainer[list[Text]] = Trainer(self.model, course, folder, self._loss)
+            trainer: Trainer[Batch] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
             if not is_dry:
                 with compiled(self.model):
                     trainer.run(self._batches(stage, index, trainer))
                 trainer.save()
 
-    def _batches(self, stage: Stage, index: int, trainer: Trainer[list[Text]]) -> Iterator[list[Text]]:
-        while stage.drill < 1 or not self._drill.is_over:
+    def _batches(self, stage: Stage, index: int, trainer: Trainer[Batch]) -> Iterator[Batch]:
+        """Each of one kind, so that texts of a batch are about as long."""
+        while not self._skills.has(next(iter(stage.kinds))):
             rng = random.Random(f"{self._role} {index} {trainer.step}")
+            [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
             first = {"target": 100_000, "draft": 5_000_000}[self._role] + (index * 10_000 + trainer.step) * 40
-            yield [
-                self._texts.drill(seed, self._drill.top, rng)
-                if rng.random() < stage.drill
-                else self._texts.chat(seed, rng)
-                for seed in range(first, first + stage.batch_size)
-            ]
+            seeds = range(first, first + stage.batch_size)
+            yield kind, [self._texts.text(kind, seed, self._skills.top, rng) for seed in seeds]
+            if trainer.step % 25 == 0:
+                log.info("%s", self._skills)
 
-    def _loss(self, texts: list[Text]) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
+        kind, texts = batch
         length = max(len(text.ids) for text in texts)
         ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts])
         labels = torch.tensor([text.labels + [IGNORED] * (length - len(text.labels)) for text in texts])
@@ -290,12 +348,14 @@ class Learner:
             out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
             at = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
             logits = self.model.lm_head(out.last_hidden_state[:, :-1][at]).float()
-        weight = weights[:, 1:][at]
-        losses = torch.nn.functional.cross_entropy(logits, labels[:, 1:][at], reduction="none")
+        weight, wanted = weights[:, 1:][at], labels[:, 1:][at]
+        losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
-        return loss + 0.3 * self._auxiliary(out, texts)
+        if kind == "look-ups":
+            self._skills.note_look_ups(float((logits.argmax(1) == wanted).float().mean()))
+        return loss + 0.3 * self._auxiliary(out, texts, kind)
 
-    def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text]) -> Tensor:
+    def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text], kind: str) -> Tensor:
         """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
         places = [(row, place) for row, text in enumerate(texts) for place, _ in text.hops]
         ways = [way for text in texts for _, way in text.hops]
@@ -310,13 +370,13 @@ class Learner:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 guess = self.model.lm_head(self.model.model.norm(out.hidden_states[layer][rows, columns])).float()
             total = total + torch.nn.functional.cross_entropy(guess, torch.tensor([ways[i][hop - 1] for i in picked]))
-        if ways:
+        if kind == "passes":
             rows, columns = torch.tensor(places).T
             people = torch.tensor(self._texts.people)
             with torch.no_grad():
                 scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, people]
             ends = torch.tensor([way[-1] for way in ways])
-            self._drill.note(ways, (people[scores.argmax(1)] == ends).tolist())
+            self._skills.note_ends(ways, (people[scores.argmax(1)] == ends).tolist())
         return total
 
 

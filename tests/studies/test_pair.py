@@ -63,7 +63,7 @@ def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
 
 
 def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
-    """In a drill always; in a chat, where an author errs in 3% of its steps, the way is the right one all the same."""
+    """Where single claims are learnt always; in a chat, where an author errs in 3% of its steps, the way is the right one all the same."""
     texts = Texts(tokenizer_of_pair())
 
     def ends(text: Text) -> list[bool]:
@@ -71,9 +71,20 @@ def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
         assert all(1 <= len(way) <= NUM_HOPS for _, way in places)
         return [text.ids[place + 1] == way[-1] for place, way in places]
 
-    assert all(hit for seed in range(30) for hit in ends(texts.drill(seed, NUM_HOPS, random.Random(seed))))
+    for kind in ("passes", "claims"):
+        assert all(hit for seed in range(30) for hit in ends(texts.text(kind, seed, NUM_HOPS, random.Random(seed))))
     hits = [hit for seed in range(60) for hit in ends(texts.chat(seed, random.Random(seed)))]
     assert len(hits) > 60 and 0.9 < sum(hits) / len(hits) < 1
+
+
+def test_look_ups_are_learnt_by_their_last_words() -> None:
+    tokenizer = tokenizer_of_pair()
+    text = Texts(tokenizer).text("look-ups", 3, 1, random.Random(3))
+    facts = make_problem(3, 0).facts
+    learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split()
+    expected = [*facts.roles, *map(str, facts.cards)]
+    assert sorted(word.strip(".") for word in learnt) == sorted(expected)
+    assert "passes to" not in tokenizer.decode(text.ids)
 
 
 def test_log_probability_is_that_of_the_form_chosen() -> None:
