@@ -3,9 +3,12 @@
 The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Distill-Qwen-1.5B.
 """
 
+import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 
 from semspec.bench.summary import Run
 
@@ -30,6 +33,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
+    table: int
     pair: str
     method: str
     label: str
@@ -47,33 +51,14 @@ class Claim:
     kind: str
 
 
-def _row(pair: str, method: str, label: str, *cells: tuple[float, ...]) -> PublishedRow:
-    return PublishedRow(pair, method, label, {task: Published(*cell) for task, cell in zip(TASKS, cells, strict=True)})
+def _published(path: Path) -> Iterator[PublishedRow]:
+    with path.open(newline="") as file:
+        for (table, pair, method, label), lines in groupby(csv.reader(file.readlines()[1:]), key=lambda line: line[:4]):
+            cells = {line[4]: Published(*map(float, filter(None, line[5:]))) for line in lines}
+            yield PublishedRow(int(table), pair, method, label, cells)
 
 
-RESULTS = (
-    _row("R1-32B", "target", "target",
-         (0.925, 34.8, 154.3), (0.621, 41.0, 214.8), (0.928, 39.2, 89.9), (0.593, 40.7, 170.9)),
-    _row("R1-32B", "draft", "draft",
-         (0.658, 378, 19.6), (0.233, 381, 29.5), (0.814, 381, 12.7), (0.338, 372, 21.3)),
-    _row("R1-32B", "SpecReason", "spec-reason",
-         (0.775, 126, 50.0), (0.470, 81, 124.6), (0.840, 149, 31.9), (0.281, 52.8, 159.3)),
-    _row("R1-32B", "SpecThinking", "spec-thinking",
-         (0.650, 285, 25.0), (0.241, 273, 37.1), (0.823, 284, 15.9), (0.315, 250, 44.9)),
-    _row("R1-32B", "SpecSampling (token level)", "token-level",
-         (0.842, 65.7, 91.4), (0.443, 53.3, 191.5), (0.880, 68.6, 59.3), (0.424, 73, 82.8)),
-    _row("R1-32B", "SemanticSpec", "semantic",
-         (0.892, 121, 49.3, 0.15), (0.553, 116, 86.8, 0.12), (0.910, 117, 35.5, 0.14), (0.573, 85, 66.3, 0.22)),
-    _row("R1-32B", "SemanticSpec, last hidden state", "last-hidden",
-         (0.865, 134, 53.7, 0.17), (0.400, 130, 82.0, 0.14), (0.874, 146, 32.6, 0.23), (0.557, 84.6, 69.6, 0.21)),
-    # The paper prints the same values for random probabilities as for SpecReason.
-    _row("R1-32B", "SemanticSpec, random probabilities", "random",
-         (0.775, 126, 50.0), (0.470, 81, 124.6), (0.840, 149, 31.9), (0.281, 52.8, 159.3)),
-    _row("QwQ-32B", "target", "target",
-         (0.925, 40.6, 165), (0.630, 40.6, 250.8), (0.935, 40.7, 99.0), (0.596, 39.7, 176.3)),
-    _row("QwQ-32B", "SemanticSpec", "semantic",
-         (0.892, 85, 75.4, 0.23), (0.610, 86.8, 119.1, 0.21), (0.922, 97, 43.5, 0.19), (0.552, 73.3, 98.7, 0.21)),
-)  # fmt: skip
+RESULTS = tuple(_published(Path(__file__).with_suffix(".csv")))
 
 CLAIMS = (
     Claim("SpecReason", "1.4 to 3.0", "lossy: steps kept by the target's score"),

@@ -142,7 +142,7 @@ def paper_layout(runs: Sequence[Run]) -> Iterator[Section]:
     for pair in dict.fromkeys(map(pair_name, runs)):
         own = [run for run in runs if pair_name(run) == pair]
         short = paper.paper_pair(own[0])
-        published = [row for row in paper.RESULTS if row.pair == short]
+        published = [row for row in paper.RESULTS if short and row.pair.startswith(short)]
         yield Section(f"Pair {pair}", (tables.by_task(own, published),), level=3)
     yield Section("The paper's own values, for orientation", (Text(_PAPER), tables.published_table()), level=3)
     claims = Text("Speed-ups that other papers claim for their methods, on models and machines of their own:")
@@ -151,7 +151,8 @@ def paper_layout(runs: Sequence[Run]) -> Iterator[Section]:
 
 _LAYOUT = (
     f"Methods down, tasks across, as SemanticSpec ({paper.SOURCE}) compares. Each cell: {tables.CELL}. "
-    "Rows marked `published` are the paper's, on its hardware; they stand only where our pair is one of its two."
+    "Rows marked `published` are the paper's, on its hardware (table 3: with Hugging Face, not SGLang); they stand "
+    "only where our pair is one of its two. A dash: not measured."
 )
 _PAPER = (
     f"From {paper.SOURCE}: draft DeepSeek-R1-Distill-Qwen-1.5B, targets DeepSeek-R1-Distill-Qwen-32B (R1-32B) and "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semspec.bench.configuration import PEER_METHODS
+from semspec.bench.configuration import PEER_METHODS, parse_recorded
 from semspec.bench.intervals import Interval
 from semspec.bench.record import STAGES
 from semspec.bench.report import paper
@@ -117,12 +117,14 @@ def _details_row(row: Row) -> tuple[str, ...]:
 
 def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -> Table:
     """A row per method, a column per task, as in the paper; its values for the same pair come last. A row whose method
-    the pair does not support says so."""
+    the pair does not support says so; a published method that was not run has dashes."""
     labels = dict.fromkeys(label for run in runs for label in (*(row.label for row in run.rows), *run.not_applicable))
+    known = {parse_recorded(label).variant for label in labels}
+    labels |= dict.fromkeys(one.label for one in published if one.label not in known)
     found = {(run.name, row.label): row for run in runs for row in run.rows}
     ours = [(label, *(_ours(found.get((run.name, label)), run, label) for run in runs)) for label in labels]
     theirs = [
-        (f"published: {one.method}", *(_theirs(one.cells.get(run.settings["task"])) for run in runs))
+        (f"published: {named(one)}", *(_theirs(one.cells.get(run.settings["task"])) for run in runs))
         for one in published
     ]
     return Table(("configuration", *columns(runs).values()), (*ours, *theirs))
@@ -139,15 +141,16 @@ def columns(runs: Sequence[Run]) -> Mapping[str, str]:
 
 def published_table() -> Table:
     """The paper's values for its pairs."""
-    rows = [
-        (f"{one.pair}: {one.method}", *(f"{_theirs(cell)} ({speed(one, task)})" for task, cell in one.cells.items()))
-        for one in paper.RESULTS
-    ]
+    rows = [(f"{one.pair}: {named(one)}", *(_with_speed(one, task) for task in paper.TASKS)) for one in paper.RESULTS]
     return Table(("pair: method", *paper.TASKS.values()), tuple(rows))
 
 
-def speed(row: paper.PublishedRow, task: str) -> str:
-    return f"{paper.speedup_of(row, task):.2f}x"
+def named(row: paper.PublishedRow) -> str:
+    return f"{row.method} (table {row.table})"
+
+
+def _with_speed(row: paper.PublishedRow, task: str) -> str:
+    return f"{_theirs(row.cells[task])} ({paper.speedup_of(row, task):.2f}x)" if task in row.cells else NONE
 
 
 def claims_table() -> Table:

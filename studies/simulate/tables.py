@@ -143,7 +143,7 @@ def surface(
 
 def beside_paper(workload: Workload, host: Host, say: Say) -> Table:
     """The paper's rows, and simulations of one session that accept 1 - its target ratio."""
-    published = [(row, task) for row in RESULTS if row.method == "SemanticSpec" for task in TASKS]
+    published = [(row, task) for row in RESULTS if row.label == "semantic" and row.table == 1 for task in TASKS]
     ratios = {row.cells[task].target_ratio or 0.0 for row, task in published}
     simulated = surface(1, workload, host, say, sorted(1 - ratio for ratio in ratios))
     header = (

@@ -1,16 +1,18 @@
 """The report of made-up runs: what stands in its tables, what it says is missing, what it refuses."""
 
+import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from semspec.bench.report import rounds, tables
+from semspec.bench.report import paper, rounds, sections, tables
 from semspec.bench.report.page import write_report
 from semspec.bench.report.tables import main_row
 from semspec.bench.summary import Run
-from semspec.training.report.document import Bullets, Code, Section, Text, as_html, as_markdown
+from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
@@ -119,3 +121,21 @@ def test_quality_names_what_the_margin_allows() -> None:
     found = {row[0]: row[1:] for row in tables.quality_table(run).rows}
     assert (found["semantic"][-1], found["draft"][-1]) == ("yes", "not shown")
     assert set(found["target"][2:]) == {"-"}
+
+
+@pytest.mark.parametrize(("target", "short"), paper.TARGETS.items())
+def test_every_published_cell_is_printed_and_beside_the_same_pairs_runs(target: str, short: str) -> None:
+    with (ROOT / "bench/report/paper.csv").open() as file:
+        cells = list(csv.DictReader(file))
+    settings: dict[str, Any] = {"pair": "own", "models": f"{target}, {paper.DRAFT}"}
+    runs = [made_up_run(task, FEW, num_questions=2, task=task, **settings) for task in paper.TASKS]
+    blocks = {section.title: section.blocks[-1] for section in sections.paper_layout(runs)}
+    own, every = blocks["Pair own"], blocks["The paper's own values, for orientation"]
+    assert isinstance(own, Table) and isinstance(every, Table) and len(cells) == 86
+    rows = {row[0]: dict(zip(paper.TASKS, row[1:], strict=True)) for row in (*own.rows, *every.rows)}
+    for cell in cells:
+        for where in [cell["pair"], *["published"] * cell["pair"].startswith(short)]:
+            shown = rows[f"{where}: {cell['method']} (table {cell['table']})"][cell["task"]].split(" ")[:7:2]
+            expected = [float(cell[name] or "nan") for name in list(cell)[5:]]
+            assert [float(one.replace("-", "nan")) for one in shown] == pytest.approx(expected, rel=5e-3, nan_ok=True)
+    assert {*rows["spec-thinking"].values()} == {"-"} != {*rows["target"].values()}
