@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from semspec.bench.configuration import Configuration, parse
-from semspec.bench.environment import ROLES, window
+from semspec.bench.environment import Say, answer_tokens
 from semspec.bench.load.contestants import ENGINES, PLAIN, VLLM_PYTHON, parse_contestant, usual_contestants
 from semspec.bench.load.levels import LEVELS, Tournament, check
 from semspec.bench.load.levels import Plan as LoadPlan
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> None:
     """Perform one run, and print its table."""
-    plan = _plan(options, options.task, options.temperature)
+    plan = _plan(options, options.task, options.temperature, reporter.say)
     plan = replace(plan, pacing=_pacing(options), num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
     perform({folder: plan}, reporter)
@@ -83,7 +83,7 @@ def report(options: argparse.Namespace, reporter: Reporter) -> None:
 def suite(options: argparse.Namespace, reporter: Reporter) -> None:
     """Run all strategies on the demo language, sampled and greedy; write the report and update `--readme`'s tables."""
     options.strategy = options.strategy or [",".join(SUITE)]
-    sampled, greedy = _plan(options, "demo", 0.6), _plan(options, "demo", 0.0)
+    sampled, greedy = (_plan(options, "demo", temperature, reporter.say) for temperature in (0.6, 0.0))
     plans = {default_folder(sampled) / "sampled": sampled, default_folder(greedy) / "greedy": greedy}
     perform(plans, reporter)
     _report(list(plans), options, options.output, reporter)
@@ -94,15 +94,15 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
 
 def load(options: argparse.Namespace, reporter: Reporter) -> None:
     """Measure throughput and latency at several numbers of streams, and write the report."""
-    asyncio.run(Tournament(load_plan(options), options.output, reporter.say).run())
+    asyncio.run(Tournament(load_plan(options, reporter.say), options.output, reporter.say).run())
     print((options.output / "README.md").read_text(), end="")
 
 
-def load_plan(options: argparse.Namespace) -> LoadPlan:
+def load_plan(options: argparse.Namespace, say: Say) -> LoadPlan:
     """The plan of `semspec bench load`. Raises: InvalidRequest."""
     task = load_task(options.task, data=options.data)
     labels = [label for text in options.contestant or usual_contestants() for label in text.split(",")]
-    budget = min(task.max_tokens, *(window(options.pair / role) // 2 for role in ROLES))
+    budget = options.max_tokens or answer_tokens(options.pair, task.max_tokens, say)
     return check(
         LoadPlan(
             task=task,
@@ -126,7 +126,7 @@ def _report(runs: Sequence[Path], options: argparse.Namespace, output: Path, rep
     reporter.say(f"{output}/report.html")
 
 
-def _plan(options: argparse.Namespace, task_name: str, temperature: float | None) -> Plan:
+def _plan(options: argparse.Namespace, task_name: str, temperature: float | None, say: Say) -> Plan:
     task = load_task(task_name, data=options.data, limit=options.limit, skip=options.skip)
     return Plan(
         task=task,
@@ -134,7 +134,7 @@ def _plan(options: argparse.Namespace, task_name: str, temperature: float | None
         pair=options.pair,
         temperature=task.temperature if temperature is None else temperature,
         top_p=task.top_p,
-        max_tokens=options.max_tokens or _budget(task, options),
+        max_tokens=options.max_tokens or _budget(task, options, say),
         samples=options.samples,
         seed=options.seed,
         gateway=options.gateway,
@@ -171,11 +171,9 @@ def _is_served(configuration: Configuration) -> bool:
     return configuration.runner == "gateway"
 
 
-def _budget(task: Task, options: argparse.Namespace) -> int:
-    """The published token budget of the task, but at most half of a local pair's context window."""
-    if options.gateway:
-        return task.max_tokens
-    return min(task.max_tokens, *(window(options.pair / role) // 2 for role in ROLES))
+def _budget(task: Task, options: argparse.Namespace, say: Say) -> int:
+    """The published token budget of the task, but at most what a local pair's windows leave."""
+    return task.max_tokens if options.gateway else answer_tokens(options.pair, task.max_tokens, say)
 
 
 def _configurations(texts: Sequence[str]) -> list[Configuration]:
@@ -246,7 +244,7 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
     add("--limit", type=int, default=limit, help="questions (default: all)")
     add("--skip", type=int, default=0, help="questions to leave out first")
     add("--samples", type=int, default=1, metavar="K", help="answers to each question; pass@1 is their mean")
-    add("--max-tokens", type=int, help="budget of an answer (default: as published, or half the window)")
+    add("--max-tokens", type=int, help="budget of an answer (default: as published, or what the window leaves)")
     add("--seed", type=int, default=0, help="names the draws of the whole run")
     add("--pair", type=Path, default=BUNDLED_PAIR, help="folder with draft/, target/ and probes/ (default: bundled)")
     add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
@@ -274,7 +272,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     add("--task", default="demo", help=f"one of {', '.join(TASKS)} (default: demo)")
     add("--data", help="JSONL file or hub dataset with the task's questions (default: the task's own)")
     add("--temperature", type=float, help="0 is greedy (default: as published for the task)")
-    add("--max-tokens", type=int, help="budget of an answer (default: as published, or half the window)")
+    add("--max-tokens", type=int, help="budget of an answer (default: as published, or what the window leaves)")
     add(
         "--goodput-e2el-ms", type=float, default=10_000.0, metavar="MS", help="latency within which answers are goodput"
     )

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,9 @@ ROOT = Path(semspec.__file__).resolve().parents[1]
 MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners", "semspec/bench/pace")
 """Folders with the code that produces answers."""
 ROLES = ("draft", "target")
+Say = Callable[[str], None]
+PROMPT_SHARE = 5
+"""A prompt may have the window divided by this: QwQ's 40,960 tokens leave 32,768 for the answer."""
 PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors")
 
 
@@ -47,7 +50,16 @@ def _model_name(folder: Path) -> str:
     return parts[-3].removeprefix("models--").replace("--", "/") if "snapshots" in parts[-2:-1] else parts[-1]
 
 
-def window(model: Path) -> int:
+def answer_tokens(pair: Path, wanted: int, say: Say) -> int:
+    """Budget of an answer: `wanted`, or what the smaller window leaves, which is said. Raises: InvalidRequest."""
+    window, role = min((_window(pair / role), role) for role in ROLES)
+    found = min(wanted, window - window // PROMPT_SHARE)
+    if found < wanted:
+        say(f"answers have {found:,} tokens, not {wanted:,}: the {role}'s window has {window:,}, prompt included")
+    return found
+
+
+def _window(model: Path) -> int:
     """A checkpoint's context window (prompt and answer), in tokens. Raises: InvalidRequest."""
     path = model / "config.json"
     if not path.is_file():

@@ -23,7 +23,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from semspec.bench.configuration import parse
-from semspec.bench.environment import ROLES, window
+from semspec.bench.environment import ROLES, answer_tokens
 from semspec.bench.readiness import Wanted, check
 from semspec.bench.report.page import write_report
 from semspec.bench.report.paper import expected_seconds
@@ -228,8 +228,7 @@ class Reproduction:
 
     def _plan(self, run: RunConfig, task: Task) -> Plan:
         pair, configurations = self.pair(run.probes), [parse(label) for label in run.strategies]
-        budget = self.config.max_tokens or task.max_tokens
-        max_tokens = min(budget, *(window(pair / role) // 2 for role in ROLES))
+        max_tokens = answer_tokens(pair, self.config.max_tokens or task.max_tokens, self.reporter.say)
         return Plan(task, configurations, pair, task.temperature, task.top_p, max_tokens, samples=run.samples)
 
     def report(self) -> None:

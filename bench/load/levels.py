@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from semspec.bench.environment import environment
+from semspec.bench.environment import Say, environment
 from semspec.bench.load.contestants import Contestant, Launcher, Running
 from semspec.bench.load.levels_report import page
 from semspec.bench.load.levels_sums import Reply, Request, Turn, summaries
@@ -32,7 +32,6 @@ NUM_WARM_UP = 8
 """Requests at once that a contestant answers, uncounted, when it is up."""
 
 Json = dict[str, Any]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
