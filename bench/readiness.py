@@ -115,8 +115,7 @@ def _row_bytes(config: PipelineConfig) -> int:
             sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0
-    target_size, draft_size = sizes
-    return context_bytes(config.samples, target_size, draft_size, 4 if config.samples.states_dtype == "float32" else 2)
+    return context_bytes(config.samples, *sizes)
 
 
 def _disk(output: Path, states: int, missing: int) -> Check:

@@ -133,7 +133,7 @@ class SamplesConfig(SamplingConfig):
     )
     rows_at_once: int = Field(20, ge=1, description="alternatives in one forward; lower it when memory runs out")
     states_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="as kept on disk; auto: bfloat16, for float32 models float16"
+        "auto", description="as kept on disk; auto: float16, where states exceed its range float32"
     )
 
 

@@ -65,12 +65,12 @@ def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
     """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
     infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
-    return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT], pair.states_dtype.itemsize)
+    return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT])
 
 
-def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int, itemsize: int) -> int:
+def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int) -> int:
     """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
-    return samples.num_samples * itemsize * (2 * target_size + draft_size)
+    return samples.num_samples * (4 if samples.states_dtype == "float32" else 2) * (2 * target_size + draft_size)
 
 
 @dataclass(frozen=True, slots=True)

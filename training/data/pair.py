@@ -114,6 +114,18 @@ def _key(config: ServerSampler) -> str | None:
     return os.environ[config.api_key_env]
 
 
+def to_disk(states: Tensor, dtype: str) -> Tensor:
+    """`states` as kept on disk. float16 rounds to 1 part in 2,048, finer than what models in bfloat16 compute.
+    Raises: InvalidRequest when they are not finite there."""
+    kept = states.to(torch.float16 if dtype == "auto" else getattr(torch, dtype))
+    if dtype == "auto" and not bool(kept.isfinite().all()):
+        kept = states
+    if not bool(kept.isfinite().all()):
+        remedy = "set samples.states_dtype to auto, and dtype of both models to bfloat16 or float32"
+        raise InvalidRequest(f"states are not finite; {remedy}", "samples.states_dtype")
+    return kept
+
+
 def _row(context: ProbeContext, segment: Segment, num_tokens: int) -> Row:
     return {
         "context": context.id,
@@ -150,16 +162,6 @@ class Pair:
     def target(self) -> CausalLM:
         return self.models[Writer.TARGET].lm
 
-    @property
-    def states_dtype(self) -> torch.dtype:
-        """The dtype of states on disk."""
-        name, of_model = self._config.samples.states_dtype, self.target.model.dtype
-        if name == "auto":
-            return torch.float16 if of_model is torch.float32 else of_model
-        dtype = getattr(torch, name)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
         """Rows, the target's segments first, and tensors aligned with them:
 
@@ -194,13 +196,7 @@ class Pair:
         model = self.models[reader]
         batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
-        dtype = self.states_dtype
-        states = torch.cat([part.states for part in parts]).to("cpu", dtype)
-        if not bool(states.isfinite().all()):
-            raise InvalidRequest(
-                f"states overflow {str(dtype).removeprefix('torch.')}; set samples.states_dtype to bfloat16",
-                "samples.states_dtype",
-            )
+        states = to_disk(torch.cat([part.states for part in parts]).cpu(), self._config.samples.states_dtype)
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
 
     def infos(self) -> dict[str, dict[str, Any]]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
-from semspec.training.trainer.states import FeatureSource, Indices
+from semspec.training.trainer.states import FeatureSource, Indices, roundoff
 
 CHUNK_BYTES = 64 << 20
 """Size of a chunk's fp32 features in a pass over the data. Fixed, so that sums do not depend on the free memory."""
 
 SMALLEST_SCALE = 1e-3
-"""Added to a standard deviation, so that a constant feature stays finite."""
+"""Least that is added to a standard deviation, so that a constant feature stays finite."""
 
 
 class Reduction(nn.Module):
@@ -78,11 +78,12 @@ def fit_reduction(
     mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
         raise InvalidRequest(
-            "features are not finite: states beyond the range of float16; sample again with "
-            "samples.states_dtype: bfloat16"
+            "features are not finite: states beyond the range of float16; sample again with samples.states_dtype: auto"
         )
     reduction.mean.copy_(mean)
-    reduction.scale.copy_(deviation + SMALLEST_SCALE)
+    # A mean of n numbers of a model in bfloat16, which may serve whatever sampled, as rounded on disk.
+    error = roundoff(torch.bfloat16) * sqrt(np.mean(1 / labels.num_tokens[indices])) + source.rounding
+    reduction.scale.copy_(deviation + (error * mean.abs()).clamp_min(SMALLEST_SCALE))
     if reduction.width:
         drawn = torch.randn(reduction.matrix.shape, generator=torch.Generator().manual_seed(0))
         reduction.matrix.copy_(drawn / sqrt(source.shape[1]))  # approximately preserves unit variance

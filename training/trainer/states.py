@@ -57,6 +57,11 @@ def _mapped(path: Path) -> dict[str, Tensor]:
         raise Mismatch(f"cannot read {path}: {error}; delete it and run the same command again") from error
 
 
+def roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of a number rounded to `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
 class FeatureSource:
     """A probe's input features of labelled segments, read on demand; the system's cache of files keeps what fits."""
 
@@ -68,6 +73,7 @@ class FeatureSource:
         self._store, self._name = store, f"{role}_states"
         states = store.tensor(store.shards[0], self._name)
         self.shape: tuple[int, int] = (states.shape[1], states.shape[2])
+        self.rounding = max(roundoff(store.tensor(shard, self._name).dtype) for shard in store.shards)
         self._layers = torch.tensor(
             () if features == "surprisal" else layer_indices(layers, self.shape[0]), dtype=torch.int64
         )
