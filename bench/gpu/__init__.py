@@ -1,1 +1,1 @@
-"""GPU benchmark at the paper's model sizes with random weights: speeds and their bounds, whole rounds, parity."""
+"""GPU benchmark of the engine over vLLM at the paper's model sizes, random weights: parity, times and their bounds."""

@@ -1,137 +1,153 @@
-"""python -m semspec.bench.gpu [--output DIR] [--minutes 9]: what this machine's GPU allows; without one, says so."""
+"""python -m semspec.bench.gpu [--output DIR] [--minutes 15]: what this machine's GPU allows; without one, says so."""
 
 import argparse
+import asyncio
+import json
+import os
 import platform
 import re
+import signal
 import subprocess
+import sys
+import traceback
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers.utils import logging
 
-from semspec.bench.gpu.forwards import measure_decode, measure_reads
-from semspec.bench.gpu.models import Pair, build
-from semspec.bench.gpu.parity import measure_parity
-from semspec.bench.gpu.record import Facts, Record
-from semspec.bench.gpu.shapes import SCALES, Scale, fitted
-from semspec.bench.gpu.timing import Light, Timer, measure_light
+from semspec.bench.gpu.record import Facts, Record, Results, summary
+from semspec.bench.gpu.shapes import SCALES, Scale
+from semspec.bench.gpu.timing import Light, measure_light, with_floors
 
-PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
-QUERIED = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
-LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S = 10.0, 15.0, 60.0, 60.0, 90.0
-"""Seconds that must be left for a stage to begin; a stage with repetitions ends after this time."""
+PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
+QUERIED = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "power.limit", "temperature.gpu")
+STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "plain": (90, 200)}
+"""Seconds that must be left for a stage to begin, and its limit."""
+TINY_LEAST_S = 5
 RESULTS = Path(__file__).parents[1] / "results"
+NO_VLLM = "vLLM is not installed where this runs: pip install 'semspec[vllm,engine]'"
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    facts: dict[str, Any] = {"device": device_name(device), "python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            facts[name] = version(name)
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        facts |= {
-            "cuda": torch.version.cuda,
-            "num_multiprocessors": properties.multi_processor_count,
-            "memory_bytes": total_bytes,
-            "free_memory_bytes": free_bytes,
-        }
-    return facts
-
-
-def gpu_state(device: torch.device) -> dict[str, str]:
-    """Current driver, clocks, power limit and temperature, as printed by nvidia-smi; empty if it fails."""
-    if device.type != "cuda":
-        return {}
-    query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", f"--id={device.index or 0}"]
+def gpu_state() -> dict[str, str]:
+    """Name, driver, memory, clocks, power limit and temperature, as printed by nvidia-smi; empty if it fails. Unlike
+    torch, it holds no memory."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", "--id=0"]
     with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
         return dict(zip(QUERIED, (field.strip() for field in answer.split(",")), strict=False))
     return {}
 
 
-class Bench:
-    """Runs the stages on one device."""
+def describe(device: str) -> Facts:
+    state = gpu_state() if device == "cuda" else {}
+    facts: Facts = {"device": state.get("name", platform.machine()), "python": platform.python_version(), "gpu": state}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    return facts
 
-    def __init__(self, record: Record, scale: Scale, device: torch.device) -> None:
-        self._record, self._scale, self._device = record, scale, device
-        self._timer = Timer(device)
-        # Set by the stages "speed of light" and "models", which later stages require.
-        self._light: Light
-        self._pair: Pair
 
-    def run(self) -> None:
-        stage, needs = self._record.stage, ("speed of light", "models")
-        stage("speed of light", LIGHT_S, self._measure_light)
-        stage("parity", PARITY_S, lambda: measure_parity(self._device))
-        stage("models", MODELS_S, self._build_models)
-        stage("decode", DECODE_S, self._measure_decode, needs)
-        stage("read", READ_S, self._measure_reads, needs)
+def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_s: float) -> Facts:
+    """The row of a stage that runs in a process group of its own, which ends with it or at its limit."""
+    if name != "light" and find_spec("vllm") is None:
+        return {"status": "skipped", "reason": NO_VLLM}
+    path = folder / f"{name}.json"
+    own = ["--stage", name, "--scale", chosen.scale, "--device", chosen.device, "--output", str(path)]
+    with (folder / f"{name}.log").open("w") as log:
+        code = _run_group([sys.executable, "-m", "semspec.bench.gpu", *own], log.fileno(), limit_s)
+    facts: Facts = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    path.unlink(missing_ok=True)
+    reason = facts.pop("error", f"it ended with {code}; {name}.log says why")
+    light = record.stages.get("light", {}).get("facts")
+    if light and name in ("target", "draft", "plain"):
+        shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
+        facts = with_floors(facts, shape, Light(light["bandwidth_bytes_per_s"], light["flops_per_s"]))
+    if code == 0:
+        return {"status": "done", "facts": facts}
+    return {"status": "failed", "facts": facts, "reason": reason if code else f"it was killed after {limit_s:.0f} s"}
 
-    def _measure_light(self) -> Facts:
-        self._light, facts = measure_light(self._timer, self._scale, LIGHT_S)
-        return facts | {"gpu": gpu_state(self._device)}
 
-    def _build_models(self) -> Facts:
-        """Build both models; the target with as many layers as fit into memory."""
-        scale, target_shape = self._scale, self._scale.target
-        draft = build(scale.draft, self._device, scale.window)
-        if self._device.type == "cuda":
-            free_bytes = torch.cuda.mem_get_info(self._device)[0]
-            target_shape = fitted(scale.target, free_bytes - scale.reserve_bytes)
-        self._pair = Pair(draft, build(target_shape, self._device, scale.window))
-        return {
-            "weights": "random, bf16",
-            "target_layers_left_out": scale.target.num_layers - target_shape.num_layers,
-        } | {
-            role: asdict(model.shape) | {"weight_bytes": model.shape.weight_bytes}
-            for role, model in (("draft", draft), ("target", self._pair.target))
-        }
+def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | None:
+    """The exit status of a process in a group of its own; None: it was killed at its limit."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
-    def _measure_decode(self) -> Facts:
-        facts = measure_decode(self._timer, self._scale, self._pair, self._light, DECODE_S)
-        return facts | {"gpu": gpu_state(self._device)}
 
-    def _measure_reads(self) -> Facts:
-        return measure_reads(self._timer, self._scale, self._pair.target, self._light, READ_S)
+async def measure(name: str, chosen: Namespace, results: Results) -> int:
+    """A stage in its own process; returns the exit code. The rows before an error stay."""
+    torch.set_num_threads(1)
+    try:
+        await _measure(name, SCALES[chosen.scale], chosen.device, results)
+    except Exception as error:
+        traceback.print_exc()
+        results.note(error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        return 1
+    return 0
+
+
+async def _measure(name: str, scale: Scale, device: str, results: Results) -> None:
+    if name == "light":
+        return results.note(**measure_light(scale, torch.device(device)))
+    # Only here: they need what a service needs.
+    from semspec.bench.gpu.parity import measure_parity
+    from semspec.bench.gpu.series import measure_shape
+
+    if name == "parity":
+        return await measure_parity(results, scale.num_problems, device)
+    if name == "draft":
+        return await measure_shape(results, scale.draft, scale.draft_sizes, device)
+    await measure_shape(results, scale.target, scale.target_sizes, device, has_hooks=name == "target")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a stage failed."""
+    """The exit code: 1 if a stage failed or parity does not hold."""
     chosen = _parser().parse_args(arguments)
+    if chosen.stage:
+        return asyncio.run(measure(chosen.stage, chosen, Results(chosen.output)))
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here: nothing measured (--scale tiny --device cpu tries the code without one)")
         return 0
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device("cpu")
-    name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
-    folder = chosen.output or RESULTS / f"gpu-{name}"
-    head = {"scale": chosen.scale, "environment": describe(device), "gpu_at_start": gpu_state(device)}
+    environment = describe(chosen.device)
+    folder = chosen.output or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
+    head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
     record = Record(folder, head, chosen.minutes * 60)
-    Bench(record, SCALES[chosen.scale], device).run()
-    print(*record.summary(), f"written: {folder}/gpu.json", sep="\n")
-    return int(record.has_failed)
+    for name, (least_s, limit_s) in STAGES.items():
+        least_s = least_s if chosen.scale == "paper" else TINY_LEAST_S
+        record.stage(name, least_s, limit_s, partial(run_stage, name, chosen, folder, record))
+    print(*summary(record.stages), f"written: {folder}/gpu.json", sep="\n")
+    return int(
+        any(
+            stage["status"] == "failed" or not stage.get("facts", {}).get("holds", True)
+            for stage in record.stages.values()
+        )
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m semspec.bench.gpu", description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder for gpu.json; default bench/results/gpu-DEVICE")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time budget; stages that do not fit are left out")
+    parser.add_argument("--output", type=Path, help="folder for gpu.json and logs; default bench/results/gpu-DEVICE")
+    parser.add_argument("--minutes", type=float, default=15.0, help="time budget; stages that do not fit are left out")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     return parser
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for vLLM's threads

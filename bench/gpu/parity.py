@@ -1,113 +1,138 @@
-"""Checks the engine's results on this device against each other and against transformers."""
+"""The engine over vLLM in fp32 beside ours on the CPU, with the bundled pair's target: tokens, states, scores."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from semspec.bench.gpu.models import Model, build, filled, random_context, random_tokens, was_graphed
-from semspec.bench.gpu.shapes import Shape
+from semspec.bench.gpu.engines import TARGET, started
+from semspec.bench.gpu.record import Facts, Results
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.engine.protocol import LocalEngine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, States, Writer
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Message,
+    SamplingParams,
+    States,
+    Writer,
+    derive_seed,
+)
 
-SHAPE = Shape("parity", 4, 256, 512, 8, 2, 512)
-WINDOW = 512
-PROMPT_TOKENS, SEGMENT_TOKENS, GREEDY_TOKENS = 48, 24, 64
-BARS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
-"""Maximum relative error, from the states' convention."""
-CACHE_BYTES = 1 << 28
-
-
-def measure_parity(device: torch.device) -> dict[str, object]:
-    """Check a small random model in bf16 and fp32; `holds` is whether every row meets its bound."""
-    rows: list[dict[str, object]] = []
-    for dtype, bar in BARS.items():
-        model = build(SHAPE, device, WINDOW, dtype)
-        name = str(dtype).removeprefix("torch.")
-        for what, error in _errors(model):
-            rows.append({"dtype": name, "what": what, "relative_error": error, "bar": bar, "holds": error <= bar})
-        if dtype is torch.float32:
-            num_equal = _num_equal_greedy(model)
-            rows.append(
-                {
-                    "dtype": name,
-                    "what": "greedy tokens, engine and transformers",
-                    "num_equal": num_equal,
-                    "num_tokens": GREEDY_TOKENS,
-                    "holds": num_equal == GREEDY_TOKENS,
-                }
-            )
-    return {"num_layers": SHAPE.num_layers, "holds": all(row["holds"] for row in rows), "rows": rows}
+STATES_BAR, SURPRISAL_BAR, TOKENS_BAR = 1e-5, 1e-4, 0.9
+"""Largest relative error of states and absolute one of surprisals; least share of written tokens before a difference,
+since a draw within rounding of a boundary may fall on either side."""
+NUM_PROPOSED = 6
 
 
-def _errors(model: Model) -> Iterator[tuple[str, float]]:
-    context = random_context(PROMPT_TOKENS, model.shape.vocab_size)
-    segment, written, cached, recomputed = asyncio.run(_engine_states(model, context))
-    yield "states, read and written", _relative(cached, written)
-    yield "states, cached and recomputed", _relative(cached, recomputed)
-    yield "states, engine and transformers", _relative(cached, _transformers_states(model, context, segment))
-    graphed, eager = filled(model, PROMPT_TOKENS, graphed=True), filled(model, PROMPT_TOKENS, graphed=False)
-    logits = [model.lm.forward([7], kv).logits for kv in (graphed, eager)]
-    if was_graphed(graphed):
-        yield "logits, graph and eager", _relative(*logits)
+async def measure_parity(results: Results, num_problems: int, device: str) -> None:
+    extra = {"attention_backend": "TRITON_ATTN"} if device == "cuda" else {}
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"  # otherwise Triton's attention multiplies fp32 in TF32
+    options = {"gpu_memory_utilization": 0.4, "max_num_seqs": 16}
+    settings = {"model": str(TARGET), "dtype": "float32", "vllm_options": options}
+    async with started(device, settings, extra) as (llm, engine):
+        results.note(start=await llm.facts())
+        reference = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu", dtype="float32")
+        comparison = _Comparison(results, (engine, reference))
+        contexts = await _contexts(reference, num_problems)
+        await comparison.written("greedy", contexts, 0.0)
+        answers = await comparison.written("sampled", contexts, 0.6)
+        await llm.llm.reset_prefix_cache()
+        for kind in ("recomputed", "cached"):
+            await comparison.scored(kind, contexts, answers)
+        await comparison.verified("greedy", contexts, 0.0)
+        await comparison.verified("sampled", contexts, 0.9)
+        await reference.aclose()
+    results.note(holds=all(row["holds"] for row in results.facts["rows"]))
 
 
-async def _engine_states(model: Model, context: Context) -> tuple[list[int], Tensor, Tensor, Tensor]:
-    """A segment, and its pooled states when written, when scored after a cached context, and by a new engine."""
-    written = await _write(model, context, SamplingParams(seed=1), SEGMENT_TOKENS)
-    old, new = (TransformersEngine(model.lm, Writer.TARGET, CACHE_BYTES) for _ in range(2))
-    await old.score(context, [written.segment])
-    [cached] = await old.score(context, [written.segment])
-    [recomputed] = await new.score(context, [written.segment])
-    await old.aclose()
-    await new.aclose()
-    if written.states is None:
-        raise RuntimeError("the engine sent no states")
-    states = [_tensor(pooled) for pooled in (written.states, cached.states, recomputed.states)]
-    return list(written.segment.token_ids), states[0], states[1], states[2]
+class _Comparison:
+    """Of vLLM and the reference, in this order; the methods return what the reference answers."""
+
+    def __init__(self, results: Results, engines: tuple[LocalEngine, LocalEngine]) -> None:
+        self._results, self._engines = results, engines
+
+    async def written(self, kind: str, contexts: Sequence[Context], temperature: float) -> list[list[GeneratedSegment]]:
+        params = [_params(seed, temperature) for seed in range(len(contexts))]
+        found, expected = [
+            await asyncio.gather(*(_written(engine, *call) for call in zip(contexts, params, strict=True)))
+            for engine in self._engines
+        ]
+        answers = list(zip(found, expected, strict=True))
+        tokens = [(_ids(one), _ids(other)) for one, other in answers]
+        num_tokens, num_same = sum(len(other) for _, other in tokens), sum(_num_same(*pair) for pair in tokens)
+        pairs = [pair for answer in answers for pair in zip(*answer, strict=False)]
+        states = _worst(_error(a.states, b.states) for a, b in pairs if a.segment.token_ids == b.segment.token_ids)
+        holds = num_same >= TOKENS_BAR * num_tokens and states["max"] < STATES_BAR
+        num_equal = sum(one == other for one, other in tokens)
+        counts = {"num_answers": len(answers), "num_equal": num_equal, "num_tokens": num_tokens, "num_same": num_same}
+        self._results.row(f"written, {kind}", **counts, states=states, holds=holds)
+        return expected
+
+    async def scored(
+        self, kind: str, contexts: Sequence[Context], answers: Sequence[Sequence[GeneratedSegment]]
+    ) -> None:
+        segments = [[written.segment for written in answer] for answer in answers]
+        found, expected = [await asyncio.gather(*map(one.score, contexts, segments)) for one in self._engines]
+        pairs = [pair for both in zip(found, expected, strict=True) for pair in zip(*both, strict=True)]
+        states = _worst(_error(a.states, b.states) for a, b in pairs)
+        surprisal = _worst(abs(x - y) for a, b in pairs for x, y in zip(a.surprisal, b.surprisal, strict=True))
+        num_cached = sum(scores[0].num_cached_tokens or 0 for scores in found)
+        holds = states["max"] < STATES_BAR and surprisal["max"] < SURPRISAL_BAR
+        errors = {"states": states, "surprisal": surprisal}
+        self._results.row(f"scored, {kind}", num_cached_tokens=num_cached, **errors, holds=holds)
+
+    async def verified(self, kind: str, contexts: Sequence[Context], temperature: float) -> None:
+        """Proposals are drawn warmer than they are verified, so that some tokens are rejected when they are sampled."""
+        drafting = [_params(derive_seed(seed, "draft", 0), 1.3 * temperature) for seed in range(len(contexts))]
+        counts = {"num_proposals_equal": 0, "num_verified_equal": 0, "num_accepted": 0}
+        for seed, (context, draft) in enumerate(zip(contexts, drafting, strict=True)):
+            found, proposal = [await one.propose(context, (), draft, NUM_PROPOSED) for one in self._engines]
+            verified = [
+                await one.verify_tokens(context, (), proposal, _params(seed, temperature)) for one in self._engines
+            ]
+            counts["num_proposals_equal"] += found.token_ids == proposal.token_ids
+            counts["num_verified_equal"] += replace(verified[0], duration_ms=0) == replace(verified[1], duration_ms=0)
+            counts["num_accepted"] += verified[1].num_accepted
+        holds = counts["num_proposals_equal"] == counts["num_verified_equal"] == len(contexts)
+        self._results.row(f"proposed and verified, {kind}", num_answers=len(contexts), **counts, holds=holds)
 
 
-async def _write(model: Model, context: Context, sampling: SamplingParams, num_tokens: int) -> GeneratedSegment:
-    engine = TransformersEngine(model.lm, Writer.TARGET, CACHE_BYTES)
-    params = GenerationParams(sampling, max_tokens=num_tokens, max_segment_tokens=num_tokens, want_states=True)
-    [written] = [one async for one in engine.generate(context, params)]
-    await engine.aclose()
-    return written
+async def _contexts(engine: LocalEngine, number: int) -> list[Context]:
+    questions = [make_problem(SPLITS["report"][index]).question for index in range(number)]
+    return [Context((await engine.encode([Message("user", question)]),)) for question in questions]
 
 
-@torch.inference_mode()
-def _transformers_states(model: Model, context: Context, segment: list[int]) -> Tensor:
-    """States pooled by `states-v1` from transformers' outputs; the last layer's are the input of the final norm."""
-    caught: list[Tensor] = []
-    inner = model.lm.model
-    hook = inner.model.norm.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-    ids = torch.tensor([[*context.pieces[0].token_ids, *segment]], device=model.lm.device)
-    hidden = inner(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-    hook.remove()
-    layers = torch.stack([*hidden[:-1], caught[0]])[:, 0, -len(segment) :]
-    return layers.float().mean(1).cpu()
+def _params(seed: int, temperature: float) -> GenerationParams:
+    sampling = SamplingParams(temperature, 0.95, 0, seed)
+    return GenerationParams(sampling, max_segments=0, max_tokens=80, max_segment_tokens=40, want_states=True)
 
 
-def _num_equal_greedy(model: Model) -> int:
-    """Number of equal tokens of engine and transformers before the first difference."""
-    prompt = random_tokens(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
-    context = random_context(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
-    own = asyncio.run(_write(model, context, SamplingParams(temperature=0), GREEDY_TOKENS)).segment.token_ids
-    ids = torch.tensor([prompt], device=model.lm.device)
-    generated = model.lm.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GREEDY_TOKENS, pad_token_id=0
-    )
-    theirs = generated[0, PROMPT_TOKENS:].tolist()
-    pairs = zip(own, theirs, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(own), len(theirs)))
+async def _written(engine: LocalEngine, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
+    return [one async for one in engine.generate(context, params)]
 
 
-def _relative(a: Tensor, b: Tensor) -> float:
-    """The largest relative error of any row, by norms, so that layers with small states count equally."""
-    a, b = a.float().flatten(1), b.float().flatten(1)
-    return float(((a - b).norm(dim=1) / b.norm(dim=1)).max())
+def _ids(answer: Iterable[GeneratedSegment]) -> list[int]:
+    return [token for one in answer for token in one.segment.token_ids]
 
 
-def _tensor(states: States) -> Tensor:
-    return torch.frombuffer(bytearray(states.data), dtype=torch.float32).view(*states.shape)
+def _num_same(one: list[int], other: list[int]) -> int:
+    """Tokens before the first difference."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _error(one: States | None, other: States | None) -> float:
+    """Relative, by norms."""
+    if one is None or other is None:
+        raise RuntimeError("an engine sent no states")
+    a, b = (np.frombuffer(states.data, "<f4").astype("f8") for states in (one, other))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def _worst(errors: Iterable[float]) -> Facts:
+    found = [*errors]
+    return {"max": float(f"{max(found):.3g}"), "median": float(f"{np.median(found):.3g}"), "n": len(found)}

@@ -1,4 +1,4 @@
-"""The record of a run: stages within a time budget, saved after each."""
+"""The record of a run: stages within a time budget, saved after each; and what one stage has found so far."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,56 +25,56 @@ class Record:
         return self._budget_s - (perf_counter() - self._start)
 
     @property
-    def has_failed(self) -> bool:
-        return any(stage["status"] == "failed" for stage in self._document["stages"].values())
+    def stages(self) -> Facts:
+        """By name: `status`, `seconds`, and `facts` or `reason`."""
+        stages: Facts = self._document["stages"]
+        return stages
 
-    def facts(self, name: str) -> Facts | None:
-        """A stage's results; None if it has none."""
-        stage = self._document["stages"].get(name, {})
-        facts: Facts | None = stage.get("facts")
-        return facts
-
-    def stage(self, name: str, least_s: float, work: Callable[[], Facts], needs: tuple[str, ...] = ()) -> Facts | None:
-        """The results of `work`, or None. Skipped with less than `least_s` seconds left or without its `needs`."""
+    def stage(self, name: str, least_s: float, limit_s: float, run: Callable[[float], Facts]) -> None:
+        """Record what `run` returns, given the seconds it may take; skipped when less than `least_s` are left."""
         start = perf_counter()
-        row = self._outcome(least_s, work, needs)
-        row["seconds"] = round(perf_counter() - start, 2)
-        self._document["stages"][name] = row
-        self._write()
-        print(f"{name}: {row['status']} in {row['seconds']} s{_reason(row)}; {self.left_s:.0f} s left", flush=True)
-        return self.facts(name)
-
-    def _outcome(self, least_s: float, work: Callable[[], Facts], needs: tuple[str, ...]) -> Facts:
-        if missing := [need for need in needs if self.facts(need) is None]:
-            return {"status": "skipped", "reason": f"it needs {', '.join(missing)}"}
         if self.left_s < least_s:
-            return {"status": "skipped", "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}"}
-        try:
-            return {"status": "done", "facts": work()}
-        except Exception as error:  # a failed stage must not stop the others
-            return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-
-    def _write(self) -> None:
+            row: Facts = {"status": "skipped", "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}"}
+        else:
+            row = run(min(limit_s, self.left_s))
+        self.stages[name] = row | {"seconds": round(perf_counter() - start, 2)}
         self._document["seconds"] = round(self._budget_s - self.left_s, 1)
-        _replace(self._folder / "gpu.json", (json.dumps(self._document, indent=2) + "\n").encode())
-
-    def summary(self) -> Iterator[str]:
-        """Lines with the main results of the finished stages."""
-        decode, read = self.facts("decode") or {}, self.facts("read") or {}
-        for role in ("draft", "target"):
-            for way, row in decode.get(role, {"ways": {}})["ways"].items():
-                yield f"{role}, {way}: {row['tokens_per_s']:,.0f} tokens/s, {row['share_of_floor']:.0%} of the floor"
-        for context in read.get("contexts", ()):
-            steps = ", ".join(f"{row['num_tokens']}: {row['decode_steps']['all']:.1f}" for row in context["reads"])
-            yield f"scoring after {context['context']:,} tokens, in decode steps by length: {steps}"
+        write_json(self._folder / "gpu.json", self._document)
+        reason = f" ({row['reason']})" if "reason" in row else ""
+        print(f"{name}: {row['status']} after {perf_counter() - start:.0f} s{reason}", flush=True)
 
 
-def _reason(row: Facts) -> str:
-    return f" ({row['reason']})" if "reason" in row else ""
+def summary(stages: Facts) -> Iterator[str]:
+    """A line a row of the results."""
+    for name, stage in stages.items():
+        for row in stage.get("facts", {}).get("rows", []):
+            if "ms" in row:
+                work = f"{row['streams']} x {row['tokens']:,} tokens after {row['context']:,}"
+                states = ", states" if row.get("states") else ""
+                floor = f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
+                yield f"{name}, {row['what']}, {work}{states}: {row['ms']['median']:.1f} ms{floor}"
+            else:
+                yield f"{name}, {row['what']}: {'holds' if row['holds'] else 'DOES NOT HOLD'}"
 
 
-def _replace(path: Path, data: bytes) -> None:
+class Results:
+    """A stage's rows, in a file that its parent reads however the stage ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.facts = path, Facts(rows=[])
+
+    def note(self, **facts: Any) -> None:
+        """Facts about the whole stage."""
+        self.facts |= facts
+        write_json(self._path, self.facts)
+
+    def row(self, what: str, **values: Any) -> None:
+        self.facts["rows"].append({"what": what, **values})
+        write_json(self._path, self.facts)
+
+
+def write_json(path: Path, document: Facts) -> None:
     """Replace the file atomically, so that an interrupted run leaves the last complete one."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(data)
+    partial.write_text(json.dumps(document, indent=2) + "\n")
     partial.replace(path)

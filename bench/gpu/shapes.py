@@ -1,6 +1,6 @@
-"""Sizes of the paper's models, and of tiny models that run the same code in seconds."""
+"""Sizes of the paper's models and of what is measured; and tiny ones that run the same code in seconds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 ELEMENT_BYTES = 2
 """Weights, keys and values are bf16 throughout."""
@@ -48,64 +48,54 @@ class Shape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * ELEMENT_BYTES
 
 
-def fitted(shape: Shape, free_bytes: int) -> Shape:
-    """`shape` with as many layers as fit into `free_bytes`, at least one."""
-    layer_bytes = ELEMENT_BYTES * shape.num_layer_parameters
-    num_layers = (free_bytes - (shape.weight_bytes - shape.num_layers * layer_bytes)) // layer_bytes
-    return replace(shape, num_layers=max(1, min(shape.num_layers, num_layers)))
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured of one model; lengths in tokens."""
+
+    window: int
+    """Of prompt and output together."""
+    memory_share: float
+    """vLLM's `gpu_memory_utilization`."""
+    streams: tuple[int, ...]
+    """Calls at once."""
+    context: int
+    """Prompt of each stream that decodes."""
+    long_contexts: tuple[int, ...]
+    """Of one stream that decodes; their prefill is timed as well."""
+    read_contexts: tuple[int, ...]
+    read_tokens: tuple[int, ...]
+    num_repeats: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes and numbers of repetitions of the measurements."""
-
     draft: Shape
     target: Shape
-    contexts: tuple[int, ...]
-    """Context lengths in tokens; decoding uses the first."""
-    window: int
-    """Maximum length of a sequence in tokens; at most what the engine's CUDA graphs support."""
-    read_tokens: tuple[int, ...]
-    num_steps: int
-    """Repetitions of a decoded token."""
-    num_reads: int
-    num_prefills: int
-    written_tokens: int
-    """Tokens of a segment written to time the whole engine."""
+    draft_sizes: Sizes
+    target_sizes: Sizes
+    num_problems: int
+    """Of the bundled pair, for parity."""
     copy_bytes: int
     matrix_side: int
-    reserve_bytes: int
-    """Device memory kept free of weights, for keys, values, graphs and activations."""
 
 
-GIBIBYTE = 1 << 30
-
+LONG, READ = (1024, 8192, 16384, 25_000), (1024, 4096, 16384)
 PAPER = Scale(
     draft=Shape("DeepSeek-R1-Distill-Qwen-1.5B", 28, 1536, 8960, 12, 2, 151936, 1e4),
     target=Shape("DeepSeek-R1-Distill-Qwen-32B", 64, 5120, 27648, 40, 8, 152064),
-    contexts=(1024, 4096),
-    window=8192,
-    read_tokens=(16, 32, 64, 128, 256, 512),
-    num_steps=60,
-    num_reads=20,
-    num_prefills=5,
-    written_tokens=64,
-    copy_bytes=4 * GIBIBYTE,
+    draft_sizes=Sizes(26_000, 0.5, (1, 8), 900, LONG[:2], READ[:1], (20, 40, 128), 3),
+    target_sizes=Sizes(26_000, 0.92, (1, 8, 32), 900, LONG, READ, (20, 40, 128, 512), 3),
+    num_problems=16,
+    copy_bytes=4 << 30,
     matrix_side=8192,
-    reserve_bytes=20 * GIBIBYTE,
 )
 TINY = Scale(
-    draft=Shape("tiny draft", 2, 32, 64, 4, 2, 496),
-    target=Shape("tiny target", 3, 64, 128, 4, 2, 512),
-    contexts=(48, 96),
-    window=512,
-    read_tokens=(4, 8, 16),
-    num_steps=5,
-    num_reads=3,
-    num_prefills=3,
-    written_tokens=8,
+    draft=Shape("tiny draft", 2, 128, 64, 2, 2, 2048),
+    target=Shape("tiny target", 3, 256, 128, 4, 2, 2048),
+    draft_sizes=Sizes(512, 0.2, (1,), 40, (96,), (48,), (4,), 1),
+    target_sizes=Sizes(512, 0.2, (1, 2), 40, (96,), (48, 96), (4, 8), 1),
+    num_problems=4,
     copy_bytes=1 << 20,
     matrix_side=128,
-    reserve_bytes=1 << 26,
 )
 SCALES = {"paper": PAPER, "tiny": TINY}

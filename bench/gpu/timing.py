@@ -1,96 +1,22 @@
-"""Times work on a device, interleaved with its alternatives, and computes lower bounds of a forward from the device's
-memory bandwidth and matrix throughput."""
+"""Statistics of times, the device's peak rates, and the lower bounds of a step that follow from them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import torch
 
+from semspec.bench.gpu.record import Facts
 from semspec.bench.gpu.shapes import ELEMENT_BYTES, Scale, Shape
 
-Work = Callable[[], object]
-
-LEAST_REPETITIONS = 3
 NUM_REPETITIONS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Statistics of repeated measurements, in milliseconds."""
-
-    median_ms: float
-    first_quartile_ms: float
-    third_quartile_ms: float
-    least_ms: float
-    num_repetitions: int
-
-    def over(self, num_parts: int) -> "Sample":
-        """The sample for one of `num_parts` equal parts of the work."""
-        return Sample(
-            self.median_ms / num_parts,
-            self.first_quartile_ms / num_parts,
-            self.third_quartile_ms / num_parts,
-            self.least_ms / num_parts,
-            self.num_repetitions,
-        )
-
-    def as_json(self) -> dict[str, float]:
-        return {name: round(value, 5) for name, value in asdict(self).items()}
-
-
-def summarised(times_ms: list[float]) -> Sample:
-    """Statistics of at least one time."""
-    first, _, third = quantiles(times_ms, n=4, method="inclusive") if len(times_ms) > 1 else times_ms * 3
-    return Sample(median(times_ms), first, third, min(times_ms), len(times_ms))
-
-
-class Timer:
-    """Times work on one device, which is synchronized before and after."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._is_cuda = device.type == "cuda"
-
-    def synchronize(self) -> None:
-        if self._is_cuda:
-            torch.cuda.synchronize(self.device)
-
-    def ms(self, work: Work) -> float:
-        """Duration of `work` in milliseconds; CUDA events include waits for the host but no timer overhead."""
-        self.synchronize()
-        return self._event_ms(work) if self._is_cuda else self._wall_ms(work)
-
-    def interleaved(self, works: Mapping[str, Work], num_repetitions: int, limit_s: float) -> dict[str, Sample]:
-        """Run each work once per repetition, in alternating order, after one repetition to warm up.
-
-        Ends early, but not before `LEAST_REPETITIONS`, when `limit_s` seconds are over.
-        """
-        for work in works.values():
-            self.ms(work)
-        times: dict[str, list[float]] = {name: [] for name in works}
-        names, end = list(works), perf_counter() + limit_s
-        for repetition in range(max(num_repetitions, LEAST_REPETITIONS)):
-            if repetition >= LEAST_REPETITIONS and perf_counter() > end:
-                break
-            for name in names:
-                times[name].append(self.ms(works[name]))
-            names.reverse()
-        return {name: summarised(each) for name, each in times.items()}
-
-    def _event_ms(self, work: Work) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        self.synchronize()
-        return float(start.elapsed_time(end))
-
-    def _wall_ms(self, work: Work) -> float:
-        start = perf_counter()
-        work()
-        return (perf_counter() - start) * 1e3
+def numbers(values: Sequence[float], digits: int = 3) -> Facts:
+    """Statistics of at least one value."""
+    found = {"median": median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in found.items()} | {"n": len(values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,35 +27,55 @@ class Light:
     flops_per_s: float
     """bf16 multiplications and additions."""
 
-    def decode_ms(self, shape: Shape, context: int) -> float:
-        """Lower bound for decoding one token after `context` tokens."""
-        return self.forward_ms(shape, 1, context, 1)
-
-    def forward_ms(self, shape: Shape, num_tokens: int, context: int, num_logits: int) -> float:
-        """Lower bound of a forward: all weights but the embedding table, and all keys and values, are read once; each
+    def floor_ms(self, shape: Shape, row: Facts) -> float:
+        """Lower bound of the work of a row: `streams` feed `tokens` each after `context` tokens, their own when they
+        decode, otherwise the same. All weights but the embedding table, and all keys and values, are read once; each
         weight is multiplied with each token, each query with each key and value before it."""
+        num_tokens = row["streams"] * row["tokens"]
+        num_kept = row["context"] * (row["streams"] if row["what"] == "decode" else 1) + num_tokens
         num_weights = shape.num_body_parameters + shape.num_head_parameters
-        read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * (context + num_tokens)
-        pairs = num_tokens * (context + (num_tokens + 1) / 2)
-        attention = 4 * shape.num_layers * shape.hidden_size * pairs
+        read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * num_kept
+        attention = 4 * shape.num_layers * shape.hidden_size * num_tokens * (row["context"] + (row["tokens"] + 1) / 2)
+        num_logits = 1 if row["what"] == "prefill" else num_tokens
         products = 2 * (shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_logits)
-        return 1e3 * max(read_bytes / self.bandwidth_bytes_per_s, (products + attention) / self.flops_per_s)
+        return float(1e3 * max(read_bytes / self.bandwidth_bytes_per_s, (products + attention) / self.flops_per_s))
 
 
-def measure_light(timer: Timer, scale: Scale, limit_s: float) -> tuple[Light, dict[str, object]]:
+def with_floors(facts: Facts, shape: Shape, light: Light) -> Facts:
+    """`facts` whose times have their lower bound and its share of their median."""
+    rows = []
+    for row in facts["rows"]:
+        floor_ms = light.floor_ms(shape, row)
+        share = floor_ms / row["ms"]["median"]
+        rows.append(row | {"floor_ms": round(floor_ms, 3), "share_of_floor": round(share, 3)})
+    return facts | {"rows": rows}
+
+
+def measure_light(scale: Scale, device: torch.device) -> Facts:
     """Measure the peak rates by a large copy (bytes read and written) and a product of square matrices; medians."""
-    source = torch.ones(scale.copy_bytes, dtype=torch.uint8, device=timer.device)
-    copied = torch.empty_like(source)
-    side = scale.matrix_side
-    left, right = (torch.randn(side, side, device=timer.device).bfloat16() for _ in range(2))
+    source = torch.ones(scale.copy_bytes, dtype=torch.uint8, device=device)
+    copied, side = torch.empty_like(source), scale.matrix_side
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
     product = torch.empty_like(left)
-    works = {"copy": lambda: copied.copy_(source), "product": lambda: torch.mm(left, right, out=product)}
-    samples = timer.interleaved(works, NUM_REPETITIONS, limit_s)
-    light = Light(2 * source.nbytes / samples["copy"].median_ms * 1e3, 2 * side**3 / samples["product"].median_ms * 1e3)
-    return light, {
-        "bandwidth_bytes_per_s": light.bandwidth_bytes_per_s,
-        "flops_per_s": light.flops_per_s,
+    copy_ms = _times_ms(device, lambda: copied.copy_(source))
+    product_ms = _times_ms(device, lambda: torch.mm(left, right, out=product))
+    return {
+        "bandwidth_bytes_per_s": 2 * source.nbytes / median(copy_ms) * 1e3,
+        "flops_per_s": 2 * side**3 / median(product_ms) * 1e3,
         "copy_bytes": source.nbytes,
         "matrix_side": side,
-        "samples": {name: sample.as_json() for name, sample in samples.items()},
+        "copy_ms": numbers(copy_ms, 5),
+        "product_ms": numbers(product_ms, 5),
     }
+
+
+def _times_ms(device: torch.device, work: Callable[[], object]) -> list[float]:
+    """Durations of `work` with the wait for its end, after one to warm up."""
+    times = []
+    for _ in range(NUM_REPETITIONS + 1):
+        start = perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((perf_counter() - start) * 1e3)
+    return times[1:]

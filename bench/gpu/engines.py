@@ -1,0 +1,117 @@
+"""vLLM with our hooks and without them, over the bundled target or over a shape without weights."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from transformers import Qwen2Config
+
+from semspec.bench.gpu.record import Facts
+from semspec.bench.gpu.shapes import Shape
+from semspec.engine.settings import ModelSettings
+from semspec.engine.vllm.engine import VllmEngine
+from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
+from semspec.engine.vllm.process import Core
+from semspec.stack.config import BUNDLED_PAIR
+from semspec.types import Writer
+
+TARGET = BUNDLED_PAIR / "target"
+HOOKS = ("worker_cls", "scheduler_cls", "logits_processors", "additional_config")
+"""Arguments by which vLLM is our engine."""
+CPU_KV_BYTES = 256 << 20
+GPU_THREADS = 4
+_numbers = count()
+
+
+def config_of(shape: Shape, window: int) -> Qwen2Config:
+    return Qwen2Config(
+        architectures=["Qwen2ForCausalLM"],
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=window,
+        rope_parameters={"rope_theta": shape.rope_theta, "rope_type": "default"},
+        tie_word_embeddings=False,
+        eos_token_id=shape.vocab_size - 1,
+    )
+
+
+@contextmanager
+def checkpoint(shape: Shape, window: int) -> Iterator[Path]:
+    """A folder with the shape's configuration and the bundled tokenizer, without weights."""
+    with tempfile.TemporaryDirectory(prefix="semspec-shape-") as name:
+        config_of(shape, window).save_pretrained(name)
+        for file in TARGET.glob("tokenizer*.json"):
+            shutil.copy(file, name)
+        yield Path(name)
+
+
+class Started:
+    """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
+
+    def __init__(self, arguments: Facts) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        def start() -> Any:
+            self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            return self.llm
+
+        begin = perf_counter()
+        self.core = Core.start(arguments["model"], start, lambda why: print(why, flush=True))
+        self.seconds = round(perf_counter() - begin, 1)
+
+    async def facts(self, has_hooks: bool = True) -> Facts:
+        config = self.llm.vllm_config
+        measured = (await self.llm.collective_rpc("measured"))[0] if has_hooks else {}
+        return measured | {
+            "seconds_to_ready": self.seconds,
+            "runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
+            "cuda_graphs": str(config.compilation_config.cudagraph_mode),
+            "kv_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        }
+
+    async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
+        """Without our hooks; returns the number of tokens written."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=temperature, top_p=0.95, seed=seed, max_tokens=length, ignore_eos=True, detokenize=False
+        )
+        outputs = self.core.outputs(list(tokens), sampling, f"plain-{next(_numbers)}")
+        return max([len(output.outputs[0].token_ids) async for output in outputs])
+
+
+@asynccontextmanager
+async def started(
+    device: str, settings: Facts, extra: Facts, has_hooks: bool = True
+) -> AsyncIterator[tuple[Started, VllmEngine]]:
+    """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `Started` works."""
+    own = {"engine": "vllm", "threads": GPU_THREADS if device == "cuda" else 1, "kv_bytes": CPU_KV_BYTES}
+    if device == "cpu":
+        options = settings["vllm_options"]
+        own["vllm_options"] = {name: options[name] for name in options if name != "gpu_memory_utilization"}
+    chosen = ModelSettings.model_validate(settings | own)
+    prepare_environment(chosen.threads)
+    check_installed()
+    from semspec.engine.vllm.internals import keep_results
+
+    keep_results()
+    described, tokenizer = load_model(chosen, Writer.TARGET)
+    arguments = engine_args(chosen, described) | extra | {"worker_cls": "semspec.bench.gpu.worker.MeasuredWorker"}
+    if not has_hooks:
+        arguments = {name: value for name, value in arguments.items() if name not in HOOKS}
+    llm = await asyncio.to_thread(Started, arguments)
+    try:
+        yield llm, VllmEngine(llm.core, tokenizer, Writer.TARGET)
+    finally:
+        await llm.core.close()
