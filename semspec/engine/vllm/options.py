@@ -54,6 +54,7 @@ def prepare_environment(threads: int) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one token more, which is sampled after the last and never fed
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # tokens are drawn before it, and without its package the start would fail
     }
     defaults = {
         "VLLM_LOGGING_LEVEL": "WARNING",
