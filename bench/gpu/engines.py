@@ -72,7 +72,7 @@ class Started:
 
     async def facts(self, has_hooks: bool = True) -> Facts:
         config = self.llm.vllm_config
-        measured = (await self.llm.collective_rpc("measured"))[0] if has_hooks else {}
+        measured = await self.core.ask("measured") if has_hooks else {}
         return measured | {
             "seconds_to_ready": self.seconds,
             "runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",

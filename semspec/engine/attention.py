@@ -62,22 +62,6 @@ class Attention:
 
         return attend
 
-    def static(self, buffer: Tensor, positions: Tensor) -> Attend:
-        """Attention with the same shapes and memory for any `positions` `[num_slots]`: a token of each slot of
-        `buffer`, of shape `Layout.shape`, all whose values must be finite."""
-        _, _, num_slots, num_kv_heads, capacity, head_dim = buffer.shape
-        device = buffer.device
-        starts = capacity * torch.arange(2 * num_slots * num_kv_heads, device=device).view(2, num_slots, num_kv_heads)
-        rows = (starts + positions[:, None]).flatten()
-        mask = (torch.arange(capacity, device=device) <= positions[:, None])[:, None, None]
-
-        def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            layer = buffer[index]
-            layer.view(-1, head_dim).index_copy_(0, rows, keys_values.transpose(0, 1).reshape(-1, head_dim))
-            return self._of_rows(queries, layer[0], layer[1], mask)
-
-        return attend
-
     def _of_neighbours(self, run: Sequence[Chunk[BufferKV]]) -> Attend:
         """A token each of sequences in neighbouring slots."""
         slab, first = run[0].kv.slab, run[0].kv.slot

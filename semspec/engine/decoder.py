@@ -6,7 +6,7 @@ returns the hidden states of all layers.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from semspec.engine.attention import Attend, Attention, runs
-from semspec.engine.cuda_graph import GraphedSteps, Outputs, Step
 from semspec.engine.kv_cache import BufferKV, Chunk, Layout, Slabs
+
+Outputs: TypeAlias = tuple[Tensor, Tensor]
+"""Logits `[num_rows, vocab_size]` and states `[num_layers + 1, num_tokens, hidden_size]`."""
 
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not change with the length of the sequence."""
@@ -97,7 +99,6 @@ class Decoder:
         self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
         self._ones = self._embedding.new_ones(self._embedding.shape[1], 1)
         self._cos, self._sin = self._rotations(0)
-        self.graphs = GraphedSteps(self.layout, self.static_step) if device.type == "cuda" else None
 
     def new_kv(self) -> BufferKV:
         return BufferKV(self._slabs)
@@ -107,30 +108,14 @@ class Decoder:
         `[num_rows, vocab_size]`, and its states `[num_layers + 1, num_tokens, hidden_size]`, empty unless wanted."""
         for chunk in chunks:
             chunk.kv.reserve(chunk.end)
-        if self.graphs and (graphed := self._graphed_forward(self.graphs, chunks)):
-            return graphed
         return [self._forward_one(chunks[0])] if len(chunks) == 1 else self._forward_many(chunks)
-
-    def _graphed_forward(self, graphs: GraphedSteps, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs] | None:
-        """One token of each sequence by a CUDA graph; None where there is none."""
-        if not all(chunk.is_single for chunk in chunks):
-            return None
-        tokens, want_states = [chunk.tokens[0] for chunk in chunks], any(chunk.want_states for chunk in chunks)
-        outputs = graphs.forward(tokens, [chunk.kv for chunk in chunks], want_states)
-        if outputs is None:
-            return None
-        logits, states = outputs
-        spans = [slice(index, index + 1) for index in range(len(chunks))]
-        return [(logits[span], states[:, span] if want_states else states) for span in spans]
 
     def _forward_one(self, chunk: Chunk[BufferKV]) -> Outputs:
         """`_forward_many` for one sequence, without what several need: a third less time for a small draft."""
         kv, start, end = chunk.kv, chunk.kv.num_tokens, chunk.end
         self._prepare_rotations(end, kv.capacity)
         attend = self._attention.of_one(chunk)
-        positions = (
-            slice(start, end) if chunk.tree is None else torch.tensor(chunk.positions, device=self.layout.device)
-        )
+        positions = torch.tensor(chunk.positions, device=self.layout.device) if chunk.tree else slice(start, end)
         states = self._through_blocks(self._embedded(chunk.tokens), self._cos[positions], self._sin[positions], attend)
         kv.num_tokens = end  # last, so that a failed forward pass leaves the sequence unchanged
         nothing = states[-1].new_empty(0)
@@ -141,8 +126,7 @@ class Decoder:
         ordered = runs(chunks)
         arranged = [chunk for run in ordered for chunk in run]
         self._prepare_rotations(max(chunk.end for chunk in chunks), max(chunk.kv.capacity for chunk in chunks))
-        numbers = [number for chunk in arranged for number in chunk.positions]
-        positions = torch.tensor(numbers, device=self.layout.device)
+        positions = torch.tensor([one for chunk in arranged for one in chunk.positions], device=self.layout.device)
         hidden = self._embedded([token for chunk in arranged for token in chunk.tokens])
         attend = self._attention.of_many(ordered)
         states = self._through_blocks(hidden, self._cos[positions], self._sin[positions], attend)
@@ -166,22 +150,6 @@ class Decoder:
             outputs[id(chunk)] = logits[first : first + chunk.num_rows], own
             first += chunk.num_rows
         return outputs
-
-    def static_step(self, buffer: Tensor) -> Step:
-        """The forward pass of one token of each slot of `buffer`, with the same shapes at all positions, for capture
-        in a CUDA graph.
-
-        `buffer`: see `Layout.shape`; all its values must be finite, and the positions before a token must hold the keys
-        and values of the previous tokens.
-        """
-        cos, sin = self._rotations(buffer.shape[4])
-
-        def step(tokens: Tensor, positions: Tensor) -> Outputs:
-            attend = self._attention.static(buffer, positions)
-            states = self._through_blocks(self._embedding[tokens], cos[positions], sin[positions], attend)
-            return self._logits(states[-1]), torch.stack(states)
-
-        return step
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
         if len(tokens) == 1:  # a view avoids copying an index to the device

@@ -156,12 +156,7 @@ class BufferKV:
     `DynamicKV` has, too, do the same."""
 
     def __init__(self, slabs: Slabs) -> None:
-        self.num_tokens = 0
-        self.mirror = 0
-        """Number of the CUDA graph that served this sequence last, or 0."""
-        self.num_mirrored = 0
-        """Number of leading tokens also in that graph's buffer."""
-        self._slabs = slabs
+        self.num_tokens, self._slabs = 0, slabs
         self.slab: Slab | None = None
         self.slot, self._buffer = 0, slabs.nothing
 
@@ -184,7 +179,6 @@ class BufferKV:
 
     def crop(self, num_tokens: int) -> None:
         self.num_tokens = min(self.num_tokens, num_tokens)
-        self.num_mirrored = min(self.num_mirrored, num_tokens)
 
     def clear(self) -> None:
         self.crop(0)
