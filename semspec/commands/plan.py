@@ -37,14 +37,7 @@ class Model:
     """What a model's configuration says."""
 
     name: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_kv_heads: int
-    head_dim: int
-    num_heads: int
-    vocab_size: int
-    window: int
+    config: PretrainedConfig
     num_parameters: int
     num_table_parameters: int
     """Of the embeddings and the output layer, which are not quantised at the start."""
@@ -53,12 +46,12 @@ class Model:
 
     @property
     def state_size(self) -> int:
-        return (self.num_layers + 1) * self.hidden_size
+        return int((self.config.num_hidden_layers + 1) * self.config.hidden_size)
 
     def divided(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """As many of `gpus`, from the last on, as tensor parallel can divide this model over."""
-        divisible = (n for n in range(len(gpus), 0, -1) if not (self.num_heads % n or self.intermediate_size % n))
-        return tuple(gpus[-next(divisible) :])
+        sizes = self.config.num_attention_heads, self.config.intermediate_size
+        return tuple(gpus[-next(n for n in range(len(gpus), 0, -1) if not any(size % n for size in sizes)) :])
 
     def weight_bytes(self, is_fp8: bool) -> int:
         if is_fp8:
@@ -67,18 +60,20 @@ class Model:
 
     def token_bytes(self, tensor_parallel: int, is_fp8: bool) -> int:
         """Keys and values of a token on each of `tensor_parallel` GPUs."""
-        heads = max(1, self.num_kv_heads // tensor_parallel)
-        return 2 * self.num_layers * heads * self.head_dim * (1 if is_fp8 else 2)
+        config = self.config
+        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_head = 2 * config.num_hidden_layers * head_size * (1 if is_fp8 else 2)
+        return int(per_head * max(1, num_heads // tensor_parallel))
 
     def fixed_bytes(self, tensor_parallel: int, is_fp8: bool, batched: int) -> int:
         """All else on each GPU; `batched`: tokens of a step."""
-        mlp = 6 * self.intermediate_size // tensor_parallel
-        activations = batched * (2 * self.state_size + mlp + 4 * self.hidden_size)
-        beyond = POOLED_ROWS * 6 * self.state_size + LOGITS_ROWS * 12 * self.vocab_size
-        probes = 4 * PROBE_WIDTH * self.state_size
-        shared = PROCESS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
-        weights = self.weight_bytes(is_fp8) // tensor_parallel
-        return weights + activations + GRAPH_BYTES * self.state_size + beyond + probes + shared
+        mlp = 6 * self.config.intermediate_size // tensor_parallel
+        activations = batched * (2 * self.state_size + mlp + 4 * self.config.hidden_size)
+        pooled_and_graphs = self.state_size * (6 * POOLED_ROWS + 4 * PROBE_WIDTH + GRAPH_BYTES)
+        logits = 12 * LOGITS_ROWS * self.config.vocab_size
+        process = PROCESS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
+        return int(self.weight_bytes(is_fp8) // tensor_parallel + activations + pooled_and_graphs + logits + process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +106,8 @@ def read_model(name: str) -> Model:
     except (OSError, ValueError, KeyError) as error:
         raise Mismatch(f"cannot read the configuration of {name}: {' '.join(str(error).split())[:200]}") from error
     tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
-    heads = text.num_attention_heads
-    return Model(
-        name,
-        text.num_hidden_layers,
-        text.hidden_size,
-        text.intermediate_size,
-        getattr(text, "num_key_value_heads", None) or heads,
-        getattr(text, "head_dim", None) or text.hidden_size // heads,
-        heads,
-        text.vocab_size,
-        text.max_position_embeddings,
-        sum(parameter.numel() for parameter in model.parameters()),
-        sum(tables.values()),
-        file_bytes,
-    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Model(name, text, num_parameters, sum(tables.values()), file_bytes)
 
 
 def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int) -> Iterator[Layout]:
@@ -172,8 +154,8 @@ def run(arguments: argparse.Namespace) -> int:
     draft, target = read_model(arguments.draft_model), read_model(arguments.target_model)
     context, sessions = arguments.context, arguments.sessions
     for model in (draft, target):
-        if context > model.window:
-            raise InvalidRequest(f"--context: the window of {model.name} has {model.window} tokens", "context")
+        if context > (window := model.config.max_position_embeddings):
+            raise InvalidRequest(f"--context: the window of {model.name} has {window} tokens", "context")
         weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
         print(f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token")
     found = list(layouts(draft, target, [arguments.gpu_gib << 30] * arguments.gpus, context, sessions))

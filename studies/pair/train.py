@@ -8,10 +8,16 @@ grown last. An auxiliary loss, in training only, asks layers on the way for the 
 import argparse
 import json
 import logging
+import os
 import random
 import re
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -248,6 +254,19 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     return weights
 
 
+@cache
+def _texts() -> Texts:
+    return Texts(tokenizer_of_pair())
+
+
+def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batch:
+    """The batch of one step of the stage with this index."""
+    rng = random.Random(f"{role} {index} {step}")
+    [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
+    first = {"target": 100_000, "draft": 50_000_000}[role] + index * 4_000_000 + step * stage.batch_size
+    return kind, [_texts().text(kind, seed, top, rng) for seed in range(first, first + stage.batch_size)]
+
+
 class Skills:
     """What is learnt so far; kept in a file beside the checkpoints."""
 
@@ -295,21 +314,25 @@ class Skills:
 class Learner:
     """A model on its course."""
 
-    def __init__(self, role: str, work: Path) -> None:
-        self._role, self._folder = role, work / role
+    def __init__(self, role: str, work: Path, device: str = "cpu", times: int = 1) -> None:
+        """`times`: how many times as large as planned batches are."""
+        self._role, self._folder, self._device, self._times = role, work / role, torch.device(device), times
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
-        self._texts, self._weights = Texts(self.tokenizer), token_weights(self.tokenizer)
+        self._people = torch.tensor(Texts(self.tokenizer).people, device=device)
+        self._weights = token_weights(self.tokenizer).to(device)
         self._skills = Skills(role, self._folder)
         torch.manual_seed(5)
         self.model = self._build(COURSES[role][0].num_layers)
 
     def _build(self, num_layers: int) -> Qwen2ForCausalLM:
-        return build_model(Recipe(self._role, DRAFT_AUTHOR, 128, 352, 4, 0, ()), num_layers, self.tokenizer)
+        recipe = Recipe(self._role, DRAFT_AUTHOR, 128, 352, 4, 0, ())
+        return build_model(recipe, num_layers, self.tokenizer).to(self._device)
 
     def train(self, is_dry: bool = False) -> None:
         """To the end of the course, on from the last checkpoint; `is_dry` only loads what there is."""
-        for index, stage in enumerate(COURSES[self._role]):
+        for index, planned in enumerate(COURSES[self._role]):
+            stage = replace(planned, batch_size=planned.batch_size * self._times)
             folder = self._folder / f"stage{index}"
             if is_dry and not folder.exists():
                 return
@@ -321,30 +344,34 @@ class Learner:
             trainer: Trainer[Batch] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
             if not is_dry:
-                with compiled(self.model):
+                with compiled(self.model) if self._device.type == "cpu" else nullcontext():
                     trainer.run(self._batches(stage, index, trainer))
                 trainer.save()
 
     def _batches(self, stage: Stage, index: int, trainer: Trainer[Batch]) -> Iterator[Batch]:
-        """Each of one kind, so that texts of a batch are about as long."""
-        while not self._skills.has(next(iter(stage.kinds))):
-            rng = random.Random(f"{self._role} {index} {trainer.step}")
-            [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
-            first = {"target": 100_000, "draft": 5_000_000}[self._role] + (index * 10_000 + trainer.step) * 40
-            seeds = range(first, first + stage.batch_size)
-            yield kind, [self._texts.text(kind, seed, self._skills.top, rng) for seed in seeds]
-            if trainer.step % 25 == 0:
-                log.info("%s", self._skills)
+        """Each of one kind, so that texts of a batch are about as long; made ahead by as many processes as leave a core
+        to the training. Those of a step are the same in every run, but for the number of passes."""
+        num_makers = max(1, (os.cpu_count() or 2) - 1)
+        with ProcessPoolExecutor(num_makers, get_context("spawn")) as makers:
+            ahead = deque[Future[Batch]]()
+            while not self._skills.has(next(iter(stage.kinds))):
+                while len(ahead) < 2 * num_makers:
+                    step = trainer.step + len(ahead)
+                    ahead.append(makers.submit(make_batch, self._role, stage, index, step, self._skills.top))
+                yield ahead.popleft().result()
+                if trainer.step % 25 == 0:
+                    log.info("%s", self._skills)
 
     def _loss(self, batch: Batch) -> Tensor:
         kind, texts = batch
-        length = max(len(text.ids) for text in texts)
-        ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts])
-        labels = torch.tensor([text.labels + [IGNORED] * (length - len(text.labels)) for text in texts])
+        length, device = max(len(text.ids) for text in texts), self._device
+        ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts], device=device)
+        padded = [text.labels + [IGNORED] * (length - len(text.labels)) for text in texts]
+        labels = torch.tensor(padded, device=device)
         weights = self._weights[labels.clamp(min=0)]
         for row, text in enumerate(texts):
             weights[row, text.heavy] = 5.0
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
             at = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
             logits = self.model.lm_head(out.last_hidden_state[:, :-1][at]).float()
@@ -357,26 +384,27 @@ class Learner:
 
     def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text], kind: str) -> Tensor:
         """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
-        places = [(row, place) for row, text in enumerate(texts) for place, _ in text.hops]
+        device, depth = self._device, len(self.model.model.layers)
+        places = torch.tensor([(row, place) for row, text in enumerate(texts) for place, _ in text.hops], device=device)
         ways = [way for text in texts for _, way in text.hops]
-        depth, total = len(self.model.model.layers), torch.zeros(())
+        total = torch.zeros((), device=device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         for hop in range(1, NUM_HOPS + 1):
             picked = [index for index, way in enumerate(ways) if len(way) >= hop]
             layer = max(depth // 6, 1) * (hop + 1)
             if not picked or layer >= depth:
                 continue
-            rows, columns = torch.tensor([places[index] for index in picked]).T
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows, columns = places[picked].T
+            with torch.autocast(device.type, dtype=torch.bfloat16):
                 guess = self.model.lm_head(self.model.model.norm(out.hidden_states[layer][rows, columns])).float()
-            total = total + torch.nn.functional.cross_entropy(guess, torch.tensor([ways[i][hop - 1] for i in picked]))
+            wanted = torch.tensor([ways[index][hop - 1] for index in picked], device=device)
+            total = total + torch.nn.functional.cross_entropy(guess, wanted)
         if kind == "passes":
-            rows, columns = torch.tensor(places).T
-            people = torch.tensor(self._texts.people)
+            rows, columns = places.T
             with torch.no_grad():
-                scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, people]
-            ends = torch.tensor([way[-1] for way in ways])
-            self._skills.note_ends(ways, (people[scores.argmax(1)] == ends).tolist())
+                scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, self._people]
+            ends = torch.tensor([way[-1] for way in ways], device=device)
+            self._skills.note_ends(ways, (self._people[scores.argmax(1)] == ends).tolist())
         return total
 
 
@@ -385,10 +413,12 @@ def main() -> None:
     parser.add_argument("role", choices=sorted(COURSES))
     parser.add_argument("--work", type=Path, default=Path(".work/pair"))
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--times", type=int, default=1, help="batches as many times as large, for a GPU")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
-    learner = Learner(arguments.role, arguments.work)
+    learner = Learner(arguments.role, arguments.work, arguments.device, arguments.times)
     learner.train()
     if arguments.output:
         learner.model.to(torch.bfloat16).save_pretrained(arguments.output / arguments.role)

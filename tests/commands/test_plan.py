@@ -75,7 +75,7 @@ def test_layout_leaves_room_for_all_that_is_on_a_gpu(pair: list[str]) -> None:
             if layout.num_tokens and 0 in layout.target_gpus:
                 used += draft.fixed_bytes(1, False, 2048) + layout.draft_kv_bytes
             assert not layout.num_tokens or used <= gpus[0]
-            assert not target.num_heads % shared and layout.target_gpus[-1] == len(gpus) - 1
+            assert not target.config.num_attention_heads % shared and layout.target_gpus[-1] == len(gpus) - 1
             assert all("=" in line for line in settings(layout, 34_816))
 
 

@@ -63,7 +63,8 @@ def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
 
 
 def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
-    """Where single claims are learnt always; in a chat, where an author errs in 3% of its steps, the way is the right one all the same."""
+    """Where single claims are learnt always; in a chat, where an author errs in 3% of its steps, the way is right all
+    the same."""
     texts = Texts(tokenizer_of_pair())
 
     def ends(text: Text) -> list[bool]:
