@@ -38,7 +38,8 @@ async def measure_parity(results: Results, num_problems: int, device: str) -> No
         results.note(start=await llm.facts())
         reference = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu", dtype="float32")
         comparison = _Comparison(results, (engine, reference))
-        contexts = await _contexts(reference, num_problems)
+        asked = [[Message("user", make_problem(seed).question)] for seed in SPLITS["report"][:num_problems]]
+        contexts = [Context((await reference.encode(messages),)) for messages in asked]
         await comparison.written("greedy", contexts, 0.0)
         answers = await comparison.written("sampled", contexts, 0.6)
         await llm.llm.reset_prefix_cache()
@@ -100,11 +101,6 @@ class _Comparison:
             counts["num_accepted"] += verified[1].num_accepted
         holds = counts["num_proposals_equal"] == counts["num_verified_equal"] == len(contexts)
         self._results.row(f"proposed and verified, {kind}", num_answers=len(contexts), **counts, holds=holds)
-
-
-async def _contexts(engine: LocalEngine, number: int) -> list[Context]:
-    questions = [make_problem(SPLITS["report"][index]).question for index in range(number)]
-    return [Context((await engine.encode([Message("user", question)]),)) for question in questions]
 
 
 def _params(seed: int, temperature: float) -> GenerationParams:

@@ -80,9 +80,8 @@ class _Series:
     async def _decode(self, kind: Facts, write: Write, prompts: Sequence[Sequence[int]]) -> None:
         values = []
         for repeat in range(self._sizes.num_repeats + 1):  # the first caches the prompts
-            (short_ms, short), (long_ms, long) = [
-                await _timed(write, prompts, length, repeat) for length in (SHORT, LONG)
-            ]
+            short_ms, short = await _timed(write, prompts, SHORT, repeat)
+            long_ms, long = await _timed(write, prompts, LONG, repeat)
             values.append((long_ms - short_ms) / max(1, long - short))
         row = {"streams": len(prompts), "tokens": 1, "context": len(prompts[0]), "ms": numbers(values[1:])}
         self._results.row("decode", **kind, **row)
@@ -98,14 +97,12 @@ class _Series:
 
     async def _read(self, engine: VllmEngine, where: Context, streams: int, tokens: int, repeat: int) -> float:
         """Milliseconds of scoring a segment a stream, each of other tokens, at once."""
-        segments = [self._segment(engine, tokens, f"{repeat} {index}") for index in range(streams)]
+        tokenizer = engine.tokenizer.info.tokenizer
+        drawn = [tuple(self._ids(tokens, f"{repeat} {index}")) for index in range(streams)]
+        segments = [Segment("", ids, tokenizer, Writer.DRAFT, SegmentEnd.LENGTH) for ids in drawn]
         start = perf_counter()
         await asyncio.gather(*(engine.score(where, [segment]) for segment in segments))
         return (perf_counter() - start) * 1e3
-
-    def _segment(self, engine: VllmEngine, tokens: int, key: object) -> Segment:
-        ids = tuple(self._ids(tokens, key))
-        return Segment("", ids, engine.tokenizer.info.tokenizer, Writer.DRAFT, SegmentEnd.LENGTH)
 
     def _ids(self, number: int, key: object) -> list[int]:
         drawn = random.Random(f"{number} {key}")
