@@ -86,8 +86,7 @@ class Attention:
         start, end = chunk.kv.num_tokens, chunk.end
         past_and_own = chunk.kv.stretch(0, end).flatten(0, 1).unbind()
         own = chunk.kv.stretch(start, end).squeeze(2).unbind()
-        is_plain = chunk.tree is None and (start == 0 or len(chunk.tokens) == 1)
-        mask = None if is_plain else self._mask(chunk)
+        mask = None if chunk.tree is None and (start == 0 or len(chunk.tokens) == 1) else self._mask(chunk)
 
         def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
             own[index].copy_(keys_values.permute(1, 2, 0, 3))

@@ -162,8 +162,7 @@ class Decoder:
 
     def _rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[num_positions, 1, head_dim]`; the sines of the first half are negated."""
-        positions = torch.arange(num_positions, device=self._embedding.device)[None]
-        cos, sin = self._rotary(self._embedding, positions)
+        cos, sin = self._rotary(self._embedding, torch.arange(num_positions, device=self._embedding.device)[None])
         sin[..., : self._head_dim // 2].neg_()
         return cos[0, :, None], sin[0, :, None]
 
