@@ -197,6 +197,7 @@ class Export:
             "labels": self._config.probes.labels,
             "samples a context": 2 * self._config.samples.num_samples,
             "meanings a context": round(counted["num_clusters"] / num_contexts, 2),
+            "singletons (no other sample of the writer means it; label 0)": f"{self._labels.singletons:.1%}",
             "data digest": self._fitter.data_digest,
         }
         left_out = {

@@ -149,6 +149,7 @@ def test_labels_are_shares_of_each_models_other_samples() -> None:
     np.testing.assert_allclose(labels.target_probability, [2 / 3, 2 / 3, 2 / 3, 0, 0.75, 0, 0, 0])
     np.testing.assert_allclose(labels.draft_probability, [0.25, 0.25, 0.25, 0, 0, 1 / 3, 1 / 3, 0])
     assert labels.by_draft.tolist() == [False] * 4 + [True] * 4
+    assert labels.singletons == 3 / 8
     assert labels.valid[:4].tolist() == [1, 1, 1, 0] and np.isnan(labels.valid[7])
     assert labels.row.tolist() == list(range(8)) and labels.draft_row.tolist() == [-1] * 4 + [0, 1, 2, 3]
     assert set(labels.shard.tolist()) == {7} and set(labels.split.tolist()) == {"train"}

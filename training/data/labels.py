@@ -52,6 +52,11 @@ class Labels:
     def __len__(self) -> int:
         return len(self.context)
 
+    @property
+    def singletons(self) -> float:
+        """Share of the segments that no other sample of their writer means: their own label is 0."""
+        return float((np.where(self.by_draft, self.draft_probability, self.target_probability) == 0).mean())
+
 
 _STORED: dict[type, tuple[str, ...]] = {
     np.bool_: ("by_draft",),
