@@ -18,8 +18,10 @@ Properties of every engine:
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
@@ -27,6 +29,7 @@ from semspec.errors import InvalidRequest
 from semspec.types import GRAMMAR, Context, GenerationParams, ModelInfo, Piece, Prompt, Token, Writer
 
 if TYPE_CHECKING:
+    from semspec.engine.causal_lm import EngineName
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
 
 
@@ -97,9 +100,18 @@ LoadModel = Callable[["ModelSettings", Writer], LocalEngine]
 """`load_engine`, or what takes its place."""
 
 
+def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
+    """The engine of `settings`; for auto on the device cuda it is vLLM, if that is installed."""
+    if settings.engine == "auto" and settings.device.startswith("cuda"):
+        if find_spec("vllm"):
+            return "vllm"
+        logging.getLogger(__name__).warning("vLLM is not installed: our engine serves; long contexts need vLLM")
+    return settings.engine
+
+
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
     """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
-    if settings.engine == "vllm":
+    if (engine := chosen_engine(settings)) == "vllm":
         from semspec.engine.vllm.engine import load_vllm
 
         return load_vllm(settings, writer)
@@ -116,5 +128,5 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
         kv_bytes=settings.kv_bytes,
         probes=settings.probes,
         max_context_tokens=settings.max_context_tokens,
-        engine=settings.engine,
+        engine=engine,
     )

@@ -22,7 +22,7 @@ class VllmOptions(SettingObject):
         gt=0,
         le=1,
         description="share of the memory for weights, keys and values; unset: kv_bytes for keys and values, and on a "
-        "GPU where that is unset, too, 0.9",
+        "GPU where that is unset, too, 0.92",
     )
     kv_cache_dtype: Literal["fp8"] | None = Field(None, description="keys and values in FP8; unset: as computed")
     max_num_batched_tokens: int = Field(
@@ -50,7 +50,8 @@ class ModelSettings(ServiceSettings):
     engine: Literal["auto", "transformers", "fast", "vllm"] = Field(
         "auto",
         description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), vllm (many users, several "
-        "GPUs, quantisation), or auto: fast if supported, else transformers",
+        "GPUs, quantisation), or auto: vllm on the device cuda if it is installed, else fast if supported, else "
+        "transformers",
     )
     cache_bytes: int = Field(1 << 30, ge=0, description="keys and values kept between calls (prefix cache), in bytes")
     kv_bytes: int = Field(

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from pydantic import ValidationError
 
+from semspec.engine import protocol
 from semspec.engine.protocol import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
@@ -21,8 +22,18 @@ from semspec.types import Writer
 
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
-    with pytest.raises(Mismatch, match=r"^vLLM is not installed; install semspec\[vllm\], or set the engine to auto$"):
+    with pytest.raises(Mismatch, match=r"^vLLM is not installed; install semspec\[vllm\], or set the engine to fast"):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
+
+
+@pytest.mark.parametrize(("is_installed", "device", "engine"), [(True, "cuda:1", "vllm"), (False, "cuda", "auto")])
+def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
+    is_installed: bool, device: str, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol, "find_spec", lambda name: name if is_installed else None)
+    assert protocol.chosen_engine(ModelSettings(model="any", device=device)) == engine
+    assert protocol.chosen_engine(ModelSettings(model="any", device="cpu")) == "auto"
+    assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:
@@ -92,7 +103,7 @@ LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
     [
         (LOGGED, "ValueError: No available memory for the KV cache blocks.", "set more kv_bytes"),
         ("", "torch.OutOfMemoryError: CUDA out of memory.", "or use more GPUs"),
-        ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to auto"),
+        ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to fast"),
     ],
 )
 def test_reason_and_remedy_are_found_among_what_vllm_writes(prefix: str, reason: str, remedy: str) -> None:

@@ -123,7 +123,9 @@ class Outline:
 
 def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
-    if settings.engine == "vllm":
+    from semspec.engine.protocol import chosen_engine
+
+    if (engine := chosen_engine(settings)) == "vllm":
         from semspec.engine.vllm.options import check_installed, load_model
 
         check_installed()
@@ -131,8 +133,8 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
         return Outline(model.info, tokenizer, "vLLM")
     from semspec.engine.causal_lm import CausalLM
 
-    name, revision, engine = settings.model, settings.revision, settings.engine
-    lm = CausalLM.load(name, revision, "meta", settings.dtype, settings.max_context_tokens, engine)
+    name, limit = settings.model, settings.max_context_tokens
+    lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
     runner = "fast decoder" if lm.decoder else "transformers"
     return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}")
 

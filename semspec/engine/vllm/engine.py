@@ -65,6 +65,9 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     """Start vLLM's processes with the model of `settings`. `ended` is called with the reason, in a thread, when they
     end by themselves. Raises: Mismatch when the model cannot be served."""
     prepare_environment(settings.threads)
+    if index := settings.device.partition(":")[2]:  # vLLM takes the first GPU that it sees
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen.split(",")[int(index) :][:1]) if seen else index
     check_installed()
     model, tokenizer = load_model(settings, writer)
     core = Core.start(settings.model, lambda: _async_llm(engine_args(settings, model)), ended)

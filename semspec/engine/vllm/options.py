@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VLLM_VERSION = "0.32."
 """The versions whose inside `internals` knows."""
 
-OTHER_ENGINE = "set the engine to auto"
+OTHER_ENGINE = "set the engine to fast or transformers"
 
 CPU_HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 """Of the attention kernels of vLLM's CPU build."""
@@ -134,12 +134,9 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     from vllm.platforms import current_platform
 
     is_cpu = bool(current_platform.is_cpu())
-    if settings.device not in ("auto", "cpu" if is_cpu else "cuda"):
+    if settings.device.partition(":")[0] not in ("auto", "cpu" if is_cpu else "cuda"):
         built_for = "a CPU" if is_cpu else "GPUs"
-        raise Mismatch(
-            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto, and choose GPUs "
-            "with CUDA_VISIBLE_DEVICES"
-        )
+        raise Mismatch(f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto")
     text = config.get_text_config()
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if is_cpu and head_size not in CPU_HEAD_SIZES:

@@ -24,7 +24,7 @@ READ_TIMEOUT_S = 2.0
 """How long the last lines may take after the processes have ended."""
 
 REMEDIES = {
-    "hidden states": "set the engine to auto",
+    "hidden states": "set the engine to fast or transformers",
     "cache blocks": "set more kv_bytes or gpu_memory_utilization in vllm_options",
     "KV cache": "set more kv_bytes or gpu_memory_utilization in vllm_options, or less max_context_tokens",
     "memory": "set less kv_bytes, or gpu_memory_utilization in vllm_options, or use more GPUs",
@@ -173,4 +173,4 @@ class Core:
 def remedy_for(reason: str) -> str:
     """What to do about a reason that vLLM gives."""
     known = (remedy for part, remedy in REMEDIES.items() if part in reason)
-    return next(known, "choose another model, or set the engine to auto")
+    return next(known, "choose another model, or set the engine to fast or transformers")
