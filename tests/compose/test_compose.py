@@ -24,7 +24,6 @@ from tests.compose.support import (
     SETTINGS,
     TENSOR_PARALLEL,
     TWO_GPU,
-    VLLM,
     Json,
     MissingVariable,
     composed,
@@ -35,8 +34,7 @@ PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
     "base": (),
     "two-gpu": (TWO_GPU,),
-    "vllm": (TWO_GPU, VLLM),
-    "tensor-parallel": (TWO_GPU, VLLM, TENSOR_PARALLEL),
+    "tensor-parallel": (TWO_GPU, TENSOR_PARALLEL),
 }
 EXAMPLE = (ROOT / ".env.example").read_text()
 
@@ -120,13 +118,13 @@ def test_images_carry_this_version(services: Json) -> None:
         assert is_vllm == (services[role]["environment"].get(f"SEMSPEC_{role.upper()}_ENGINE") == "vllm")
         variant = "-vllm" if is_vllm else "-cuda" if gpus(services[role]) else ""
         assert services[role]["image"] == f"ghcr.io/semspec/semspec-{role}:{__version__}{variant}"
-        assert build["args"].get("TORCH_VARIANT") == ("cuda" if gpus(services[role]) else None)
+        assert build["args"].get("TORCH_VARIANT") == ("cuda" if variant == "-cuda" else None)
         assert build["args"].get("ROLE") == (role if is_vllm else None)
         assert (ROOT / build["dockerfile"]).is_file()
     assert re.fullmatch(r"redis:\d+\.\d+-alpine", services["redis"]["image"])
 
 
-@pytest.mark.parametrize("variant", ["vllm", "tensor-parallel"])
+@pytest.mark.parametrize("variant", ["two-gpu", "tensor-parallel"])
 def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     services = composed(SECRETS | PAIR, *VARIANTS[variant])
     for role in ("draft", "target"):
@@ -139,7 +137,7 @@ def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.Monkey
 
 
 def test_image_of_vllm_is_of_a_version_that_the_engine_knows() -> None:
-    build = composed(SECRETS | PAIR, *VARIANTS["vllm"])["target"]["build"]
+    build = composed(SECRETS | PAIR, *VARIANTS["two-gpu"])["target"]["build"]
     [default] = re.findall(r"^ARG BASE_IMAGE=(.+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE)
     assert build["args"]["BASE_IMAGE"] == default
     assert default.partition(":v")[2].startswith(VLLM_VERSION)
@@ -168,7 +166,7 @@ def test_no_secret_is_written_in(overlays: tuple[Path, ...]) -> None:
 
 
 def test_example_names_every_variable_there_is() -> None:
-    used = {name for path in (BASE, TWO_GPU, VLLM) for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    used = {name for path in (BASE, TWO_GPU) for name in re.findall(r"\$\{(\w+)", path.read_text())}
     named = set(re.findall(r"^#?([A-Z_]+)=", EXAMPLE, re.MULTILINE))
     assert named - used == {"HF_TOKEN"}
     # docs/docker.md names these.
