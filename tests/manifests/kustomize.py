@@ -19,8 +19,8 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMMANDS = {"kubectl": ("kubectl", "kustomize"), "kustomize": ("kustomize", "build")}
 INCLUDED = {"cpu": (), "two-gpu": (), "scaled": ("monitoring",)}
 """Each overlay and the components that it has already."""
-ENGINES = ("vllm", "tensor-parallel")
-"""Components of the overlays with GPUs: none, the first, or both."""
+TENSOR_PARALLEL = "tensor-parallel"
+"""Component of the overlays with GPUs."""
 OPTIONAL = ("monitoring", "tls", "redis-external")
 
 Manifest = dict[str, Any]
@@ -43,15 +43,14 @@ class Build:
 
 
 def builds() -> Iterator[Build]:
-    """Every overlay with every set of components that it has not; over vLLM with none and with all of them."""
+    """Every overlay with every set of components that it has not; over several GPUs with none and with all."""
     for overlay, included in INCLUDED.items():
         free = [component for component in OPTIONAL if component not in included]
         for size in range(len(free) + 1):
             yield from (Build(overlay, components) for components in combinations(free, size))
         if overlay != "cpu":
-            for number in range(1, len(ENGINES) + 1):
-                yield Build(overlay, ENGINES[:number])
-                yield Build(overlay, (*ENGINES[:number], *free))
+            yield Build(overlay, (TENSOR_PARALLEL,))
+            yield Build(overlay, (TENSOR_PARALLEL, *free))
 
 
 def has_tool() -> bool:
