@@ -17,6 +17,7 @@ from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
 from semspec.engine.hub import Checkpoint, look_up
+from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
@@ -38,6 +39,7 @@ class Wanted:
     tasks: Sequence[tuple[str, str | None]]
     """Name and data of each run's task."""
     output: Path
+    is_over_vllm: bool = False
 
 
 def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
@@ -46,12 +48,21 @@ def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
     tasks: list[Task] = []
     models: dict[str, Checkpoint] = {}
     disable_progress_bars()  # of the hub's client, between the lines
-    for one in (_models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
+    for one in (_engines(wanted), _models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
         for result in one:
             found.append(result)
             reporter.say(line(result))
     enable_progress_bars()
     return found, tasks
+
+
+def _engines(wanted: Wanted) -> Iterator[Check]:
+    if wanted.is_over_vllm:
+        try:
+            check_installed()
+            yield ok("vLLM", "installed")
+        except Mismatch as error:
+            yield fail("vLLM", *error.message.split("; ", 1))
 
 
 def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:

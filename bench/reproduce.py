@@ -153,7 +153,10 @@ class Reproduction:
         Raises: InvalidRequest when a check fails.
         """
         missing = [self.pipelines[name] for name in self._sampled() if not self._is_trained(name)]
-        wanted = Wanted(self.pipelines[MAIN], missing, [(run.task, run.data) for run in self.config.runs], self.output)
+        tasks_wanted = [(run.task, run.data) for run in self.config.runs]
+        services = self.config.environment | os.environ
+        is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
+        wanted = Wanted(self.pipelines[MAIN], missing, tasks_wanted, self.output, is_over_vllm)
         found, tasks = check(wanted, self.reporter)
         if num_failed := sum(one.level == "fail" for one in found):
             raise InvalidRequest(f"{num_failed} of {len(found)} checks failed, nothing was begun; see the lines above")

@@ -66,12 +66,13 @@ def test_every_failed_check_is_one_line_with_its_remedy(
     hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [{"task": "gpqa-diamond", "data": str(tmp_path / "none.jsonl"), "strategies": METHODS}]
-    lines = refused(save_pair_file(tmp_path, runs=runs), tmp_path / "output", capsys)
-    draft, target, _, questions, *_ = lines
+    path = save_pair_file(tmp_path, runs=runs, environment={"SEMSPEC_TARGET_ENGINE": "vllm"})
+    vllm, draft, target, _, questions, *_ = lines = refused(path, tmp_path / "output", capsys)
+    assert vllm.startswith("fail") and "semspec[vllm]" in vllm
     assert draft.startswith("fail") and "is gated" in draft and f"{hub}/{DRAFT}" in draft and "hf auth login" in draft
     assert target.startswith("ok") and "to download: 100000000.00 GB" in target
     assert questions.startswith("fail") and "none.jsonl" in questions
-    assert "2 of" in lines[-1] and "nothing was begun" in lines[-1]
+    assert "3 of" in lines[-1] and "nothing was begun" in lines[-1]
 
 
 def test_models_that_fit_neither_disk_nor_memory_are_refused(
