@@ -28,7 +28,7 @@ PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers
 QUERIED = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "power.limit", "temperature.gpu")
 STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "plain": (90, 200)}
 """Seconds that must be left for a stage to begin, and its limit."""
-TINY_LEAST_S = 5
+TINY_S = 5, 600
 RESULTS = Path(__file__).parents[1] / "results"
 NO_VLLM = "vLLM is not installed where this runs: pip install 'semspec[vllm,engine]'"
 
@@ -123,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = chosen.output or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
     head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
     record = Record(folder, head, chosen.minutes * 60)
-    for name, (least_s, limit_s) in STAGES.items():
-        least_s = least_s if chosen.scale == "paper" else TINY_LEAST_S
-        record.stage(name, least_s, limit_s, partial(run_stage, name, chosen, folder, record))
+    for name, of_paper in STAGES.items():
+        seconds = of_paper if chosen.scale == "paper" else TINY_S
+        record.stage(name, *seconds, partial(run_stage, name, chosen, folder, record))
     print(*summary(record.stages), f"written: {folder}/gpu.json", sep="\n")
     holds = record.stages["parity"].get("facts", {}).get("holds", True)
     return int(not holds or "failed" in [stage["status"] for stage in record.stages.values()])
