@@ -16,12 +16,12 @@ from semspec.bench.tasks import Task, load_task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
-from semspec.engine.hub import Checkpoint, look_up
+from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
-from semspec.training.estimate import context_bytes, gigabytes
+from semspec.training.estimate import context_bytes
 from semspec.training.progress import Reporter
 
 ROOM = 1.1
@@ -80,7 +80,7 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
             yield fail(name, f"{model} has no safetensors weights", "name a revision that has them, or convert it")
             continue
         size, missing = found[name].weight_bytes, found[name].missing_bytes
-        yield ok(name, f"{model}, {gigabytes(size)}; to download: {gigabytes(missing) if missing else 'nothing'}")
+        yield ok(name, f"{model}, {size_of(size)}; to download: {size_of(missing) if missing else 'nothing'}")
 
 
 def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
@@ -139,11 +139,11 @@ def _disk(output: Path, states: int, missing: int) -> Check:
         free = shutil.disk_usage(place).free
         needed = sum(size for other, (_, size) in places.items() if devices[other] == devices[name])
         if needed > free:
-            problems.append(f"{gigabytes(needed)} needed in {place}, {gigabytes(free)} free")
+            problems.append(f"{size_of(needed)} needed in {place}, {size_of(free)} free")
     if problems:
         remedy = "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
         return fail("disk", problems[0], remedy)
-    return ok("disk", f"models {gigabytes(missing)}, states of the training at most {gigabytes(states)}")
+    return ok("disk", f"models {size_of(missing)}, states of the training at most {size_of(states)}")
 
 
 def _existing(path: Path) -> Path:
@@ -155,7 +155,7 @@ def _memory(weight_bytes: int) -> Check:
     needed = ROOM * weight_bytes
     gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
     free, place = (min(gpus), "on each GPU") if gpus else (psutil.virtual_memory().available, "of memory, no GPU")
-    words = f"both models take {gigabytes(needed)}; {gigabytes(free)} free {place}"
+    words = f"both models take {size_of(needed)}; {size_of(free)} free {place}"
     if needed > free:
         return fail("memory", words, "free some, use larger GPUs (CUDA_VISIBLE_DEVICES), or take smaller models")
     return ok("memory", words)

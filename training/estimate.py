@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from semspec.engine.hub import size_of
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, arranged
 from semspec.training.data.pair import Pair
@@ -47,7 +48,7 @@ class Estimate:
         lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
         lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
         lines += [f"{'together':<9} {duration(self.total_s)} on one worker; --shard i/n divides the first three"]
-        lines += [f"{'disk':<9} {gigabytes(self.states_bytes)} for the states ({gigabytes(self.free_bytes)} free)"]
+        lines += [f"{'disk':<9} {size_of(self.states_bytes)} for the states ({size_of(self.free_bytes)} free)"]
         return "\n".join(lines)
 
     def times(self, share: float) -> "Estimate":
@@ -193,7 +194,3 @@ def _fit_times(
     one_s, three_s = fit_s(1), fit_s(3)
     epoch_s = max(0.0, three_s - one_s) / 2
     return max(0.0, one_s - epoch_s) / TIMED_ROWS, epoch_s / TIMED_ROWS
-
-
-def gigabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"

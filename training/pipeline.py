@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from semspec.clustering.loading import load_equivalence
+from semspec.engine.hub import size_of
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
 from semspec.training.checks import check_collections, check_models, check_output
@@ -15,7 +16,7 @@ from semspec.training.data.labels import Labels, gather_labels, read_labels, wri
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import gather, questions_recipe, stored_questions
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from semspec.training.estimate import Estimate, fit_seconds, gigabytes, groups_of, run_pilot, state_row_bytes
+from semspec.training.estimate import Estimate, fit_seconds, groups_of, run_pilot, state_row_bytes
 from semspec.training.export import Export
 from semspec.training.files import StageFolder, check_format, read_json, write_json
 from semspec.training.progress import Reporter
@@ -171,10 +172,10 @@ class Pipeline:
         if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
             return
         wanted, free = num_contexts * state_row_bytes(self.pair, self.config), shutil.disk_usage(self.work).free
-        self.reporter.say(f"states of {num_contexts} contexts: {gigabytes(wanted)} ({gigabytes(free)} free)")
+        self.reporter.say(f"states of {num_contexts} contexts: {size_of(wanted)} ({size_of(free)} free)")
         if wanted > free:
             raise Unavailable(
-                f"the samples want {gigabytes(wanted)} in {self.work}, {gigabytes(free)} are free: make room, "
+                f"the samples want {size_of(wanted)} in {self.work}, {size_of(free)} are free: make room, "
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 

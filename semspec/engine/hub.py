@@ -70,8 +70,8 @@ def fetch(model: str, revision: str | None = None, tell: Callable[[str], object]
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
     if missing > free:
-        raise Mismatch(f"{model} takes {size(missing)} in {cache}, where {size(free)} are free; {MAKE_ROOM}")
-    tell(f"downloading {model}: {size(missing)}")
+        raise Mismatch(f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free; {MAKE_ROOM}")
+    tell(f"downloading {model}: {size_of(missing)}")
     try:
         bars = None if sys.stderr.isatty() else _lines(tell)
         return str(snapshot_download(model, revision=revision, tqdm_class=bars, **FILES))
@@ -89,7 +89,7 @@ def _lines(tell: Callable[[str], object]) -> type[tqdm]:
             if self.unit == "B" and 0 < self.n < (self.total or 0) and time.monotonic() - told_at >= TELL_EVERY_S:
                 told_at, rate = time.monotonic(), self.n / self.format_dict["elapsed"]
                 left = self.format_interval((self.total - self.n) / rate)
-                tell(f"{size(self.n)} of {size(self.total)}, {left} left")
+                tell(f"{size_of(self.n)} of {size_of(self.total)}, {left} left")
 
         def close(self) -> None:
             self.disable = True
@@ -97,7 +97,7 @@ def _lines(tell: Callable[[str], object]) -> type[tqdm]:
     return Lines
 
 
-def size(num_bytes: float) -> str:
+def size_of(num_bytes: float) -> str:
     """In GB or MB."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 

@@ -70,7 +70,7 @@ def test_every_failed_check_is_one_line_with_its_remedy(
     vllm, draft, target, _, questions, *_ = lines = refused(path, tmp_path / "output", capsys)
     assert vllm.startswith("fail") and "semspec[vllm]" in vllm
     assert draft.startswith("fail") and "is gated" in draft and f"{hub}/{DRAFT}" in draft and "hf auth login" in draft
-    assert target.startswith("ok") and "to download: 100000000.00 GB" in target
+    assert target.startswith("ok") and "to download: 100000000.0 GB" in target
     assert questions.startswith("fail") and "none.jsonl" in questions
     assert "3 of" in lines[-1] and "nothing was begun" in lines[-1]
 

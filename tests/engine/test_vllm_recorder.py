@@ -6,15 +6,10 @@ from semspec.engine.vllm.recorder import POOLED_ROWS, Sums
 
 
 def test_rows_that_do_not_fit_side_by_side_are_added_all_the_same() -> None:
-    generator = torch.Generator().manual_seed(0)
-    states = [torch.randn(2000, 8, generator=generator) for _ in range(3)]
-    rows = torch.randperm(2000, generator=generator)[: 2 * POOLED_ROWS + 9].tolist()
+    states, rows = list(torch.randn(3, 2000, 8)), range(0, 1200, 2)
+    assert len(rows) > 2 * POOLED_ROWS
     sums = Sums(num_layers=2, hidden_size=8, device=torch.device("cpu"))
     one, other = sums.acquire(), sums.acquire()
-    sums.add(states, rows, [one, other, other] * (len(rows) // 3) + [one] * (len(rows) % 3))
-    whole = torch.stack(states, 1)[rows]
-    is_one = torch.tensor([number % 3 == 0 for number in range(len(rows))])
-    is_one[len(rows) // 3 * 3 :] = True
-    expected = torch.stack([whole[is_one].mean(0), whole[~is_one].mean(0)])
-    means = sums.means([one, other], [int(is_one.sum()), int((~is_one).sum())])
-    torch.testing.assert_close(means, expected, atol=1e-5, rtol=1e-5)
+    sums.add(states, rows, [one if row < 400 else other for row in rows])
+    expected = [torch.stack(states)[:, part].mean(1) for part in (slice(0, 400, 2), slice(400, 1200, 2))]
+    torch.testing.assert_close(sums.means([one, other], [200, 400]), torch.stack(expected), atol=1e-5, rtol=1e-5)

@@ -95,13 +95,13 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
 
 
 def _model(role: str, settings: Any, load: Any) -> Started:
-    from semspec.engine.hub import look_up, size
+    from semspec.engine.hub import look_up, size_of
 
     num_weights = 0
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
-            words = f"{settings.model} is not on this machine yet: {size(found.missing_bytes)}"
+            words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
             return Started(warn(role, words, f"`hf download {settings.model}`, or `serve` fetches it"), settings, None)
         num_weights = count_weights(found.folder)
     engine = load(settings, outline)
@@ -167,13 +167,14 @@ def _compare(started: dict[str, Started]) -> str:
 
 
 def _memory(models: list[Started]) -> Check:
-    from semspec.engine.hub import size
+    from semspec.engine.hub import size_of
 
     place, free_bytes, weight_bytes = _free()
     needed, kv_bytes = weight_bytes * sum(m.num_weights for m in models), sum(m.settings.kv_bytes for m in models)
     if not free_bytes:
-        return warn("memory", f"weights {size(needed)}; what is free is unknown here", "see that they fit")
-    words = f"weights {size(needed)}, keys and values up to {size(kv_bytes)}, {size(free_bytes)} free on the {place}"
+        return warn("memory", f"weights {size_of(needed)}; what is free is unknown here", "see that they fit")
+    words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
+    words += f", {size_of(free_bytes)} free on the {place}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:
