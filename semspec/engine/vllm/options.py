@@ -100,13 +100,8 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": model.folder,
         "dtype": dtype,
-        "quantization": options.quantization,
         "max_model_len": model.info.max_context_tokens + 1,
         "skip_tokenizer_init": True,
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "max_num_seqs": options.max_num_seqs,
         "enable_prefix_caching": settings.cache_bytes > 0,
         "async_scheduling": False,  # segments end with the tokens of a step, before the next step
         "disable_log_stats": True,
@@ -116,18 +111,13 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         # Also part of the key of compiled graphs, which must return all states.
         "additional_config": model_to_wire(model),
     }
-    if options.gpu_memory_utilization is not None:
-        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-    elif is_cpu or "kv_bytes" in settings.model_fields_set:
+    if options.gpu_memory_utilization is None and (is_cpu or "kv_bytes" in settings.model_fields_set):
         arguments["kv_cache_memory_bytes"] = settings.kv_bytes
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
-    chosen = options.model_dump(
-        include={"enforce_eager", "distributed_executor_backend", "kv_cache_dtype"}, exclude_none=True
-    )
-    return arguments | chosen
+    return arguments | options.model_dump(exclude_none=True)
 
 
 def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
