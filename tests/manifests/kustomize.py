@@ -19,8 +19,6 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMMANDS = {"kubectl": ("kubectl", "kustomize"), "kustomize": ("kustomize", "build")}
 INCLUDED = {"cpu": (), "two-gpu": (), "scaled": ("monitoring",)}
 """Each overlay and the components that it has already."""
-TENSOR_PARALLEL = "tensor-parallel"
-"""Component of the overlays with GPUs."""
 OPTIONAL = ("monitoring", "tls", "redis-external")
 
 Manifest = dict[str, Any]
@@ -49,8 +47,7 @@ def builds() -> Iterator[Build]:
         for size in range(len(free) + 1):
             yield from (Build(overlay, components) for components in combinations(free, size))
         if overlay != "cpu":
-            yield Build(overlay, (TENSOR_PARALLEL,))
-            yield Build(overlay, (TENSOR_PARALLEL, *free))
+            yield from (Build(overlay, ("tensor-parallel", *added)) for added in ((), free))
 
 
 def has_tool() -> bool:
