@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"
 OVERLAYS = ROOT / "deploy" / "compose"
 TWO_GPU = OVERLAYS / "two-gpu.yml"
-TENSOR_PARALLEL = OVERLAYS / "tensor-parallel.yml"
 
 SETTINGS: dict[str, type[GatewaySettings | ServiceSettings]] = {
     "draft": DraftSettings,

@@ -17,24 +17,14 @@ from semspec.gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR, StackConfig
-from tests.compose.support import (
-    BASE,
-    ROOT,
-    SECRETS,
-    SETTINGS,
-    TENSOR_PARALLEL,
-    TWO_GPU,
-    Json,
-    MissingVariable,
-    composed,
-)
+from tests.compose.support import BASE, ROOT, SECRETS, SETTINGS, TWO_GPU, Json, MissingVariable, composed
 from tests.processes import succeeds
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
     "base": (),
     "two-gpu": (TWO_GPU,),
-    "tensor-parallel": (TWO_GPU, TENSOR_PARALLEL),
+    "tensor-parallel": (TWO_GPU, TWO_GPU.with_name("tensor-parallel.yml")),
 }
 EXAMPLE = (ROOT / ".env.example").read_text()
 
