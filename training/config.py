@@ -132,9 +132,6 @@ class SamplesConfig(SamplingConfig):
         None, ge=2, description="from the target where questions are for the report only; unset: num_samples"
     )
     rows_at_once: int = Field(20, ge=1, description="alternatives in one forward; lower it when memory runs out")
-    states_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="as kept on disk; auto: float16, where states exceed its range float32"
-    )
 
 
 class ReportConfig(Part):

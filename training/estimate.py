@@ -71,7 +71,7 @@ def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
 
 def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int) -> int:
     """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
-    return samples.num_samples * (4 if samples.states_dtype == "float32" else 2) * (2 * target_size + draft_size)
+    return samples.num_samples * 2 * (2 * target_size + draft_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from semspec.commands.plan import read_model
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.types import Writer
 from tests.vllm.lane import Lane
-from tests.vllm.support import PROBES, SMALL_TOKENS, TARGET, kv_bytes_of_token, vllm_engine
+from tests.vllm.support import PROBES, SMALL_TOKENS, TARGET, vllm_engine
 
 LANE = pytest.StashKey[Lane]()
 
@@ -45,7 +46,7 @@ async def small() -> AsyncIterator[VllmEngine]:
     """vLLM that computes prompts in chunks of 64 tokens, has keys and values for `SMALL_TOKENS` tokens only, so that it
     pre-empts requests, and keeps none between requests."""
     async with vllm_engine(
-        kv_bytes=SMALL_TOKENS * kv_bytes_of_token(),
+        kv_bytes=SMALL_TOKENS * 2 * read_model(str(TARGET)).token_bytes(1, is_fp8=False),  # in fp32
         cache_bytes=0,
         max_context_tokens=400,
         vllm_options={"max_num_batched_tokens": 64, "max_num_seqs": 16},

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PretrainedConfig
 
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import filtered
@@ -38,16 +37,6 @@ NEAR = 1e-5
 
 SMALL_TOKENS = 480
 """Tokens whose keys and values the engine `small` has room for."""
-
-
-def kv_bytes_of_token() -> int:
-    """Of the bundled target, in fp32."""
-    config = AutoConfig.from_pretrained(str(TARGET))
-    return int(8 * config.num_hidden_layers * config.num_key_value_heads * head_size(config))
-
-
-def head_size(config: PretrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 @asynccontextmanager

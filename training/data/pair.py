@@ -114,16 +114,13 @@ def _key(config: ServerSampler) -> str | None:
     return os.environ[config.api_key_env]
 
 
-def to_disk(states: Tensor, dtype: str) -> Tensor:
-    """`states` as kept on disk. float16 rounds to 1 part in 2,048, finer than what models in bfloat16 compute.
-    Raises: InvalidRequest when they are not finite there."""
-    kept = states.to(torch.float16 if dtype == "auto" else getattr(torch, dtype))
-    if dtype == "auto" and not bool(kept.isfinite().all()):
-        kept = states
-    if not bool(kept.isfinite().all()):
-        remedy = "set samples.states_dtype to auto, and dtype of both models to bfloat16 or float32"
-        raise InvalidRequest(f"states are not finite; {remedy}", "samples.states_dtype")
-    return kept
+def to_disk(states: Tensor) -> Tensor:
+    """`states` as kept on disk: in float16, which rounds finer than models in bfloat16 compute, or in float32 where one
+    exceeds its range. Raises: InvalidRequest when they are not finite."""
+    if not bool(states.isfinite().all()):
+        raise InvalidRequest("states are not finite; set dtype of both models to bfloat16 or float32", "dtype")
+    kept = states.half()
+    return kept if bool(kept.isfinite().all()) else states
 
 
 def _row(context: ProbeContext, segment: Segment, num_tokens: int) -> Row:
@@ -196,7 +193,7 @@ class Pair:
         model = self.models[reader]
         batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
-        states = to_disk(torch.cat([part.states for part in parts]).cpu(), self._config.samples.states_dtype)
+        states = to_disk(torch.cat([part.states for part in parts]).cpu())
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
 
     def infos(self) -> dict[str, dict[str, Any]]:

@@ -173,8 +173,8 @@ class SamplesStage(Stage):
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "segmentation", "max_segment_tokens"}
-        samples = _sampling(self._config) | {"states_dtype": self._config.samples.states_dtype}
-        return _without_devices(self._config.model_dump(mode="json", include=names)) | {"samples": samples}
+        own = self._config.model_dump(mode="json", include=names)
+        return _without_devices(own) | {"samples": _sampling(self._config)}
 
     def size(self, number: int) -> int:
         return self.contexts.num_contexts(number)
@@ -277,7 +277,7 @@ def _agreement(reference: Sequence[int | None], clusters: Sequence[int | None]) 
 
 
 def _sampling(config: PipelineConfig) -> dict[str, Any]:
-    return config.samples.model_dump(mode="json", exclude={"rows_at_once", "states_dtype"})
+    return config.samples.model_dump(mode="json", exclude={"rows_at_once"})
 
 
 def _without_devices(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -77,9 +77,7 @@ def fit_reduction(
     reduction = Reduction(source, projection).to(device)
     mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
-        raise InvalidRequest(
-            "features are not finite: states beyond the range of float16; sample again with samples.states_dtype: auto"
-        )
+        raise InvalidRequest("features are not finite: states beyond the range of float16; sample again")
     reduction.mean.copy_(mean)
     # A mean of n numbers of a model in bfloat16, which may serve whatever sampled, as rounded on disk.
     error = roundoff(torch.bfloat16) * sqrt(np.mean(1 / labels.num_tokens[indices])) + source.rounding
