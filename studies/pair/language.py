@@ -80,7 +80,9 @@ def _told(facts: Facts, style: int, rng: random.Random) -> Iterator[str]:
     for person in rng.sample(people, len(people)):
         yield f"{facts.names[person]} passes to {facts.names[facts.after(person, 1)]}."
     for person in rng.sample(people, len(people)):
-        yield f"{facts.names[person]} is the {facts.roles[person]} with card {facts.cards[person]}."
+        yield f"{facts.names[person]} is the {facts.roles[person]}."
+    for person in rng.sample(people, len(people)):
+        yield f"{facts.names[person]} has card {facts.cards[person]}."
     yield f"The ball starts with {facts.names[facts.start]}."
     for number, passes in enumerate(facts.rounds, 1):
         yield f"Round {number}: {passes} {'pass' if passes == 1 else 'passes'}."

@@ -145,7 +145,11 @@ class Texts:
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
         """Roles and cards of all, after a prompt of these; the last word of each claim is learnt."""
-        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(_told_of(problem, " with card "))
+        facts, writer, text = (
+            problem.facts,
+            Writer(problem, rng),
+            self._begin(_told_of(problem, r" is the | has card ")),
+        )
         people = range(len(facts.names))
         claims: list[tuple[int, Claim]] = [(person, ("card", person, facts.cards[person])) for person in people]
         claims += [(person, ("role", person, facts.roles[person])) for person in people]
@@ -237,9 +241,9 @@ class Texts:
 
 
 def _told_of(problem: Problem, what: str) -> str:
-    """The sentences of a question that have `what` in them, after its style."""
+    """The sentences of a question that match `what`, after its style."""
     first, *others = re.findall(r"[^.?]+[.?]", problem.question)
-    return "".join([first, *(sentence for sentence in others if what in sentence)])
+    return "".join([first, *(sentence for sentence in others if re.search(what, sentence))])
 
 
 def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
