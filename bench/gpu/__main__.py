@@ -23,6 +23,7 @@ import torch
 from semspec.bench.gpu.record import Facts, Record, Results, summary
 from semspec.bench.gpu.shapes import SCALES, Scale
 from semspec.bench.gpu.timing import Light, measure_light, with_floors
+from semspec.commands import INTERRUPTED
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "power.limit", "temperature.gpu")
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here: nothing measured (--scale tiny --device cpu tries the code without one)")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stage ends with this process
     environment = describe(chosen.device)
     folder = chosen.output or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
     head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
@@ -142,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     sys.stdout.flush()
     os._exit(code)  # without waiting for vLLM's threads
