@@ -187,14 +187,10 @@ class Recorder:
         self._sums.release(slots)
         for span, _ in ended:
             span.slot = None
-        made = {
-            digest: iter(
-                self._projections.states_of(
-                    [mean for mean, (_, own) in zip(means, ended, strict=True) if own == digest], digest
-                )
-            )
-            for digest in {own for _, own in ended}
-        }
+        pooled: dict[str, list[Tensor]] = {}
+        for mean, (_, digest) in zip(means, ended, strict=True):
+            pooled.setdefault(digest, []).append(mean)
+        made = {digest: iter(self._projections.states_of(own, digest)) for digest, own in pooled.items()}
         return (next(made[digest]) for _, digest in ended)
 
 
