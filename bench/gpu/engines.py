@@ -1,6 +1,7 @@
 """vLLM with our hooks and without them, over the bundled target or over a shape without weights."""
 
 import asyncio
+import importlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,7 +16,7 @@ from transformers import Qwen2Config
 from semspec.bench.gpu.record import Facts
 from semspec.bench.gpu.shapes import Shape
 from semspec.engine.settings import ModelSettings
-from semspec.engine.vllm.engine import VllmEngine
+from semspec.engine.vllm.engine import VllmEngine, async_llm
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
 from semspec.stack.config import BUNDLED_PAIR
@@ -59,11 +60,10 @@ class Started:
     """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
 
     def __init__(self, arguments: Facts) -> None:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        importlib.import_module("vllm.v1.engine.async_llm")  # not part of the time
 
         def start() -> Any:
-            self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            self.llm = async_llm(arguments)
             return self.llm
 
         begin = perf_counter()
@@ -103,9 +103,6 @@ async def started(
     chosen = ModelSettings.model_validate(settings | own)
     prepare_environment(chosen.threads)
     check_installed()
-    from semspec.engine.vllm.internals import keep_results
-
-    keep_results()
     described, tokenizer = load_model(chosen, Writer.TARGET)
     arguments = engine_args(chosen, described) | extra | {"worker_cls": "semspec.bench.gpu.worker.MeasuredWorker"}
     if not has_hooks:

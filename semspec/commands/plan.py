@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from semspec.engine.hub import look_up
 from semspec.engine.settings import VllmOptions
+from semspec.engine.vllm.options import head_size
 from semspec.engine.vllm.recorder import LOGITS_ROWS, POOLED_ROWS
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.probes.probe import HIDDEN_SIZES
 
 USABLE = 0.98
 """Of a GPU's memory as it is sold, GiB: the rest is not shown to programs, or taken before they start."""
@@ -26,7 +27,6 @@ NCCL_BYTES = 1_000_000_000
 """Assumed, for each process of several that share a model."""
 VERIFIER_BYTES = 1_500_000_000
 """Assumed: a process with two probes."""
-PROBE_WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,14 @@ class Model:
         """Keys and values of a token on each of `tensor_parallel` GPUs."""
         config = self.config
         num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_head = 2 * config.num_hidden_layers * head_size * (1 if is_fp8 else 2)
+        per_head = 2 * config.num_hidden_layers * head_size(config) * (1 if is_fp8 else 2)
         return int(per_head * max(1, num_heads // tensor_parallel))
 
     def fixed_bytes(self, tensor_parallel: int, is_fp8: bool, batched: int) -> int:
         """All else on each GPU; `batched`: tokens of a step."""
         mlp = 6 * self.config.intermediate_size // tensor_parallel
         activations = batched * (2 * self.state_size + mlp + 4 * self.config.hidden_size)
-        pooled_and_graphs = self.state_size * (6 * POOLED_ROWS + 4 * PROBE_WIDTH + GRAPH_BYTES)
+        pooled_and_graphs = self.state_size * (6 * POOLED_ROWS + 4 * HIDDEN_SIZES[0] + GRAPH_BYTES)
         logits = 12 * LOGITS_ROWS * self.config.vocab_size
         process = PROCESS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
         return int(self.weight_bytes(is_fp8) // tensor_parallel + activations + pooled_and_graphs + logits + process)
@@ -100,9 +99,11 @@ def read_model(name: str) -> Model:
         text = config.get_text_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text)
-    except (OSError, ValueError, KeyError) as error:
-        raise Mismatch(f"cannot read the configuration of {name}: {' '.join(str(error).split())[:200]}") from error
-    tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
+        tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
+        _ = text.intermediate_size, text.max_position_embeddings  # which the sums need
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise Mismatch(f"cannot plan for {name}: {reason}; give a language model of Qwen2's or Llama's kind") from error
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return Model(name, text, num_parameters, sum(tables.values()), file_bytes)
 
@@ -127,20 +128,20 @@ def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sess
 
 def settings(layout: Layout, context: int) -> Iterator[str]:
     """Lines for an environment file."""
-    for role, gpus, kv_bytes in (
-        ("DRAFT", (0,), layout.draft_kv_bytes),
-        ("TARGET", layout.target_gpus, layout.target_kv_bytes),
+    chosen = VllmOptions(
+        tensor_parallel_size=len(layout.target_gpus),
+        quantization="fp8" if layout.is_fp8 else None,
+        kv_cache_dtype="fp8" if layout.is_kv_fp8 else None,
+    )
+    for role, gpus, kv_bytes, own in (
+        ("DRAFT", (0,), layout.draft_kv_bytes, VllmOptions()),
+        ("TARGET", layout.target_gpus, layout.target_kv_bytes, chosen),
     ):
-        options: dict[str, Any] = {}
-        if role == "TARGET":
-            options |= {"quantization": "fp8"} if layout.is_fp8 else {}
-            options |= {"kv_cache_dtype": "fp8"} if layout.is_kv_fp8 else {}
-            options |= {"tensor_parallel_size": len(gpus)} if len(gpus) > 1 else {}
         yield f"# {role.lower()}: CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}"
         yield f"SEMSPEC_{role}_ENGINE=vllm"
         yield f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS={context}"
         yield f"SEMSPEC_{role}_KV_BYTES={kv_bytes}"
-        if options:
+        if options := own.model_dump(exclude_defaults=True):
             yield f"SEMSPEC_{role}_VLLM_OPTIONS={json.dumps(options)}"
 
 

@@ -137,19 +137,13 @@ class Texts:
             for start in range(len(facts.names))
             for passes in (*range(1, top + 1), top)
         ]
-        for start, claim in dict.fromkeys(rng.sample(moves, 16)):
-            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
-            written = writer.write(Step((claim,)), start) + DELIMITER
-            self._add_marked(text, written, False, self._way(facts, start, claim))
+        self._add_claims(text, writer, rng.sample(moves, 16), is_learnt=False)
         return text
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
         """Roles and cards of all, after a prompt of these; the last word of each claim is learnt."""
-        facts, writer, text = (
-            problem.facts,
-            Writer(problem, rng),
-            self._begin(_told_of(problem, r" is the | has card ")),
-        )
+        facts, writer = problem.facts, Writer(problem, rng)
+        text = self._begin(_told_of(problem, r" is the | has card "))
         people = range(len(facts.names))
         claims: list[tuple[int, Claim]] = [(person, ("card", person, facts.cards[person])) for person in people]
         claims += [(person, ("role", person, facts.roles[person])) for person in people]
@@ -167,11 +161,16 @@ class Texts:
             moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
             others += [(start, claim) for claim in Solution(facts, start).about(rng)]
         drawn = rng.sample(moves, 10) + rng.sample(others, 20)
-        for start, claim in dict.fromkeys(rng.sample(drawn, len(drawn))):
+        self._add_claims(text, writer, rng.sample(drawn, len(drawn)), is_learnt=True)
+        return text
+
+    def _add_claims(self, text: Text, writer: Writer, claims: list[tuple[int, Claim]], is_learnt: bool) -> None:
+        """Each claim once, after a paragraph that says where the ball is; of a move the end is learnt in any case."""
+        facts = writer.problem.facts
+        for start, claim in dict.fromkeys(claims):
             self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
             written = writer.write(Step((claim,)), start) + DELIMITER
-            self._add_marked(text, written, True, self._way(facts, start, claim))
-        return text
+            self._add_marked(text, written, is_learnt, self._way(facts, start, claim))
 
     def _solution(self, document: Document) -> Text:
         text = self._begin(document.problem.question)
@@ -287,7 +286,7 @@ class Skills:
         return kind == "look-ups" and self._looked_up > 0.985
 
     def note_ends(self, ways: list[list[int]], hits: list[bool]) -> None:
-        """Take in which ends of a batch were named rightly; go on to more hops, a shallow model after a while."""
+        """Update the accuracy of ends by those of a batch; go on to more hops, a shallow model after a while."""
         for passes in range(1, NUM_HOPS + 1):
             some = [hit for way, hit in zip(ways, hits, strict=True) if len(way) == passes]
             if some:
@@ -300,7 +299,7 @@ class Skills:
         self._keep()
 
     def note_look_ups(self, share: float) -> None:
-        """Take in the share of learnt words of a batch that were named rightly."""
+        """Update the accuracy of look-ups by that of a batch."""
         self._looked_up += 0.05 * (share - self._looked_up)
         self._keep()
 
@@ -323,7 +322,7 @@ class Learner:
         self._role, self._folder, self._device, self._times = role, work / role, torch.device(device), times
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
-        self._people = torch.tensor(Texts(self.tokenizer).people, device=device)
+        self._people = torch.tensor(_texts().people, device=device)
         self._weights = token_weights(self.tokenizer).to(device)
         self._skills = Skills(role, self._folder)
         torch.manual_seed(5)

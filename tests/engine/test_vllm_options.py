@@ -56,6 +56,13 @@ def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
         assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == ("4", "0-1")
 
 
+@pytest.mark.parametrize(("visible", "seen"), [("", "1"), ("4,6", "6"), ("4", "")])
+def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) -> None:
+    with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": visible}):
+        prepare_environment(threads=1, device="cuda:1")
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [

@@ -64,17 +64,15 @@ def end_service(reason: str) -> None:
 def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], None] = end_service) -> "VllmEngine":
     """Start vLLM's processes with the model of `settings`. `ended` is called with the reason, in a thread, when they
     end by themselves. Raises: Mismatch when the model cannot be served."""
-    prepare_environment(settings.threads)
-    if index := settings.device.partition(":")[2]:  # vLLM takes the first GPU that it sees
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen.split(",")[int(index) :][:1]) if seen else index
+    prepare_environment(settings.threads, settings.device)
     check_installed()
     model, tokenizer = load_model(settings, writer)
-    core = Core.start(settings.model, lambda: _async_llm(engine_args(settings, model)), ended)
+    core = Core.start(settings.model, lambda: async_llm(engine_args(settings, model)), ended)
     return VllmEngine(core, tokenizer, writer)
 
 
-def _async_llm(arguments: dict[str, Any]) -> Any:
+def async_llm(arguments: dict[str, Any]) -> Any:
+    """Start vLLM with these arguments of `AsyncEngineArgs`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -47,8 +47,12 @@ def check_installed() -> None:
         raise Mismatch(f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}")
 
 
-def prepare_environment(threads: int) -> None:
-    """Set vLLM's environment variables, before it is imported; of the defaults, those that are set already stay."""
+def prepare_environment(threads: int, device: str = "auto") -> None:
+    """Set vLLM's environment variables, before it is imported; of the defaults, those that are set already stay. With
+    `device` cuda:N it sees that GPU alone, of those that are visible."""
+    if index := device.partition(":")[2]:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(visible.split(",")[int(index) :][:1]) if visible else index
     fixed = {
         "OMP_NUM_THREADS": str(threads),  # the setting decides, as in the other engines; a stack sets 1 for all
         "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -120,6 +124,11 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     return arguments | options.model_dump(exclude_none=True)
 
 
+def head_size(config: PretrainedConfig) -> int:
+    """Dimensions of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     from vllm.platforms import current_platform
 
@@ -127,10 +136,8 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     if settings.device.partition(":")[0] not in ("auto", "cpu" if is_cpu else "cuda"):
         built_for = "a CPU" if is_cpu else "GPUs"
         raise Mismatch(f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto")
-    text = config.get_text_config()
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    if is_cpu and head_size not in CPU_HEAD_SIZES:
+    if is_cpu and (size := head_size(config.get_text_config())) not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, sorted(CPU_HEAD_SIZES)))
-        raise Mismatch(f"vLLM's CPU build has no attention for heads of {head_size}, only {sizes}; {OTHER_ENGINE}")
+        raise Mismatch(f"vLLM's CPU build has no attention for heads of {size}, only {sizes}; {OTHER_ENGINE}")
     if not is_cpu and not torch.cuda.is_available():
         raise Mismatch(f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}")
