@@ -14,12 +14,13 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -96,8 +97,33 @@ class Text:
     hops: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
-Batch = tuple[str, list[Text]]
-"""A kind, and texts of it."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts of one kind, padded: `ids`, `labels` and loss `weights`, `[texts, length]`; of each hop that is asked for,
+    where (`rows`, `columns`) and `ways`, `[hops, NUM_HOPS]`, the people on the way, -1 after the last."""
+
+    kind: str
+    ids: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    ways: np.ndarray
+
+    @classmethod
+    def of(cls, kind: str, texts: list[Text], token_weights: np.ndarray) -> "Batch":
+        """`token_weights`: `[vocabulary]`, of the labels; a text's heavy places weigh 5."""
+        shape = len(texts), max(len(text.ids) for text in texts)
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text.ids)], labels[row, : len(text.labels)] = text.ids, text.labels
+        weights = token_weights[labels.clip(min=0)]
+        for row, text in enumerate(texts):
+            weights[row, text.heavy] = 5.0
+        hops = [(row, place, way) for row, text in enumerate(texts) for place, way in text.hops]
+        ways = [way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops]
+        rows, columns = np.array([hop[:2] for hop in hops], np.int64).reshape(-1, 2).T
+        return cls(kind, ids, labels, weights, rows, columns, np.array(ways, np.int64).reshape(-1, NUM_HOPS))
 
 
 class Texts:
@@ -235,7 +261,7 @@ class Texts:
         text.labels += ids if is_learnt else [IGNORED] * len(ids)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
@@ -245,9 +271,9 @@ def _told_of(problem: Problem, what: str) -> str:
     return "".join([first, *(sentence for sentence in others if re.search(what, sentence))])
 
 
-def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more, adverbs less."""
-    weights = torch.ones(len(tokenizer))
+def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
+    weights = np.ones(len(tokenizer), np.float32)
     people, numbers = {*WOMEN, *MEN, *ROLES, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
     signs = {"higher", "lower", "greater", "smaller", "larger", "lesser", "bigger", "less", "not", "No", "So"}
     for piece, index in tokenizer.get_vocab().items():
@@ -258,8 +284,9 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
 
 
 @cache
-def _texts() -> Texts:
-    return Texts(tokenizer_of_pair())
+def _texts() -> tuple[Texts, np.ndarray]:
+    tokenizer = tokenizer_of_pair()
+    return Texts(tokenizer), token_weights(tokenizer)
 
 
 def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batch:
@@ -267,7 +294,9 @@ def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batc
     rng = random.Random(f"{role} {index} {step}")
     [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
     first = {"target": 100_000, "draft": 50_000_000}[role] + index * 4_000_000 + step * stage.batch_size
-    return kind, [_texts().text(kind, seed, top, rng) for seed in range(first, first + stage.batch_size)]
+    texts, weights = _texts()
+    made = [texts.text(kind, seed, top, rng) for seed in range(first, first + stage.batch_size)]
+    return Batch.of(kind, made, weights)
 
 
 class Skills:
@@ -285,12 +314,12 @@ class Skills:
             return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
         return kind == "look-ups" and self._looked_up > 0.985
 
-    def note_ends(self, ways: list[list[int]], hits: list[bool]) -> None:
-        """Update the accuracy of ends by those of a batch; go on to more hops, a shallow model after a while."""
+    def note_ends(self, lengths: np.ndarray, hits: np.ndarray) -> None:
+        """Update the accuracy of ends of ways of these lengths; go on to more hops, a shallow model after a while."""
         for passes in range(1, NUM_HOPS + 1):
-            some = [hit for way, hit in zip(ways, hits, strict=True) if len(way) == passes]
-            if some:
-                self._hops[passes] += 0.05 * (sum(some) / len(some) - self._hops[passes])
+            some = hits[lengths == passes]
+            if some.size:
+                self._hops[passes] += 0.05 * (float(some.mean()) - self._hops[passes])
         self._since += 1
         is_learnt = self._since > 40 and self._least() > 0.98
         is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
@@ -322,8 +351,7 @@ class Learner:
         self._role, self._folder, self._device, self._times = role, work / role, torch.device(device), times
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
-        self._people = torch.tensor(_texts().people, device=device)
-        self._weights = token_weights(self.tokenizer).to(device)
+        self._people = torch.tensor(_texts()[0].people, device=device)
         self._skills = Skills(role, self._folder)
         torch.manual_seed(5)
         self.model = self._build(COURSES[role][0].num_layers)
@@ -347,7 +375,7 @@ class Learner:
             trainer: Trainer[Batch] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
             if not is_dry:
-                with compiled(self.model) if self._device.type == "cpu" else nullcontext():
+                with compiled(self.model) if self._device.type == "cpu" else _compiled_layers(self.model):
                     trainer.run(self._batches(stage, index, trainer))
                 trainer.save()
 
@@ -366,49 +394,51 @@ class Learner:
                     log.info("%s", self._skills)
 
     def _loss(self, batch: Batch) -> Tensor:
-        kind, texts = batch
-        length, device = max(len(text.ids) for text in texts), self._device
-        ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts], device=device)
-        padded = [text.labels + [IGNORED] * (length - len(text.labels)) for text in texts]
-        labels = torch.tensor(padded, device=device)
-        weights = self._weights[labels.clamp(min=0)]
-        for row, text in enumerate(texts):
-            weights[row, text.heavy] = 5.0
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        ids, labels = self._there(batch.ids), self._there(batch.labels)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16):
             out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
             at = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
             logits = self.model.lm_head(out.last_hidden_state[:, :-1][at]).float()
-        weight, wanted = weights[:, 1:][at], labels[:, 1:][at]
+        weight, wanted = self._there(batch.weights)[:, 1:][at], labels[:, 1:][at]
         losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
-        if kind == "look-ups":
+        if batch.kind == "look-ups":
             self._skills.note_look_ups(float((logits.argmax(1) == wanted).float().mean()))
-        return loss + 0.3 * self._auxiliary(out, texts, kind)
+        return loss + 0.3 * self._auxiliary(out, batch)
 
-    def _auxiliary(self, out: BaseModelOutputWithPast, texts: list[Text], kind: str) -> Tensor:
+    def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
-        device, depth = self._device, len(self.model.model.layers)
-        places = torch.tensor([(row, place) for row, text in enumerate(texts) for place, _ in text.hops], device=device)
-        ways = [way for text in texts for _, way in text.hops]
-        total = torch.zeros((), device=device)
+        depth, ways = len(self.model.model.layers), self._there(batch.ways)
+        rows, columns = self._there(batch.rows), self._there(batch.columns)
+        total = torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         for hop in range(1, NUM_HOPS + 1):
-            picked = [index for index, way in enumerate(ways) if len(way) >= hop]
             layer = max(depth // 6, 1) * (hop + 1)
-            if not picked or layer >= depth:
+            picked = batch.ways[:, hop - 1] >= 0
+            if layer >= depth or not picked.any():
                 continue
-            rows, columns = places[picked].T
-            with torch.autocast(device.type, dtype=torch.bfloat16):
-                guess = self.model.lm_head(self.model.model.norm(out.hidden_states[layer][rows, columns])).float()
-            wanted = torch.tensor([ways[index][hop - 1] for index in picked], device=device)
-            total = total + torch.nn.functional.cross_entropy(guess, wanted)
-        if kind == "passes":
-            rows, columns = places.T
+            some = self._there(picked.nonzero()[0])
+            with torch.autocast(self._device.type, dtype=torch.bfloat16):
+                state = out.hidden_states[layer][rows[some], columns[some]]
+                guess = self.model.lm_head(self.model.model.norm(state)).float()
+            total = total + torch.nn.functional.cross_entropy(guess, ways[some, hop - 1])
+        if batch.kind == "passes":
             with torch.no_grad():
                 scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, self._people]
-            ends = torch.tensor([way[-1] for way in ways], device=device)
-            self._skills.note_ends(ways, (self._people[scores.argmax(1)] == ends).tolist())
+            lengths = (batch.ways >= 0).sum(1)
+            ends = batch.ways[np.arange(len(lengths)), lengths - 1]
+            self._skills.note_ends(lengths, self._people[scores.argmax(1)].cpu().numpy() == ends)
         return total
+
+    def _there(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+@contextmanager
+def _compiled_layers(model: Qwen2ForCausalLM) -> Iterator[None]:
+    for layer in model.model.layers:
+        layer.compile(dynamic=True)
+    yield
 
 
 def main() -> None:
