@@ -10,7 +10,7 @@ import numpy as np
 from semspec.bench.gpu.engines import TARGET, started
 from semspec.bench.gpu.record import Facts, Results
 from semspec.demo.problems import SPLITS, make_problem
-from semspec.engine.protocol import LocalEngine
+from semspec.engine.local import LocalEngine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,

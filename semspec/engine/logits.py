@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
+from semspec.types import ChoiceScores, SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
 LARGEST_DRAW = 1 - 2**-23
 """Upper limit of a draw: its fp32 product with a total stays below the total, so no token of weight 0 is drawn."""
@@ -149,19 +149,17 @@ def segment_surprisal(statistics: Tensor) -> Tensor:
     )
 
 
-def scores_of(segments: Sequence[list[int]], logits: Tensor, pooled: Sequence[States]) -> list[SegmentScore]:
-    """One score per segment, each segment a list of token ids. The caller sets `duration_ms`.
+def segment_scores(statistics: Sequence[Tensor], states: Sequence[States]) -> list[SegmentScore]:
+    """One score per segment, from the `token_statistics` of its tokens. The caller sets `duration_ms`."""
+    pairs = zip(statistics, states, strict=True)
+    return [SegmentScore(own, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0) for rows, own in pairs]
 
-    `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of the concatenated segments; `pooled`: each
-    segment's states.
-    """
-    scores, start = [], 0
-    for ids, states in zip(segments, pooled, strict=True):
-        span = slice(start, start + len(ids))
-        features = surprisal(logits[span], torch.tensor(ids, device=logits.device))
-        scores.append(SegmentScore(states, tuple(features.tolist()), len(ids), duration_ms=0.0))
-        start = span.stop
-    return scores
+
+def choice_scores(tokenizer: ModelTokenizer, logits: Tensor, options: Sequence[int]) -> ChoiceScores:
+    """Of the options, token ids, from `logits` `[vocab_size]`. The caller sets `duration_ms`."""
+    probabilities = torch.softmax(logits.float(), -1)
+    likeliest = tokenizer.token_text(int(probabilities.argmax()))
+    return ChoiceScores(tuple(probabilities[list(options)].tolist()), likeliest, 0.0)
 
 
 def token_logprob(tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:

@@ -17,19 +17,17 @@ Properties of every engine:
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
-from semspec.engine.tokenization import ModelTokenizer, parameter_of
-from semspec.errors import InvalidRequest
-from semspec.types import GRAMMAR, Context, GenerationParams, ModelInfo, Piece, Prompt, Token, Writer
+from semspec.types import Writer
 
 if TYPE_CHECKING:
     from semspec.engine.causal_lm import EngineName
+    from semspec.engine.local import LocalEngine
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
 
 
@@ -59,44 +57,7 @@ class StepCounter(Protocol):
         ...
 
 
-class LocalEngine(Engine, Protocol):
-    """An engine with its tokenizer in this process, for wrappers such as a remote writer."""
-
-    @property
-    def tokenizer(self) -> ModelTokenizer: ...
-
-
-class TextEngine:
-    """What engines in this process have in common: text and tokens."""
-
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    async def encode(self, prompt: Prompt) -> Piece:
-        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
-        return piece
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await asyncio.to_thread(self.tokenizer.tokenize, text)
-
-    async def _owned(self, context: Context) -> Context:
-        return Context(await self.tokenizer.owned(context.pieces))
-
-
-def check_supported(params: GenerationParams, info: ModelInfo) -> None:
-    """Raises: InvalidRequest when `params` ask for what the model of `info` does not support."""
-    for field, is_unsupported in (
-        (GRAMMAR, params.grammar and not info.supports_grammars),
-        ("penalties", not (params.penalties.is_neutral or info.supports_penalties)),
-        ("logprobs", params.num_logprobs is not None and not info.supports_logprobs),
-        ("min_p", params.sampling.min_p and not info.supports_min_p),
-    ):
-        if is_unsupported:
-            raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
-
-
-LoadModel = Callable[["ModelSettings", Writer], LocalEngine]
+LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
 """`load_engine`, or what takes its place."""
 
 
@@ -109,7 +70,7 @@ def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
     return settings.engine
 
 
-def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
+def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
     """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
     if (engine := chosen_engine(settings)) == "vllm":
         from semspec.engine.vllm.engine import load_vllm

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from semspec.engine.logits import after_end, draw_each, draw_token, filtered, pick, renormalised
+from semspec.engine.requests import Verify
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.tree import paths_of
+from semspec.engine.tree import Tree, paths_of, verify_tree
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
     Distribution,
@@ -190,6 +191,26 @@ def probability_of(token: int, distribution: Distribution) -> float:
     if index == len(token_ids) or token_ids[index] != token:
         return 0.0
     return float(np.frombuffer(distribution.probabilities, "<f4")[index])
+
+
+def verify(
+    logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer
+) -> tuple[list[int], list[int], tuple[bool, ...]]:
+    """The accepted tokens plus one of the target, the indices of the accepted ones, and the mismatches under a gate.
+
+    `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i.
+    """
+    ended, mismatches = tokenizer if request.is_after_end else None, tuple[bool, ...]()
+    if request.gate is not None:
+        chosen, path, mismatches = gated_tokens(logits, request.drafted, request.gate, ended, request.parents)
+    elif request.parents:
+        tree = Tree(position, request.parents)
+        chosen, path = verify_tree(logits, request.drafted, tree, request.sampling, ended)
+    else:
+        drafted, distributions = request.drafted, request.distributions
+        chosen = rejection_sample(logits, drafted, distributions, request.sampling, position, ended)
+        path = list(range(len(chosen) - 1))
+    return chosen, path, mismatches
 
 
 def rejection_sample(

@@ -9,7 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from semspec.engine.protocol import Engine, LoadModel, check_supported, load_engine
+from semspec.engine.local import check_supported
+from semspec.engine.protocol import Engine, LoadModel, load_engine
 from semspec.engine.settings import ModelSettings
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable

@@ -192,7 +192,7 @@ def a_turn() -> Steps[bool]:
 
 async def only_prefix(engine: TransformersEngine) -> Prefix:
     """What the cache holds once the call that has just answered has given its prefix back."""
-    await engine._result(a_turn())
+    assert [one async for one in engine.steps.stream(a_turn())]
     [prefix] = engine.cache.prefixes
     return prefix
 

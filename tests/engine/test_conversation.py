@@ -238,7 +238,7 @@ async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
     again = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
     assert sizes == [len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))]
     sizes.clear()
-    [mine] = await written(engine, context, params(session="s", max_tokens=5))
+    [mine] = await written(engine, context, params(session="s", max_tokens=5, want_states=True))
     assert sizes == [1] * len(mine.segment.token_ids)
     [fresh] = await written(uncached, context, params(max_tokens=5))
     assert mine.segment == fresh.segment
@@ -258,7 +258,8 @@ async def test_asking_between_steps_feeds_a_step_once(engine: TransformersEngine
     recomputed = await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)
     assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
     sizes.clear()
-    [rewritten] = await written(engine, before, params(session="s", max_tokens=5))  # the step was refused
+    what = params(session="s", max_tokens=5, want_states=True)
+    [rewritten] = await written(engine, before, what)  # the step was refused
     assert sizes == [1] * len(rewritten.segment.token_ids)
     assert rewritten.segment == (await written(uncached, before, params(max_tokens=5)))[0].segment
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import Chunk
+from semspec.engine.requests import Verify
 from semspec.engine.speculative import gated_tokens
 from semspec.engine.steps import Feed, Output, Prefix, run_step
 from semspec.engine.transformers_engine import TransformersEngine
@@ -197,7 +198,7 @@ async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
     context, answer = await prompt(engine), await greedy(engine, 60)
     tree = replace(certainly(engine, (1, *answer[:3])), parents=(-1, -1, 1, 2))
     for max_tokens, limit, num_kept, num_written in ((2, 9, 0, 1), (3, 9, 3, 3), (9, 9, 3, 4), (9, 3, 0, 1)):
-        monkeypatch.setattr("semspec.engine.calls.MAX_TREE_TOKENS", limit)
+        monkeypatch.setattr(engine, "max_tree_tokens", limit)
         what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=max_tokens)
         verified = await engine.verify_tokens(context, (), tree, what)
         assert verified.num_accepted == num_kept and tokens_of(verified) == answer[:num_written]
@@ -227,7 +228,9 @@ async def test_call_cancelled_within_a_tree_leaves_no_trace(engine: Transformers
     for num_tokens in range(1, 12):
         engine.cache.clear()
         await engine.score(context, [(await segments_of(engine, context, what))[0]], "s")
-        call = engine.calls.verify_tokens(context, (), tree, what)
+        tokens = [*engine.tokenizer.context_ids(context), *tree.token_ids]
+        request = Verify(tree.token_ids, 9, tree.distributions, what.sampling, False, None, tree.parents)
+        call = engine.calls.run(tokens, request, "s")
         feed = next(call)
         assert isinstance(feed, Feed)
         run_step(engine.lm, [(feed, min(num_tokens, feed.num_left))])

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from semspec.demo.problems import SPLITS, make_problem
+from semspec.engine.local import LocalEngine
 from semspec.engine.logits import filtered
-from semspec.engine.protocol import LocalEngine
 from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine, load_vllm

@@ -1,29 +1,18 @@
 """What each kind of request takes from vLLM's forward passes: rows of states and logits, and sampled tokens."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, zip_longest
 
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import draw_token, segment_surprisal, token_logprob
-from semspec.engine.segmentation import TokenSegmenter
-from semspec.engine.speculative import draw_with_distribution, rejection_sample
+from semspec.engine.logits import choice_scores, draw_token, segment_scores
+from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, num_following
+from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.requests import Choose, Generate, Propose, Request, Score, Verify
-from semspec.types import (
-    ChoiceScores,
-    Distribution,
-    GeneratedSegment,
-    Proposal,
-    SamplingParams,
-    Segment,
-    SegmentScore,
-    States,
-    TokenLogprob,
-    Writer,
-)
+from semspec.engine.writing import Writing
+from semspec.types import Distribution, GeneratedSegment, Proposal, SamplingParams, States, Writer
 
 NO_ROWS = range(0)
 
@@ -48,7 +37,7 @@ class Call:
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: a sampled token has no meaning."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, writer: Writer) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         self.projection = projection_of(request)
         """Of the states in its results."""
@@ -82,75 +71,48 @@ class Call:
 
 
 class GenerateCall(Call):
-    """Writes segments. Without states, a segment ends with its last token; with states, when that token is fed."""
+    """Writes segments."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Generate, writer: Writer) -> None:
-        super().__init__(tokenizer, prompt, request)
-        self._params, self._is_after_end = request.params, request.is_after_end
-        self.sampling = request.params.sampling
-        self._segmenter = TokenSegmenter(tokenizer, writer, request.params, prompt)
-        self._closed: Segment | None = None
-        """A segment whose last token is not fed yet."""
-        self._complete: list[tuple[Segment, list[TokenLogprob]]] = []
-        self._noted: TokenLogprob | None = None
-        self._logprobs: list[TokenLogprob] = []
+        super().__init__(tokenizer, prompt, request, writer)
+        self._request, self.sampling = request, request.params.sampling
+        self._writing = Writing(tokenizer, writer, request, prompt)
+        self._complete: list[GeneratedSegment] = []
         self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        if not (self._is_after_end and position == len(self.prompt)):
+        if not (self._request.is_after_end and position == len(self.prompt)):
             return None
-        return draw_token(logits, self._params.sampling, position, self._tokenizer)
+        return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
 
     def note(self, logits: Tensor, token: int) -> None:
-        if self._params.num_logprobs is not None:
-            self._noted = token_logprob(self._tokenizer, logits, token, self._params.num_logprobs)
+        self._writing.note(logits, token)
 
     def take(self, token: int) -> list[Span]:
-        complete = [self._closed] if self._closed else []
-        self._closed = None
-        if not self._segmenter.is_done and (segment := self._segmenter.end_before(token)):
-            complete.append(segment)
-        self._keep(complete)
-        if not self._segmenter.is_done:
-            if self._noted:
-                self._logprobs.append(self._noted)
-            segment = self._segmenter.append(token)
-            if segment and self._params.want_states:
-                self._closed = segment
-            elif segment:
-                self._keep([segment])
-        self.is_done = self._segmenter.is_done and self._closed is None
-        return self._ended_spans(bool(complete))
-
-    def _keep(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            self._complete.append((segment, self._logprobs))
-            self._logprobs = []
-
-    def _ended_spans(self, is_complete: bool) -> list[Span]:
-        if not (is_complete and self._params.want_states):
+        self._complete = self._writing.take(token)
+        self.is_done = self._writing.is_done
+        if not (self._complete and self._request.params.want_states):
             return []
-        ended, self.spans = self.spans, []
-        ended[0].rows = range(ended[0].rows.start, ended[0].rows.start + len(self._complete[-1][0].token_ids))
-        self._open_span(ended[0].rows.stop)
-        return ended
+        [ended], [generated] = self.spans, self._complete
+        ended.rows = range(ended.rows.start, ended.rows.start + len(generated.segment.token_ids))
+        self._open_span(ended.rows.stop)
+        return [ended]
 
     def _open_span(self, start: int) -> None:
-        if self._params.want_states:
+        if self._request.params.want_states:
             self.spans = [Span(range(start, 1 << 62))]
 
     def finish(self, states: Sequence[States]) -> None:
-        for index, (segment, logprobs) in enumerate(self._complete):
-            told = None if self._params.num_logprobs is None else tuple(logprobs)
-            self.results.append(GeneratedSegment(segment, states[index] if states else None, 0.0, told))
+        for one, own in zip_longest(self._complete, states):
+            self.results.append(replace(one, states=own))
         self._complete = []
 
 
 class ProposeCall(Call):
     """Drafts tokens with the distributions they are drawn from."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose) -> None:
-        super().__init__(tokenizer, prompt, request)
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, writer: Writer) -> None:
+        super().__init__(tokenizer, prompt, request, writer)
         self.sampling, self._num_tokens = request.sampling, request.num_tokens
         self._drafted: list[int] = []
         self._distributions: list[Distribution] = []
@@ -174,66 +136,36 @@ class ProposeCall(Call):
             self.results = [Proposal(tuple(self._drafted), tuple(self._distributions), tokenizer, 0.0)]
 
 
-class ScoreCall(Call):
-    """Pools the states of segments, and takes statistics of the logits that predict their tokens."""
+class ReadCall(Call):
+    """Reads the last tokens of the prompt: scores or verifies them, or takes the probabilities of what follows."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score) -> None:
-        super().__init__(tokenizer, prompt, request)
-        first = len(prompt) - sum(request.lengths)
-        self.scored_rows = range(first - 1, len(prompt) - 1)
-        ends = [first + sum(request.lengths[:count]) for count in range(len(request.lengths) + 1)]
-        self.spans = [Span(range(*pair)) for pair in pairwise(ends)]
-        self._lengths = request.lengths
-
-    def finish(self, states: Sequence[States]) -> None:
-        parts = torch.cat(self.rows).split(list(self._lengths))
-        features = [tuple(segment_surprisal(rows).tolist()) for rows in parts]
-        rows = zip(states, features, self._lengths, strict=True)
-        self.results = [[SegmentScore(one, surprisal, length, 0.0) for one, surprisal, length in rows]]
-
-
-class VerifyCall(Call):
-    """Exact speculative sampling of the last tokens of the request."""
-
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Verify) -> None:
-        super().__init__(tokenizer, prompt, request)
-        self._request, self._position = request, len(prompt) - request.num_fed
-        self.logit_rows = range(self._position - 1, len(prompt))
+    def __init__(
+        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score | Verify | Choose, writer: Writer
+    ) -> None:
+        super().__init__(tokenizer, prompt, request, writer)
+        self._request, self._first = request, len(prompt) - num_following(request)
+        if isinstance(request, Score):
+            self.scored_rows = range(self._first - 1, len(prompt) - 1)
+            ends = accumulate(request.lengths, initial=self._first)
+            self.spans = [Span(range(*pair)) for pair in pairwise(ends)]
+        else:
+            start = self._first if isinstance(request, Verify) else len(prompt)
+            self.logit_rows = range(start - 1, len(prompt))
 
     def finish(self, states: Sequence[States]) -> None:
-        request, ended = self._request, self._tokenizer if self._request.is_after_end else None
-        rows = torch.cat(self.rows)
-        chosen = rejection_sample(rows, request.drafted, request.distributions, request.sampling, self._position, ended)
-        self.results = [chosen]
+        rows, request = torch.cat(self.rows), self._request
+        match request:
+            case Score(lengths=lengths):
+                self.results = [segment_scores(rows.split(list(lengths)), states)]
+            case Verify():
+                chosen, _, mismatches = verify(rows, request, self._first, self._tokenizer)
+                self.results = [Verified(tuple(chosen), mismatches)]
+            case Choose(options=options):
+                self.results = [choice_scores(self._tokenizer, rows[0], options)]
 
 
-class ChooseCall(Call):
-    """Reads the probabilities of the token after the request's."""
-
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Choose) -> None:
-        super().__init__(tokenizer, prompt, request)
-        self._options = list(request.options)
-        self.logit_rows = range(len(prompt) - 1, len(prompt))
-
-    def finish(self, states: Sequence[States]) -> None:
-        probabilities = torch.softmax(self.rows[0][0].float(), -1)
-        likeliest = self._tokenizer.token_text(int(probabilities.argmax()))
-        self.results = [ChoiceScores(tuple(probabilities[self._options].tolist()), likeliest, 0.0)]
-
-
-def new_call(tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, writer: Writer) -> Call:
-    """The call of a request after `prompt`."""
-    match request:
-        case Generate():
-            return GenerateCall(tokenizer, prompt, request, writer)
-        case Propose():
-            return ProposeCall(tokenizer, prompt, request)
-        case Score():
-            return ScoreCall(tokenizer, prompt, request)
-        case Verify():
-            return VerifyCall(tokenizer, prompt, request)
-        case Choose():
-            return ChooseCall(tokenizer, prompt, request)
+CALLS: Mapping[str, Callable[..., Call]] = {"generate": GenerateCall, "propose": ProposeCall}
+"""Of each kind of request; of any other, `ReadCall`."""
 
 
 def first_row(request: Request, num_prompt: int) -> int | None:
@@ -241,14 +173,9 @@ def first_row(request: Request, num_prompt: int) -> int | None:
     match request:
         case Generate(params=params):
             return num_prompt if params.want_states else None
-        case Score(lengths=lengths):
-            return num_prompt - sum(lengths) - 1
-        case Verify(num_fed=num_fed):
-            return num_prompt - num_fed - 1
-        case Choose():
-            return num_prompt - 1
         case Propose():
             return None
+    return num_prompt - num_following(request) - 1
 
 
 def projection_of(request: Request) -> str:

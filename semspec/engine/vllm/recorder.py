@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from semspec.engine.logits import token_statistics
+from semspec.engine.requests import Request
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.calls import Call, Span, new_call
-from semspec.engine.vllm.requests import Request, results_to_wire
+from semspec.engine.vllm.calls import CALLS, Call, ReadCall, Span
+from semspec.engine.vllm.requests import results_to_wire
 from semspec.probes.projection import Projections
 from semspec.types import States, Writer
 
@@ -101,7 +102,8 @@ class Recorder:
 
     def start(self, key: str, prompt: Sequence[int], request: Request) -> Call:
         """Begin with a request."""
-        call = self.calls[key] = new_call(self._tokenizer, prompt, request, self._writer)
+        make = CALLS.get(request.kind, ReadCall)
+        call = self.calls[key] = make(self._tokenizer, prompt, request, self._writer)
         return call
 
     def drop(self, key: str) -> None:

@@ -1,86 +1,25 @@
-"""What the service asks of vLLM's processes, beside the token ids of a request. Each travels in the request's
+"""Requests to vLLM's processes, beside their token ids, and the model that these serve. A request travels in its
 `SamplingParams.extra_args`, its results in `RequestOutput.kv_transfer_params`, both as plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from semspec.types import (
-    ChoiceScores,
-    Distribution,
-    GeneratedSegment,
-    GenerationParams,
-    ModelInfo,
-    Proposal,
-    SamplingParams,
-    SegmentScore,
-    Writer,
-)
+from semspec.engine.requests import Request, Verified
+from semspec.types import ChoiceScores, GeneratedSegment, ModelInfo, Proposal, SegmentScore, Writer
 
 KEY = "semspec"
 """Where requests, results and the configuration stand in vLLM's dictionaries."""
 
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """Segments after the request's tokens, as `GeneratedSegment`s."""
-
-    params: GenerationParams
-    is_after_end: bool
-    """The context is `ended_by_look_ahead`."""
-    kind: Literal["generate"] = "generate"
-
-
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """A `Proposal` of up to `num_tokens` tokens after the request's."""
-
-    sampling: SamplingParams
-    num_tokens: int
-    kind: Literal["propose"] = "propose"
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The `SegmentScore`s of the segments, of these lengths, that the request's tokens end with."""
-
-    lengths: tuple[int, ...]
-    projection: str = ""
-    """Digest of the projection to apply to the states."""
-    kind: Literal["score"] = "score"
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Speculative sampling of `drafted`, of which the first `num_fed` are the last of the request's tokens: the tokens
-    that `semspec.engine.speculative.rejection_sample` returns."""
-
-    drafted: tuple[int, ...]
-    num_fed: int
-    distributions: tuple[Distribution, ...]
-    sampling: SamplingParams
-    is_after_end: bool
-    kind: Literal["verify"] = "verify"
-
-
-@dataclass(frozen=True, slots=True)
-class Choose:
-    """`ChoiceScores` of the token after the request's."""
-
-    options: tuple[int, ...]
-    kind: Literal["choose"] = "choose"
-
-
-Request = Generate | Propose | Score | Verify | Choose
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
     "generate": TypeAdapter(GeneratedSegment),
     "propose": TypeAdapter(Proposal),
     "score": TypeAdapter(list[SegmentScore]),
-    "verify": TypeAdapter(list[int]),
+    "verify": TypeAdapter(Verified),
     "choose": TypeAdapter(ChoiceScores),
 }
 

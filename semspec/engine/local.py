@@ -1,0 +1,170 @@
+"""What a call does in the process of a model, written once for every engine: text and tokens, limits and messages,
+budgets and segments. The forward passes are the engine's."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from semspec.engine.conversation import option_ids
+from semspec.engine.protocol import Engine
+from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verify
+from semspec.engine.segmentation import ended_by_look_ahead
+from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
+from semspec.engine.tokenization import ModelTokenizer, parameter_of
+from semspec.engine.tree import Tree, as_chain
+from semspec.errors import InternalError, InvalidRequest
+from semspec.types import (
+    GRAMMAR,
+    ChoiceScores,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    ModelInfo,
+    Piece,
+    Prompt,
+    Proposal,
+    Segment,
+    SegmentScore,
+    Token,
+    VerifiedTokens,
+    Writer,
+)
+
+
+def check_supported(params: GenerationParams, info: ModelInfo) -> None:
+    """Raises: InvalidRequest when `params` ask for what the model of `info` does not support."""
+    for field, is_unsupported in (
+        (GRAMMAR, params.grammar and not info.supports_grammars),
+        ("penalties", not (params.penalties.is_neutral or info.supports_penalties)),
+        ("logprobs", params.num_logprobs is not None and not info.supports_logprobs),
+        ("min_p", params.sampling.min_p and not info.supports_min_p),
+    ):
+        if is_unsupported:
+            raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
+
+
+class LocalEngine(Engine):
+    """An engine of this process: its tokenizer, and its calls as requests to the steps of its model, `_results`."""
+
+    max_tree_tokens = 0
+    """Size above which a tree of proposed tokens is verified as a chain."""
+
+    def __init__(self, tokenizer: ModelTokenizer, writer: Writer, info: ModelInfo) -> None:
+        """`info`: what the model supports."""
+        self.tokenizer, self._writer, self._info = tokenizer, writer, info
+
+    def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
+        """The results of a request that reads `tokens`. Closing this generator ends the request.
+
+        Raises: Overloaded, Unavailable.
+        """
+        raise NotImplementedError
+
+    async def encode(self, prompt: Prompt) -> Piece:
+        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
+        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
+        return piece
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return await asyncio.to_thread(self.tokenizer.tokenize, text)
+
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        check_supported(params, self._info)
+        context = await self._owned(context)
+        tokens = self.tokenizer.context_ids(context)
+        self.tokenizer.check_room(len(tokens), "context")
+        segments = [piece for piece in context.pieces if isinstance(piece, Segment)] if params.is_shaped else []
+        written = tuple(token for segment in segments for token in segment.token_ids)
+        request = Generate(params, ended_by_look_ahead(context, params.segmentation), written)
+        async with aclosing(self._results(tokens, request, params.session)) as results:
+            async for one in results:
+                yield replace(one.value, duration_ms=one.duration_ms, num_cached_tokens=one.num_cached_tokens)
+
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
+        segments = await self.tokenizer.owned(tuple(segments), is_context=False)
+        tokens = self.tokenizer.context_ids(await self._owned(context))
+        ids = self.tokenizer.segment_ids(segments)
+        tokens += [token for segment_ids in ids for token in segment_ids]
+        self.tokenizer.check_room(len(tokens), "segments")
+        done = await self._result(tokens, Score(tuple(map(len, ids)), projection), session)
+        facts = {"duration_ms": done.duration_ms, "num_cached_tokens": done.num_cached_tokens}
+        return [replace(score, **facts) for score in done.value]
+
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        check_no_retrieval(params)
+        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
+        tokens = [*self.tokenizer.context_ids(await self._owned(context)), *open_ids]
+        self.tokenizer.check_room(len(tokens), "context")
+        num_tokens = min(num_tokens, self._info.max_context_tokens - len(tokens))
+        done = await self._result(tokens, Propose(params.sampling, num_tokens), params.session)
+        proposal: Proposal = replace(done.value, duration_ms=done.duration_ms)
+        return proposal
+
+    async def verify_tokens(
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        context_ids = self.tokenizer.context_ids(await self._owned(context))
+        segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params)
+        proposal = self._verifiable(proposal, segmenter.num_left)
+        drafted = proposal.token_ids if proposal.parents else proposal.token_ids[: segmenter.num_left]
+        num_shared, distributions = shared_part(self.tokenizer, proposal)
+        fed = drafted[:num_shared]
+        request = Verify(
+            drafted,
+            len(fed),
+            distributions[: len(drafted)],
+            params.sampling,
+            not open_ids and ended_by_look_ahead(context, params.segmentation),
+            params.gate,
+            proposal.parents,
+            proposal.state_layer,
+        )
+        done = await self._result([*context_ids, *open_ids, *fed], request, params.session)
+        chosen, states = done.value.token_ids, done.value.states
+        num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
+        is_foreign = bool(drafted) and proposal.tokenizer != self.tokenizer.info.tokenizer
+        return VerifiedTokens(
+            tuple(segmenter.segments),
+            tuple(segmenter.open_ids),
+            min(num_taken, len(chosen) - 1),
+            done.duration_ms,
+            segmenter.open_piece if is_foreign else None,
+            states[num_taken - 1] if states else b"",
+            done.value.mismatches,
+            done.num_cached_tokens,
+        )
+
+    def _verifiable(self, proposal: Proposal, num_left: int) -> Proposal:
+        """`proposal`, as a chain if it is a tree that can only be verified as one."""
+        is_tree = 0 < len(proposal.parents) <= self.max_tree_tokens
+        if is_tree and max(Tree(0, proposal.parents).depths) < num_left:
+            num_own, _ = shared_part(self.tokenizer, proposal)
+            if num_own == len(proposal.token_ids):
+                return proposal
+        return as_chain(proposal)
+
+    async def score_choices(
+        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+    ) -> ChoiceScores:
+        tokens = self.tokenizer.context_ids(await self._owned(context))
+        asked = self.tokenizer.question_ids(tokens, question, prefill)
+        choices = option_ids(self.tokenizer.raw, options)
+        tokens += asked
+        self.tokenizer.check_room(len(tokens), "context")
+        done = await self._result(tokens, Choose(tuple(choices), len(asked)), session)
+        scores: ChoiceScores = replace(done.value, duration_ms=done.duration_ms)
+        return scores
+
+    async def _owned(self, context: Context) -> Context:
+        return Context(await self.tokenizer.owned(context.pieces))
+
+    async def _result(self, tokens: list[int], request: Request, session: str) -> Result:
+        async with aclosing(self._results(tokens, request, session)) as results:
+            async for result in results:
+                return result
+        raise InternalError("the engine ended a request without a result; see the service's log")
