@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from semspec.bench.pace.counts import TOLERANCE, Counts
+from semspec.bench.pace.gpu import Gpu, slices
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.protocol import Engine
@@ -26,13 +27,15 @@ class PacedStep:
         report: Callable[[Counts], None] = lambda counts: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
+        gpu: Gpu | None = None,
     ) -> None:
-        """`dilation`: factor of the table's times; `report` is told the counts after each step."""
+        """`dilation`: factor of the table's times; `report` is told the counts after each step; `gpu`: one that other
+        engines use too."""
         self.resumed_at: Callable[[], float] = lambda: 0.0
         """Time of `clock` at which work last began after a pause."""
         self.counts = Counts()
         self._times, self._dilation, self._report = times, dilation, report
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._gpu = clock, sleep, gpu or Gpu()
         self._end = 0.0
 
     def __call__(self, lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
@@ -45,10 +48,11 @@ class PacedStep:
     def wait(self, start: float, num_sequences: int, num_tokens: int) -> None:
         """Sleep for the rest of a step whose computation began at `start` and is done."""
         duration = self._dilation * self._times.step_ms(num_sequences, num_tokens) / 1e3
-        due = max(self._end, self.resumed_at()) + duration
-        done = self._clock()
-        if done < due:
-            self._sleep(due - done)
+        due, done = max(self._end, self.resumed_at()), self._clock()
+        for part in slices(duration, self._gpu.slice_s):
+            due = self._gpu.take(due, part)
+            if (now := self._clock()) < due:
+                self._sleep(due - now)
         behind = self._clock() - due
         is_late = behind > TOLERANCE * duration
         self._end = due + behind if is_late else due

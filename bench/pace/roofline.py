@@ -7,7 +7,7 @@ as a step; `make bench-gpu` measures the rates.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semspec.bench.gpu.shapes import ELEMENT_BYTES, PAPER, Shape
@@ -39,11 +39,28 @@ class Rates:
     """Between GPUs, for the data of all-reduces."""
     context_tokens: int
     """Keys and values of each sequence."""
+    chunk_ms: float = 0.0
+    """Of each step in which a sequence has more than a token."""
+    evidence: str = "no step of it is measured"
 
 
 H200 = Rates("NVIDIA H200 SXM, 141 GB", 4.3e12, 0.82, 790e12, 0.7, 1.0, 10.0, 450e9, 2048)
 """4.3 TB/s and 790 TFLOP/s are reached by copies and products of an H200; 82% is what gpt-fast reaches of the bandwidth
 when decoding; the other numbers are assumptions."""
+H100 = replace(
+    H200,
+    device="NVIDIA H100 SXM, 80 GB",
+    copy_bytes_per_s=3.02e12,
+    flops_per_s=788e12,
+    fixed_ms=3.6,
+    chunk_ms=7.0,
+    evidence="copies, products, fixed time and reads are measured on one GPU (bench/results/gpu-h100)",
+)
+"""The engine over vLLM with states: 29.6 ms a token of the 32B, 36.9 ms a read of 20 tokens."""
+PLAIN = replace(
+    H100, fixed_ms=1.0, evidence="copies, products and a token are measured on one GPU (bench/results/gpu-h100)"
+)
+"""vLLM without states: 27.0 ms a token of the 32B."""
 
 
 def step_ms(shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_tokens: int) -> float:
@@ -53,7 +70,7 @@ def step_ms(shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_t
     attention = 4 * shape.num_layers * shape.hidden_size * rates.context_tokens
     read_s = read_bytes / (rates.copy_bytes_per_s * rates.bandwidth_share)
     products_s = (2 * num_weights + attention) * num_tokens / (rates.flops_per_s * rates.flops_share)
-    shared_ms = 1e3 * max(read_s, products_s) / num_gpus
+    shared_ms = 1e3 * max(read_s, products_s) / num_gpus + (rates.chunk_ms if num_tokens > num_sequences else 0.0)
     return shared_ms + rates.fixed_ms + (_all_reduces_ms(shape, rates, num_tokens) if num_gpus > 1 else 0.0)
 
 
@@ -71,7 +88,7 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     yield f"# model: {shape.name}, bf16, {shape.num_layers} layers of {shape.hidden_size}, shapes only"
     yield f"# device: {rates.device}{f', tensor parallel {num_gpus}' if num_gpus > 1 else ''}"
     yield f"# num_gpus: {num_gpus}"
-    yield "# how: roofline, computed by `python -m semspec.bench.pace.roofline`; no step of it is measured"
+    yield f"# how: roofline, computed by `python -m semspec.bench.pace.roofline`; {rates.evidence}"
     yield (
         f"# bandwidth: {rates.bandwidth_share:.0%} of {rates.copy_bytes_per_s / 1e12:g} TB/s; all weights but the "
         "embedding table once a step, and keys and values"
@@ -79,6 +96,8 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     yield f"# arithmetic: {rates.flops_share:.0%} of {rates.flops_per_s / 1e12:g} TFLOP/s; logits of every token"
     yield f"# context: {rates.context_tokens} tokens of keys and values a sequence, whatever its true length"
     yield f"# fixed: {rates.fixed_ms:g} ms a step for launches, sampling and the engine's host"
+    if rates.chunk_ms:
+        yield f"# reads: {rates.chunk_ms:g} ms a step in which a sequence has more than a token"
     if num_gpus > 1:
         yield (
             f"# all-reduces: two a layer, {rates.all_reduce_us:g} us each and their data at "
@@ -94,16 +113,33 @@ def _rows(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
             yield f"{num_sequences},{num_tokens},{step_ms(shape, rates, num_gpus, num_sequences, num_tokens):.3f}"
 
 
-TABLES = {"h200-1.5b": (PAPER.draft, 1), "h200-32b": (PAPER.target, 1), "h200-32b-tp2": (PAPER.target, 2)}
+def drafting(token_ms: float) -> Rates:
+    """Rates of an H100 that takes `token_ms` for a token of one sequence of the paper's draft."""
+    rest_ms = token_ms - step_ms(PAPER.draft, replace(H100, fixed_ms=0.0), 1, 1, 1)
+    share = PAPER.draft.num_layers / PAPER.target.num_layers
+    evidence = f"a token is assumed to take {token_ms:g} ms, reads the target's share by layers; no step is measured"
+    return replace(H100, fixed_ms=round(rest_ms, 3), chunk_ms=round(share * H100.chunk_ms, 1), evidence=evidence)
+
+
+TABLES = {
+    "h200-1.5b": (PAPER.draft, H200, 1),
+    "h200-32b": (PAPER.target, H200, 1),
+    "h200-32b-tp2": (PAPER.target, H200, 2),
+    "h100-1.5b": (PAPER.draft, drafting(3), 1),
+    "h100-32b": (PAPER.target, H100, 1),
+    "h100-32b-tp2": (PAPER.target, H100, 2),
+    "h100-32b-plain": (PAPER.target, PLAIN, 1),
+    "h100-32b-plain-tp2": (PAPER.target, PLAIN, 2),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m semspec.bench.pace.roofline", description=__doc__)
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the tables")
     output = parser.parse_args(arguments).output
-    for name, (shape, num_gpus) in TABLES.items():
+    for name, (shape, rates, num_gpus) in TABLES.items():
         with replacing(output / f"{name}.csv") as partial:
-            partial.write_text(as_csv(shape, H200, num_gpus))
+            partial.write_text(as_csv(shape, rates, num_gpus))
 
 
 if __name__ == "__main__":

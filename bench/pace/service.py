@@ -1,7 +1,7 @@
 """A draft or target service with paced steps, for `semspec bench run --pace`; never for serving.
 
-python -m semspec.bench.pace.service draft|target TABLE DILATION FOLDER, with the settings of the service in the
-environment. Counts of steps are in FOLDER/ROLE-PID.counts.
+python -m semspec.bench.pace.service draft|target TABLE DILATION FOLDER [GPU], with the settings of the service in the
+environment. Counts of steps are in FOLDER/ROLE-PID.counts. Services that name the same GPU, a file in FOLDER, share it.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from semspec.bench.pace.counts import CountsFile
+from semspec.bench.pace.gpu import SLICE_S, GpuFile
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.table import load_times
 from semspec.engine.protocol import Engine
@@ -29,7 +30,7 @@ from semspec.types import Writer
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
-    role, table, dilation, folder = arguments
+    role, table, dilation, folder, *gpu = arguments
     settings: DraftSettings | TargetSettings
     servicer: type[ModelServicer]
     load: Callable[[], Engine]
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> None:
         load = partial(load_target, settings)
     torch.set_num_threads(settings.threads)
     with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
-        step = PacedStep(load_times(Path(table)), float(dilation), counts.write)
+        shared = GpuFile(Path(folder) / gpu[0], float(dilation) * SLICE_S) if gpu else None
+        step = PacedStep(load_times(Path(table)), float(dilation), counts.write, gpu=shared)
         run(servicer(partial(load_paced, load, step)), settings)
 
 

@@ -142,31 +142,38 @@ def _incomplete(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a paced run emulates: the step times of both models, and the number of target replicas."""
+    """What a paced run emulates: the step times of both models, the number of target replicas, who shares a GPU."""
 
     name: str
     draft: StepTimes
     target: StepTimes
     num_targets: int = 1
+    is_colocated: bool = False
+    """Whether the draft is on the first GPU of the target instead of one of its own."""
 
     def num_gpus(self, with_draft: bool) -> int:
         """GPUs of the emulated layout."""
-        return self.num_targets * self.target.num_gpus + with_draft * self.draft.num_gpus
+        return self.num_targets * self.target.num_gpus + (with_draft and not self.is_colocated) * self.draft.num_gpus
 
 
-PACES: Mapping[str, tuple[str, str, int]] = {
-    "h200-1.5b-32b": ("h200-1.5b", "h200-32b", 1),
-    "h200-1.5b-32b-tp2": ("h200-1.5b", "h200-32b-tp2", 1),
-    "h200-1.5b-32b-2-targets": ("h200-1.5b", "h200-32b", 2),
+PACES: Mapping[str, tuple[str, str, int, bool]] = {
+    "h200-1.5b-32b": ("h200-1.5b", "h200-32b", 1, False),
+    "h200-1.5b-32b-tp2": ("h200-1.5b", "h200-32b-tp2", 1, False),
+    "h200-1.5b-32b-2-targets": ("h200-1.5b", "h200-32b", 2, False),
+    "h100-1.5b-32b": ("h100-1.5b", "h100-32b", 1, False),
+    "h100-1.5b-32b-colocated": ("h100-1.5b", "h100-32b-tp2", 1, True),
+    "h100-plain-tp2": ("h100-1.5b", "h100-32b-plain-tp2", 1, False),
+    "h100-plain-2-targets": ("h100-1.5b", "h100-32b-plain", 2, False),
 }
-"""Name -> tables of draft and target in `tables/`, and number of target replicas."""
+"""Name -> tables of draft and target in `tables/`, number of target replicas, whether the draft shares their GPU."""
 
 
 def load_pace(name: str) -> Pace:
     """One of `PACES`, or two tables of yours: `DRAFT.csv,TARGET.csv`. Raises: InvalidRequest."""
     if name in PACES:
-        draft, target, num_targets = PACES[name]
-        return Pace(name, load_times(FOLDER / f"{draft}.csv"), load_times(FOLDER / f"{target}.csv"), num_targets)
+        draft, target, num_targets, is_colocated = PACES[name]
+        tables = [load_times(FOLDER / f"{one}.csv") for one in (draft, target)]
+        return Pace(name, tables[0], tables[1], num_targets, is_colocated)
     paths = [Path(part) for part in name.split(",")]
     if len(paths) != 2 or any(path.suffix != ".csv" for path in paths):
         raise InvalidRequest(f"unknown pace {name!r}; choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv", "pace")

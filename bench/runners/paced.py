@@ -75,7 +75,7 @@ async def open_paced(config: StackConfig, pacing: Pacing) -> AsyncIterator[Paced
 def config_of(config: StackConfig, pacing: Pacing, folder: Path) -> StackConfig:
     """`config` with paced engines and a model name that says so."""
     times = {"draft": pacing.pace.draft, "target": pacing.pace.target}
-    ends = (f"{pacing.dilation:g}", str(folder))
+    ends = (f"{pacing.dilation:g}", str(folder), *(("gpu",) if pacing.pace.is_colocated else ()))
     commands = {role: (*_SERVICE, role, str(one.path.resolve()), *ends) for role, one in times.items()}
     environment = {
         "SEMSPEC_GATEWAY_MODEL_NAME": f"paced/{pacing.pace.name}",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semspec.bench.pace.counts import MAX_LATE_SHARE
 from semspec.bench.pace.table import PACES, Pace, load_pace
@@ -15,6 +15,9 @@ from studies.simulate.engines import Host
 from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate
 from studies.simulate.validation import ALLOWED, Comparison, host_of, load_paced_run, validate
 from studies.simulate.workload import Answer, Workload, recorded
+
+if TYPE_CHECKING:
+    from semspec.training.report.document import Table
 
 RESULTS = Path(__file__).parent / "results"
 HEADER = (
@@ -99,13 +102,23 @@ def _as_json(one: Comparison) -> dict[str, Any]:
 
 
 def capacity(options: argparse.Namespace) -> int:
-    """Write the tables of layouts and loads."""
-    from studies.simulate.tables import capacities, capacity_table, fleet_table
+    """Write the table of fleets of H200 and loads."""
+    from studies.simulate.tables import capacities, capacity_table
 
     found = list(capacities(_workload(options), _host(options), _say))
-    tables = {"capacity": capacity_table(found, options.price), "fleets": fleet_table(found)}
-    rows = [dict(zip(tables["capacity"].header, row, strict=True)) for row in tables["capacity"].rows]
-    return _written(options, tables, "capacity", rows)
+    return _written_table(options, "capacity", capacity_table(found, options.price))
+
+
+def two_gpus(options: argparse.Namespace) -> int:
+    """Write the table of ways to use two H100."""
+    from studies.simulate.layouts import layout_table, rows
+
+    found = list(rows(_workload(options), _host(options), _say))
+    return _written_table(options, "layouts", layout_table(found))
+
+
+def _written_table(options: argparse.Namespace, name: str, table: "Table") -> int:
+    return _written(options, {name: table}, name, [dict(zip(table.header, row, strict=True)) for row in table.rows])
 
 
 def sensitivity(options: argparse.Namespace) -> int:
@@ -197,7 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--host", type=Path, metavar="RUN", help="one session, for host times (default: the first run)")
     check.add_argument("--output", type=Path, help="folder for validation.md and validation.json")
     for name, command, purpose in (
-        ("capacity", capacity, "tables of layouts and loads"),
+        ("capacity", capacity, "table of fleets of H200 and loads"),
+        ("layouts", two_gpus, "table of ways to use two H100; acceptance and segments are a range of its own"),
         ("surface", sensitivity, "the gain over segment length and acceptance, beside the paper's rows"),
     ):
         study = commands.add_parser(name, help=purpose)

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 
+from semspec.bench.pace.gpu import Gpu, slices
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.worker import STEP_TOKENS, equal_shares
 from semspec.rpc.replica import Health, best
@@ -84,13 +85,14 @@ class Replica:
 
     health, is_overloaded = Health.SERVING, False
 
-    def __init__(self, address: str, times: StepTimes, reunion_s: float = REUNION_S) -> None:
+    def __init__(self, address: str, times: StepTimes, gpu: Gpu, reunion_s: float, idle_s: float) -> None:
+        """`idle_s`: of each step in which it leaves `gpu` to others."""
         self.address, self.num_in_flight = address, 0
         self.busy_s, self.num_steps, self.num_tokens = 0.0, 0, 0
         """Time of all steps, their number, and the tokens in them."""
         self.cached: dict[str, tuple[Piece, ...]] = {}
         """What is fed of each session's context."""
-        self._times, self._reunion_s = times, reunion_s
+        self._times, self._gpu, self._reunion_s, self._idle_s = times, gpu, reunion_s, idle_s
         self._known_ms: dict[tuple[int, int], float] = {}
         self._waiting: list[_Call] = []
         self._arrived = asyncio.Event()
@@ -122,7 +124,10 @@ class Replica:
         self.busy_s += step_s
         self.num_steps += 1
         self.num_tokens += num_tokens
-        await asyncio.sleep(step_s)
+        loop = asyncio.get_running_loop()
+        for part in slices(step_s - self._idle_s, self._gpu.slice_s):
+            await asyncio.sleep(self._gpu.take(loop.time(), part) - loop.time())
+        await asyncio.sleep(self._idle_s)
 
     async def results(self, call: _Call, num_results: int) -> AsyncGenerator[None, None]:
         """Yield when each result of `call` is there; closing this cancels the call after the current step."""

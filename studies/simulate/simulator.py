@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import cast
 
-from semspec.bench.pace.table import Pace
+from semspec.bench.pace.gpu import SLICE_S, Gpu
+from semspec.bench.pace.table import Pace, StepTimes
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import InvalidRequest
@@ -30,13 +31,18 @@ class Setup:
     draft_ahead: bool = True
     num_drafts: int = 1
     host: Host = field(default_factory=Host)
+    num_fitting: int = 1 << 30
+    """Answers whose keys and values fit on the target's GPUs; further ones wait."""
+    idle_ms: float = 0.0
+    """Of each step in which a GPU that draft and target share is free for the other: the host works."""
     dilation: float = 1.0
     """Of a paced run that is to be predicted: host times count as much less."""
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the engines that the strategy uses."""
-        drafts = 0 if self.strategy == "target" else self.num_drafts * self.pace.draft.num_gpus
+        has_own = self.strategy == "draft" or (self.strategy != "target" and not self.pace.is_colocated)
+        drafts = has_own * self.num_drafts * self.pace.draft.num_gpus
         targets = 0 if self.strategy == "draft" else self.pace.num_targets * self.pace.target.num_gpus
         return drafts + targets
 
@@ -94,12 +100,17 @@ def simulate(setup: Setup, answers: Sequence[Answer]) -> Result:
 class _Simulation:
     def __init__(self, setup: Setup, answers: Sequence[Answer]) -> None:
         self._setup, self._host = setup, setup.host.divided(setup.dilation)
-        reunion_s = REUNION_S / setup.dilation
+        self._fitting = asyncio.Semaphore(setup.num_fitting)
+        shared = Gpu(SLICE_S) if setup.pace.is_colocated else None
+
+        def replicas(writer: Writer, times: StepTimes, number: int) -> list[Replica]:
+            reunion_s = REUNION_S / setup.dilation
+            idle_s = setup.idle_ms / 1e3 / setup.dilation
+            return [Replica(f"{writer}-{n}", times, shared or Gpu(), reunion_s, idle_s) for n in range(number)]
+
         self._replicas = {
-            Writer.DRAFT: [Replica(f"draft-{n}", setup.pace.draft, reunion_s) for n in range(setup.num_drafts)],
-            Writer.TARGET: [
-                Replica(f"target-{n}", setup.pace.target, reunion_s) for n in range(setup.pace.num_targets)
-            ],
+            Writer.DRAFT: replicas(Writer.DRAFT, setup.pace.draft, setup.num_drafts),
+            Writer.TARGET: replicas(Writer.TARGET, setup.pace.target, setup.pace.num_targets),
         }
         self._answers = {f"answer-{number}": answer for number, answer in enumerate(answers)}
         models = {
@@ -138,10 +149,11 @@ class _Simulation:
         loop = asyncio.get_running_loop()
         for name in left:
             start = loop.time()
-            await asyncio.sleep(self._host.answer_ms / 1e3)
-            async for event in decode(self._generation(name), self._backends):
-                if isinstance(event, SegmentRecord):
-                    self._num_tokens[Writer(event.segment.writer)] += len(event.segment.token_ids)
+            async with self._fitting:
+                await asyncio.sleep(self._host.answer_ms / 1e3)
+                async for event in decode(self._generation(name), self._backends):
+                    if isinstance(event, SegmentRecord):
+                        self._num_tokens[Writer(event.segment.writer)] += len(event.segment.token_ids)
             self._latencies_s.append(loop.time() - start)
 
     def _generation(self, name: str) -> Generation:

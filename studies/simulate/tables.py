@@ -15,8 +15,6 @@ PACE, TP2, TWO_TARGETS = "h200-1.5b-32b", "h200-1.5b-32b-tp2", "h200-1.5b-32b-2-
 SESSIONS = (1, 8, 32, 128)
 SEGMENT_TOKENS = (10, 20, 40, 80)
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9, 0.95)
-FLEETS = (8, 64, 1000)
-"""Numbers of GPUs to which units of a layout are repeated."""
 MANY = 32
 """Sessions of the second surface."""
 
@@ -94,18 +92,6 @@ def capacities(workload: Workload, host: Host, say: Say, sessions: Sequence[int]
 
 def capacity_table(found: Sequence[Capacity], gpu_hour: float) -> Table:
     return Table(CAPACITY, tuple(one.row(gpu_hour) for one in found))
-
-
-def fleet_table(found: Sequence[Capacity], num_sessions: int = MANY) -> Table:
-    """Tokens/s of fleets of GPUs: units of each layout side by side, each with `num_sessions` sessions a target."""
-    chosen = [one for one in found if one.result.setup.num_sessions == num_sessions]
-    header = (f"paced layout (simulated), {num_sessions} sessions a unit", *(f"{number:,} GPUs" for number in FLEETS))
-    return Table(header, tuple((one.layout.name, *(_fleet(one.result, number) for number in FLEETS)) for one in chosen))
-
-
-def _fleet(result: Result, num_gpus: int) -> str:
-    num_units = num_gpus // result.setup.num_gpus
-    return f"{num_units * result.tokens_per_s:,.0f} tokens/s, {num_units * result.setup.num_sessions:,} sessions"
 
 
 @dataclass(frozen=True, slots=True)

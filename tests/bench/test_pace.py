@@ -10,6 +10,7 @@ import pytest
 
 from semspec.bench.gpu.shapes import PAPER
 from semspec.bench.pace.counts import Counts, CountsFile, read_counts
+from semspec.bench.pace.gpu import GpuFile
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.roofline import H200, step_ms
 from semspec.bench.pace.table import FOLDER, PACES, load_pace, load_times
@@ -38,11 +39,9 @@ def table(folder: Path, rows: list[str] | None = None, head: str = HEAD) -> Path
 @pytest.mark.parametrize(
     ("row", "instead", "said"),
     [
-        (0, "1,1", "two whole numbers and a number"),
         (0, "1,1,fast", "two whole numbers and a number"),
         (0, "2,2,10", "must be of 1 sequence"),
         (1, "1,513,nan", "finite number above 0"),
-        (1, "1,513,0", "finite number above 0"),
         (1, "1,1,10", "must ascend"),
         (2, "2,1,12", "at least num_sequences"),
         (2, "2,4,12", "must have 2 tokens"),
@@ -169,6 +168,22 @@ def test_step_after_a_pause_begins_with_the_work(tmp_path: Path) -> None:
     assert time.now == pytest.approx(101.02)
 
 
+def test_step_on_a_shared_gpu_takes_its_slices_in_turn_with_other_processes(tmp_path: Path) -> None:
+    gpu, other = (GpuFile(tmp_path / "gpu", slice_s=0.004) for _ in range(2))
+    time, others = Time(), [0.004, 0.005]
+
+    def sleep(duration: float) -> None:
+        if others:
+            other.take(time.now, others.pop())
+        time.sleep(duration)
+
+    step = PacedStep(load_times(table(tmp_path)), 1.0, clock=time.clock, sleep=sleep, gpu=gpu)
+    step.resumed_at = lambda: 100.0
+    make(step, time, 0.0)
+    assert time.now - 100 == pytest.approx(0.010 + 0.009)
+    assert step.counts.emulated_s == pytest.approx(0.010) and step.counts.num_late == 0
+
+
 async def test_paced_engine_writes_what_the_unpaced_one_writes(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     settings = TargetSettings(model=str(checkpoints["qwen2"]), device="cpu")
     params = GenerationParams(SamplingParams(seed=3), max_segments=0, max_tokens=30, want_states=True)
@@ -243,3 +258,10 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
         str((FOLDER / "h200-32b.csv").resolve()),
     )
     assert config.commands["verifier"] == StackConfig().commands["verifier"]
+
+
+def test_draft_and_target_of_a_colocated_pace_share_a_gpu(tmp_path: Path) -> None:
+    pace = load_pace("h100-1.5b-32b-colocated")
+    commands = config_of(StackConfig(), pacing(pace=pace), tmp_path).commands
+    assert commands["draft"][-2:] == commands["target"][-2:] == (str(tmp_path), "gpu")
+    assert pace.num_gpus(with_draft=True) == pace.num_gpus(with_draft=False) == 2

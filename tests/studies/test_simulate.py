@@ -1,20 +1,16 @@
-"""The simulator against closed forms and conservation laws; closed forms of rewrites, and what both refuse."""
+"""The simulator against closed forms and conservation laws, and what it refuses."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import Random
 
 import pytest
 
 from semspec.bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
-from studies.simulate import rewrites
 from studies.simulate.__main__ import main
 from studies.simulate.clock import run
 from studies.simulate.engines import Host
-from studies.simulate.rewrites import acceptance_of, kept_share, tokens_a_round
 from studies.simulate.simulator import Result, Setup, simulate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
 
@@ -71,6 +67,21 @@ def test_drafting_ahead_hides_behind_reading_and_judging() -> None:
     assert one("semantic") == pytest.approx(expected)
 
 
+def test_steps_on_a_shared_gpu_add_but_for_idle_time() -> None:
+    """Beside reading, the draft is delayed by what the target takes of the GPU; reading ends before the draft."""
+    reads = target_ms(PROMPT + LENGTH) + (NUM - 2) * target_ms(LENGTH)
+    colocated = replace(PACE, is_colocated=True)
+    assert one("semantic", pace=colocated) == pytest.approx(one("semantic") + reads)
+    assert one("semantic") < one("semantic", pace=colocated, idle_ms=1.0) < one("semantic") + reads
+    assert one("semantic", pace=colocated, draft_ahead=False) == pytest.approx(one("semantic", draft_ahead=False))
+
+
+def test_answers_that_do_not_fit_wait() -> None:
+    setup = Setup(PACE, "target", 4, host=HOST, num_fitting=2)
+    two = simulate(replace(setup, num_sessions=2), [answer()] * 2).latencies_s
+    assert simulate(setup, [answer()] * 4).latencies_s == pytest.approx([*two, *(2 * one for one in two)])
+
+
 def test_two_segments_a_round_halve_reads_and_judgements() -> None:
     prompts = draft_ms(PROMPT) + target_ms(PROMPT + 2 * LENGTH) - target_ms(2 * LENGTH)
     each = 2 * HOST.call_ms + 2 * LENGTH * draft_ms() + target_ms(2 * LENGTH) + HOST.judge_ms
@@ -118,37 +129,19 @@ def test_stated_lengths_and_acceptance_are_met() -> None:
     assert sum(one.is_accepted for one in segments) / len(segments) == pytest.approx(0.8, abs=0.04)
 
 
-@pytest.mark.parametrize(("acceptance", "num_proposed"), [(0.0, 4), (0.5, 1), (0.8, 4), (0.95, 16), (1.0, 4)])
-def test_tokens_a_round_are_those_of_many_rounds(acceptance: float, num_proposed: int) -> None:
-    random, total = Random(1), 0
-    for _ in range(20_000):
-        accepted = [random.random() < acceptance for _ in range(num_proposed)]
-        total += [*accepted, False].index(False) + 1
-    expected = tokens_a_round(acceptance, num_proposed)
-    assert total / 20_000 == pytest.approx(expected, rel=0.02)
-    assert acceptance_of((expected - 1) / num_proposed, num_proposed) == pytest.approx(acceptance, abs=1e-6)
-
-
-def test_kept_share_grows_with_alternatives() -> None:
-    assert [kept_share(0.5, number) for number in (1, 2, 3)] == [0.5, 0.75, 0.875]
-
-
 @pytest.mark.parametrize(
-    ("command", "arguments", "said"),
+    ("arguments", "said"),
     [
-        (main, "run --pace b200", "unknown pace"),
-        (main, "run --sessions 0", "num_sessions must be at least 1"),
-        (main, "run --answers 0", "at least one answer"),
-        (main, "run --call-ms -1", "--call-ms is -1"),
-        (main, "validate nowhere", "has no paced run"),
-        (rewrites.main, "nowhere", "no rewritten segments"),
+        ("run --pace b200", "unknown pace"),
+        ("run --sessions 0", "num_sessions must be at least 1"),
+        ("run --answers 0", "at least one answer"),
+        ("run --call-ms -1", "--call-ms is -1"),
+        ("validate nowhere", "has no paced run"),
     ],
 )
-def test_bad_input_is_one_line(
-    command: Callable[[Sequence[str]], object], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command(arguments.split())
+        main(arguments.split())
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert said in line
