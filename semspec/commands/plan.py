@@ -112,7 +112,7 @@ def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sess
     """Every layout; `gpus`: bytes of each. Those that leave the models' numbers as they are come first."""
     places: dict[str, tuple[int, ...]] = {"together": (0,)}
     if len(gpus) > 1:
-        places = {"separate": target.divided(range(1, len(gpus))), "colocated": target.divided(range(len(gpus)))}
+        places = {"colocated": target.divided(range(len(gpus))), "separate": target.divided(range(1, len(gpus)))}
     batched = VllmOptions().max_num_batched_tokens
     draft_kv = sessions * context * draft.token_bytes(1, is_fp8=False)
     for is_fp8, is_kv_fp8, (name, target_gpus) in product((False, True), (False, True), places.items()):
