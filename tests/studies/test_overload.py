@@ -9,7 +9,6 @@ import pytest
 
 from studies.overload.asking import GREEDY_SHARE, HUNG, STAGES, Answer, Visit, arrivals
 from studies.overload.report import REFUSED, Overload, facts, ratio, speeds
-from studies.soak.__main__ import CANCELLATIONS, CANCELLED_SHARE, order
 from studies.soak.report import slope
 
 
@@ -33,16 +32,6 @@ def test_ratio_of_means_has_the_error_of_both() -> None:
     found = [ratio(rng.normal(4, 1, 50).tolist(), rng.normal(2, 0.5, 50).tolist()) for _ in range(200)]
     errors = np.array([(one.value - 2) / one.error for one in found])
     assert abs(errors.mean()) < 0.3 and 0.85 < errors.std() < 1.2
-
-
-def test_a_third_of_the_orders_is_given_up() -> None:
-    rng = random.Random(1)
-    orders = [order(number, rng, "session") for number in range(4000)]
-    given_up = [one.ending for one in orders if one.ending != "read"]
-    assert len(given_up) / len(orders) == pytest.approx(CANCELLED_SHARE, abs=0.03)
-    assert set(given_up) == set(CANCELLATIONS)
-    assert {one.body["n"] for one in orders if "session" in one.body["semspec"]} == {1}
-    assert all(one.body["stream"] for one in orders if one.ending in ("cancel", "hang up in mid-stream"))
 
 
 def visit(stage: str, *codes: str, owner: Any = "greedy", service_s: float = 1.0) -> Visit:

@@ -1,6 +1,7 @@
 """The simulator against closed forms and conservation laws, and what it refuses."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -38,8 +39,7 @@ def target_ms(num_tokens: int = 1) -> float:
 
 
 @pytest.mark.parametrize(("strategy", "step_ms"), [("target", target_ms), ("draft", draft_ms)])
-def test_one_model_alone_takes_its_prompt_and_a_step_a_token(strategy: str, step_ms: object) -> None:
-    assert callable(step_ms)
+def test_one_model_alone_takes_its_prompt_and_a_step_a_token(strategy: str, step_ms: Callable[..., float]) -> None:
     expected = HOST.answer_ms + HOST.call_ms + step_ms(PROMPT) + NUM * LENGTH * step_ms()
     assert one(strategy) == pytest.approx(expected)
 
