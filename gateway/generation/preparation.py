@@ -192,8 +192,8 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
         yield f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'", "strategy"
     if not (penalties.is_neutral or all(one.supports_penalties for one in writers)):
-        remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
-        yield f"penalties: {target.model} takes no penalties: {remedy}; leave it out", "penalties"
+        message = f"penalties: {target.model} takes no penalties, as a server writes for one of the models"
+        yield f"{message}; leave it out", "penalties"
     if penalties.logit_bias and Writer.DRAFT in strategy.writers and served.draft.tokenizer != target.tokenizer:
         yield "logit_bias: draft and target have other token ids; leave it out, or choose 'target'", "logit_bias"
     last, limit = max((token for token, _ in penalties.logit_bias), default=-1), target.num_token_ids

@@ -42,6 +42,9 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
     ):
         if is_unsupported:
             raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
+    last, limit = max((token for token, _ in params.penalties.logit_bias), default=-1), info.num_token_ids
+    if last >= limit:
+        raise InvalidRequest(f"logit_bias: {last} is no token of this model; its ids are below {limit}", "logit_bias")
 
 
 class LocalEngine(Engine):

@@ -172,11 +172,6 @@ class Counts:
     """The tokens of a context, counted for penalties. Not thread-safe."""
 
     def __init__(self, penalties: Penalties, prompt: Sequence[int], written: Sequence[int], num_token_ids: int) -> None:
-        """Raises: InvalidRequest when a bias is of no token."""
-        unknown = [token for token, _ in penalties.logit_bias if token >= num_token_ids]
-        if unknown:
-            message = f"logit_bias: {unknown[0]} is no token of this model; its ids are below {num_token_ids}"
-            raise InvalidRequest(message, "logit_bias")
         self._penalties = penalties
         self._biased = torch.tensor([token for token, _ in penalties.logit_bias], dtype=torch.int64)
         self._biases = torch.tensor([bias for _, bias in penalties.logit_bias])

@@ -15,7 +15,6 @@ from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import renormalised
-from semspec.engine.steps import Prefix, Steps
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
@@ -184,17 +183,6 @@ def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> 
     rest = struct.pack("<2f", 0.9999, 0.0001)
     distributions = tuple(Distribution(struct.pack("<2I", token, token + 1), rest) for token in token_ids)
     return replace(certainly(engine, token_ids), distributions=distributions)
-
-
-def a_turn() -> Steps[bool]:
-    yield True
-
-
-async def only_prefix(engine: TransformersEngine) -> Prefix:
-    """What the cache holds once the call that has just answered has given its prefix back."""
-    assert [one async for one in engine.steps.stream(a_turn())]
-    [prefix] = engine.cache.prefixes
-    return prefix
 
 
 def before_each_step(engine: TransformersEngine, call: Callable[[list[int]], object]) -> None:

@@ -11,7 +11,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
-from semspec.types import Context, Gate, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
+from semspec.types import Context, Gate, Penalties, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
 from tests.vllm.support import (
     assert_same_scores,
     assert_same_segments,
@@ -29,12 +29,7 @@ NUM_STREAMS = 16
 
 async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
     one, other = await theirs.info(), await ours.info()
-    differing: Any = {
-        "max_cache_bytes": 0,
-        "supports_grammars": False,
-        "supports_penalties": False,
-        "num_token_ids": 0,
-    }
+    differing: Any = {"max_cache_bytes": 0, "supports_grammars": False}
     assert replace(one, **differing) == replace(other, **differing)
 
 
@@ -122,6 +117,18 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -
             assert [a.logprob for a in told.alternatives] == pytest.approx(
                 [a.logprob for a in expected.alternatives], abs=1e-3
             )
+
+
+async def test_penalties_change_the_same_draws(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    """Of the prompt, of segments before the call, and of its own."""
+    for seed, context in enumerate(await contexts(ours, 4)):
+        what = params(seed, max_tokens=60, penalties=Penalties(0.4, 0.6, 1.3, ((5, 2.0),)), num_logprobs=1)
+        expected = await written(ours, context, what)
+        assert segments_of(expected) != segments_of(await written(ours, context, params(seed, max_tokens=60)))
+        assert_same_segments(ours, context, what, await written(theirs, context, what), expected)
+        rest = replace(what, max_tokens=20)
+        grown = context.extended(expected[0].segment)
+        assert segments_of(await written(theirs, grown, rest)) == segments_of(await written(ours, grown, rest))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

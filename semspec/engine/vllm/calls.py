@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semspec.engine.logits import choice_scores, draw_token, segment_scores
 from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, num_following
+from semspec.engine.shaping import Counts, Shape, Shaping
 from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.writing import Writing
@@ -77,13 +78,22 @@ class GenerateCall(Call):
         super().__init__(tokenizer, prompt, request, writer)
         self._request, self.sampling = request, request.params.sampling
         self._writing = Writing(tokenizer, writer, request, prompt)
+        self._shaping: Shaping | None = None
+        self._shape: Shape | None = None
+        """What is done to the next logits."""
+        if request.params.is_shaped:
+            counts = Counts(request.params.penalties, prompt, request.written, tokenizer.num_embeddings)
+            self._shaping = Shaping(None, counts)
+            self._shape = self._shaping.first()
         self._complete: list[GeneratedSegment] = []
         self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        if not (self._request.is_after_end and position == len(self.prompt)):
-            return None
-        return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
+        if self._shape:  # one model writes all that is shaped: see our engine
+            return draw_token(self._shape(logits), self._request.params.sampling, position)
+        if self._request.is_after_end and position == len(self.prompt):
+            return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
+        return None
 
     def note(self, logits: Tensor, token: int) -> None:
         self._writing.note(logits, token)
@@ -91,6 +101,8 @@ class GenerateCall(Call):
     def take(self, token: int) -> list[Span]:
         self._complete = self._writing.take(token)
         self.is_done = self._writing.is_done
+        if self._shaping and not self.is_done:
+            self._shape = self._shaping.after(token)
         if not (self._complete and self._request.params.want_states):
             return []
         [ended], [generated] = self.spans, self._complete

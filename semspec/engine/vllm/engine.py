@@ -62,7 +62,8 @@ class VllmEngine(LocalEngine):
     """Has vLLM's processes make the steps of all calls."""
 
     def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer) -> None:
-        super().__init__(tokenizer, writer, tokenizer.info)
+        info = replace(tokenizer.info, supports_penalties=True, num_token_ids=tokenizer.num_embeddings)
+        super().__init__(tokenizer, writer, info)
         self._core = core
         self._projections: tuple[str, ...] | None = None
         """Digests of those that vLLM's processes hold; None: to be asked for."""
