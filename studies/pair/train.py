@@ -300,58 +300,55 @@ def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batc
 
 
 class Skills:
-    """What is learnt so far; kept in a file beside the checkpoints."""
+    """Accuracies of what is learnt, moving averages; kept in a file beside the checkpoints."""
 
     def __init__(self, role: str, folder: Path) -> None:
         self._role, self._file = role, folder / "skills.json"
-        self.top, self._since, self._hops, self._looked_up = 1, 0, [0.0] * (NUM_HOPS + 1), 0.0
+        self.top, self._since, self._shares = 1, 0, dict[str, float]()
         if self._file.exists():
-            self.top, self._since, self._hops, self._looked_up = json.loads(self._file.read_text())
+            self.top, self._since, self._shares = json.loads(self._file.read_text())
 
     def has(self, kind: str) -> bool:
         """Whether a stage for texts of this kind is over."""
         if kind == "passes":
             return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
-        return kind == "look-ups" and self._looked_up > 0.985
+        return kind == "look-ups" and self._shares.get("look-ups", 0.0) > 0.985
 
-    def note_ends(self, lengths: np.ndarray, hits: np.ndarray) -> None:
-        """Update the accuracy of ends of ways of these lengths; go on to more hops, a shallow model after a while."""
-        for passes in range(1, NUM_HOPS + 1):
-            some = hits[lengths == passes]
-            if some.size:
-                self._hops[passes] += 0.05 * (float(some.mean()) - self._hops[passes])
-        self._since += 1
-        is_learnt = self._since > 40 and self._least() > 0.98
-        is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
-        if self.top < NUM_HOPS and (is_learnt or is_beyond):
-            self.top, self._since = self.top + 1, 0
-        self._keep()
+    def note(self, name: str, hits: np.ndarray) -> None:
+        """Update an accuracy by that in a batch, if there is any."""
+        if hits.size:
+            before = self._shares.get(name, 0.0)
+            self._shares[name] = round(before + 0.05 * (float(hits.mean()) - before), 4)
 
-    def note_look_ups(self, share: float) -> None:
-        """Update the accuracy of look-ups by that of a batch."""
-        self._looked_up += 0.05 * (share - self._looked_up)
-        self._keep()
-
-    def _keep(self) -> None:
-        self._file.write_text(json.dumps([self.top, self._since, self._hops, self._looked_up]))
+    def end_batch(self, kind: str) -> None:
+        """Go on to more hops when these are learnt, in a shallow model after a while."""
+        if kind == "passes":
+            self._since += 1
+            is_learnt = self._since > 40 and self._least() > 0.98
+            is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
+            if self.top < NUM_HOPS and (is_learnt or is_beyond):
+                self.top, self._since = self.top + 1, 0
+        self._file.write_text(json.dumps([self.top, self._since, self._shares]))
 
     def __str__(self) -> str:
-        hops = " ".join(f"{share:.3f}" for share in self._hops[1:])
-        return f"{self._role} {self.top} hops {hops} looked up {self._looked_up:.3f}"
+        return f"{self._role} {self.top} hops: {self._shares}"
 
     def _least(self) -> float:
-        return min(self._hops[1 : self.top + 1])
+        return min(self._shares.get(f"passes {passes}", 0.0) for passes in range(1, self.top + 1))
 
 
 class Learner:
     """A model on its course."""
 
     def __init__(self, role: str, work: Path, device: str = "cpu", times: int = 1) -> None:
-        """`times`: how many times as large as planned batches are."""
+        """`times`: how many times as large as planned batches are; their number is smaller by its root."""
         self._role, self._folder, self._device, self._times = role, work / role, torch.device(device), times
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
         self._people = torch.tensor(_texts()[0].people, device=device)
+        kinds = {"people": {*WOMEN, *MEN}, "roles": {*ROLES}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}}
+        entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
+        self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
         self._skills = Skills(role, self._folder)
         torch.manual_seed(5)
         self.model = self._build(COURSES[role][0].num_layers)
@@ -363,7 +360,8 @@ class Learner:
     def train(self, is_dry: bool = False) -> None:
         """To the end of the course, on from the last checkpoint; `is_dry` only loads what there is."""
         for index, planned in enumerate(COURSES[self._role]):
-            stage = replace(planned, batch_size=planned.batch_size * self._times)
+            num_steps = round(planned.num_steps / self._times**0.5)
+            stage = replace(planned, batch_size=planned.batch_size * self._times, num_steps=num_steps)
             folder = self._folder / f"stage{index}"
             if is_dry and not folder.exists():
                 return
@@ -402,9 +400,18 @@ class Learner:
         weight, wanted = self._there(batch.weights)[:, 1:][at], labels[:, 1:][at]
         losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
-        if batch.kind == "look-ups":
-            self._skills.note_look_ups(float((logits.argmax(1) == wanted).float().mean()))
+        self._note(batch, logits.argmax(1).cpu().numpy(), wanted.cpu().numpy())
         return loss + 0.3 * self._auxiliary(out, batch)
+
+    def _note(self, batch: Batch, found: np.ndarray, wanted: np.ndarray) -> None:
+        """Update accuracies: of look-ups as a whole, of solutions by kind of word."""
+        hits = found == wanted
+        if batch.kind == "look-ups":
+            self._skills.note("look-ups", hits)
+        elif batch.kind == "solutions":
+            for name, ids in self._kinds.items():
+                self._skills.note(name, hits[np.isin(wanted, ids)])
+        self._skills.end_batch(batch.kind)
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
@@ -422,12 +429,14 @@ class Learner:
                 state = out.hidden_states[layer][rows[some], columns[some]]
                 guess = self.model.lm_head(self.model.model.norm(state)).float()
             total = total + torch.nn.functional.cross_entropy(guess, ways[some, hop - 1])
-        if batch.kind == "passes":
+        if batch.ways.size:
             with torch.no_grad():
                 scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, self._people]
             lengths = (batch.ways >= 0).sum(1)
             ends = batch.ways[np.arange(len(lengths)), lengths - 1]
-            self._skills.note_ends(lengths, self._people[scores.argmax(1)].cpu().numpy() == ends)
+            hits = self._people[scores.argmax(1)].cpu().numpy() == ends
+            for passes in range(1, NUM_HOPS + 1):
+                self._skills.note(f"{batch.kind} {passes}", hits[lengths == passes])
         return total
 
     def _there(self, values: np.ndarray) -> Tensor:
@@ -447,7 +456,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".work/pair"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--times", type=int, default=1, help="batches as many times as large, for a GPU")
+    parser.add_argument("--times", type=int, default=1, help="batches as many times as large, fewer steps")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
