@@ -1,7 +1,7 @@
 """Problems of a ring of people who pass a ball, their solutions, and the meaning of each step.
 
 Each of 8 to 10 people passes to one other, and the prompt tells who in a shuffled order. A step states who has the ball
-after some passes without naming those between: three and four passes are hard, since each takes some layers. The
+after one, two or four passes without naming those between. Four are hard: three layers compute three at most. The
 other claims are looked up or compared. A step is a paragraph of one to three claims; its first word says whether the
 step before is right ("So") or wrong ("No", and then the right claim follows).
 """
@@ -67,8 +67,8 @@ def make_problem(seed: int, style: int | None = None) -> Problem:
     size = rng.randint(8, 10)
     names = tuple(rng.sample(WOMEN + MEN, size))
     num_rounds = rng.randint(3, 5)
-    hard = rng.sample(range(num_rounds), rng.choice((2, 2, 3)))
-    rounds = tuple(rng.choice((3, 4, 4)) if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
+    hard = rng.sample(range(num_rounds), rng.choice((1, 1, 2)))
+    rounds = tuple(4 if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
     cards = tuple(rng.sample(range(11, 100), size))
     facts = Facts(names, tuple(rng.sample(ROLES, size)), cards, rng.randrange(size), rounds)
     return Problem(seed, style, " ".join(_told(facts, style, rng)), facts)
