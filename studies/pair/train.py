@@ -2,7 +2,8 @@
 
 Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
 what is looked up; then whole solutions in all styles, with planted mistakes to correct and steps to grade; depth is
-grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way.
+grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way and for what is
+looked up.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from studies.pair.wording import ADVERBS, MARK, PLANTED, SLOTS, TENS, UNITS, Doc
 
 log = logging.getLogger("studies.pair.train")
 NUM_HOPS = 4
+LOOKED_UP = "roles", "digits"
 TOKENIZER = Path(__file__).with_name("tokenizer.json")
 
 
@@ -59,13 +61,13 @@ WHOLE = {"solutions": 0.7, "claims": 0.2, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
         Stage(6, 3000, {"passes": 1.0}, 0.01),
-        Stage(6, 3000, {"look-ups": 0.85, "passes": 0.15}, 0.01, 12),
+        Stage(6, 3000, {"look-ups": 0.6, "passes": 0.4}, 0.01, 24),
         Stage(6, 3000, WHOLE, 0.008),
         Stage(24, 3000, WHOLE, 0.006, 16),
     ),
     "draft": (
         Stage(3, 1500, {"passes": 1.0}, 0.01),
-        Stage(3, 3000, {"look-ups": 0.85, "passes": 0.15}, 0.01, 12),
+        Stage(3, 3000, {"look-ups": 0.6, "passes": 0.4}, 0.01, 24),
         Stage(3, 3000, WHOLE, 0.008),
     ),
 }
@@ -312,7 +314,8 @@ class Skills:
         """Whether a stage for texts of this kind is over."""
         if kind == "passes":
             return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
-        return kind == "look-ups" and self._shares.get("look-ups", 0.0) > 0.985
+        words = [self._shares.get(f"look-ups {name}", 0.0) for name in LOOKED_UP]
+        return kind == "look-ups" and min(words) > 0.98 and (self._role == "draft" or self._least() > 0.98)
 
     def note(self, name: str, hits: np.ndarray) -> None:
         """Update an accuracy by that in a batch, if there is any."""
@@ -349,6 +352,9 @@ class Learner:
         kinds = {"people": {*WOMEN, *MEN}, "roles": {*ROLES}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}}
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
         self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
+        self._is_looked_up = np.zeros(len(self.tokenizer), bool)
+        for name in LOOKED_UP:
+            self._is_looked_up[self._kinds[name]] = True
         self._skills = Skills(role, self._folder)
         torch.manual_seed(5)
         self.model = self._build(COURSES[role][0].num_layers)
@@ -404,34 +410,34 @@ class Learner:
         return loss + 0.3 * self._auxiliary(out, batch)
 
     def _note(self, batch: Batch, found: np.ndarray, wanted: np.ndarray) -> None:
-        """Update accuracies: of look-ups as a whole, of solutions by kind of word."""
-        hits = found == wanted
-        if batch.kind == "look-ups":
-            self._skills.note("look-ups", hits)
-        elif batch.kind == "solutions":
+        """Update accuracies by kind of word; of `passes` only the ends are learnt."""
+        if batch.kind != "passes":
             for name, ids in self._kinds.items():
-                self._skills.note(name, hits[np.isin(wanted, ids)])
+                self._skills.note(f"{batch.kind} {name}", (found == wanted)[np.isin(wanted, ids)])
         self._skills.end_batch(batch.kind)
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
-        """Loss of naming the people on the way, hop j at layer j + 1 of six, or as deep in a deeper model."""
-        depth, ways = len(self.model.model.layers), self._there(batch.ways)
-        rows, columns = self._there(batch.rows), self._there(batch.columns)
-        total = torch.zeros((), device=self._device)
+        """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, roles and digits at
+        the second and third; as deep in a deeper model."""
+        depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
+        labels = batch.labels[:, 1:]
+        looked_up = (self._is_looked_up[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
+        asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
-            layer = max(depth // 6, 1) * (hop + 1)
-            picked = batch.ways[:, hop - 1] >= 0
-            if layer >= depth or not picked.any():
-                continue
-            some = self._there(picked.nonzero()[0])
-            with torch.autocast(self._device.type, dtype=torch.bfloat16):
-                state = out.hidden_states[layer][rows[some], columns[some]]
-                guess = self.model.lm_head(self.model.model.norm(state)).float()
-            total = total + torch.nn.functional.cross_entropy(guess, ways[some, hop - 1])
+            some = batch.ways[:, hop - 1] >= 0
+            asked.append((hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1]))
+        for layer, rows, columns, wanted in asked:
+            layer *= max(depth // 6, 1)
+            if layer < depth and wanted.size:
+                with torch.autocast(self._device.type, dtype=torch.bfloat16):
+                    state = out.hidden_states[layer][self._there(rows), self._there(columns)]
+                    guess = self.model.lm_head(self.model.model.norm(state)).float()
+                total = total + torch.nn.functional.cross_entropy(guess, self._there(wanted))
         if batch.ways.size:
             with torch.no_grad():
-                scores = self.model.lm_head(out.last_hidden_state[rows, columns]).float()[:, self._people]
+                state = out.last_hidden_state[self._there(batch.rows), self._there(batch.columns)]
+                scores = self.model.lm_head(state).float()[:, self._people]
             lengths = (batch.ways >= 0).sum(1)
             ends = batch.ways[np.arange(len(lengths)), lengths - 1]
             hits = self._people[scores.argmax(1)].cpu().numpy() == ends
