@@ -169,14 +169,13 @@ class Texts:
         return text
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
-        """Roles and cards of all, after a prompt of these; the last word of each claim is learnt."""
-        facts, writer = problem.facts, Writer(problem, rng)
-        text = self._begin(_told_of(problem, r" is the | has card "))
-        people = range(len(facts.names))
-        claims: list[tuple[int, Claim]] = [(person, ("card", person, facts.cards[person])) for person in people]
-        claims += [(person, ("role", person, facts.roles[person])) for person in people]
-        for person, claim in rng.sample(claims, len(claims)):
-            head, space, end = (writer.write(Step((claim,)), person) + DELIMITER).rpartition(" ")
+        """Roles or cards, after a prompt of these; the last word of each claim is learnt. Claims repeat: what is left
+        does not tell the answer."""
+        facts, writer, kind = problem.facts, Writer(problem, rng), rng.choice(("role", "card"))
+        text = self._begin(_told_of(problem, {"role": " is the ", "card": " has card "}[kind]))
+        told: tuple[int | str, ...] = facts.roles if kind == "role" else facts.cards
+        for person in rng.choices(range(len(told)), k=2 * len(told)):
+            head, space, end = (writer.write(Step(((kind, person, told[person]),)), person) + DELIMITER).rpartition(" ")
             self._add(text, head, is_learnt=False)
             self._add(text, space + end, is_learnt=True)
         return text

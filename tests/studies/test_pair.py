@@ -83,8 +83,8 @@ def test_look_ups_are_learnt_by_their_last_words() -> None:
     text = Texts(tokenizer).text("look-ups", 3, 1, random.Random(3))
     facts = make_problem(3, 0).facts
     learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split()
-    expected = [*facts.roles, *map(str, facts.cards)]
-    assert sorted(word.strip(".") for word in learnt) == sorted(expected)
+    assert len(learnt) == 2 * len(facts.names)
+    assert {word.strip(".") for word in learnt} < {*facts.roles, *map(str, facts.cards)}
     assert "passes to" not in tokenizer.decode(text.ids)
 
 
