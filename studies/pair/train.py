@@ -61,14 +61,14 @@ WHOLE = {"solutions": 0.7, "claims": 0.2, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
         Stage(6, 3000, {"passes": 1.0}, 0.01),
-        Stage(6, 3000, {"look-ups": 0.6, "passes": 0.4}, 0.01, 24),
-        Stage(6, 3000, WHOLE, 0.008),
-        Stage(24, 3000, WHOLE, 0.006, 16),
+        Stage(6, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
+        Stage(6, 1500, WHOLE, 0.003),
+        Stage(24, 3000, WHOLE, 0.003, 16),
     ),
     "draft": (
         Stage(3, 1500, {"passes": 1.0}, 0.01),
-        Stage(3, 3000, {"look-ups": 0.6, "passes": 0.4}, 0.01, 24),
-        Stage(3, 3000, WHOLE, 0.008),
+        Stage(3, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
+        Stage(3, 1500, WHOLE, 0.003),
     ),
 }
 
