@@ -75,8 +75,10 @@ class ServiceServer:
         await self._server.start()
 
     async def load(self) -> None:
-        """Load the backend, then report SERVING. Raises: what the servicer's `load` raises."""
+        """Load and test the backend, then report SERVING. Raises: what the servicer's `load` and `check` raise."""
         backend = await asyncio.to_thread(self._servicer.load)
+        if result := await self._servicer.check():
+            logger.info("%s: %s", self._servicer.name, result)
         if steps := getattr(backend, "steps", None):
             self._watch = asyncio.create_task(watch_steps(steps, self._settings.stall_s, self._report_stall))
         self._is_loaded = True

@@ -89,6 +89,10 @@ class Servicer(Generic[B]):
             raise Unavailable("the model is still loading")
         return self._loaded
 
+    async def check(self) -> str:
+        """Test what is loaded. Returns a line of result, or nothing. Raises: Mismatch."""
+        return ""
+
     async def aclose(self) -> None:
         """Free what is served, after the last call has ended."""
 
@@ -96,9 +100,12 @@ class Servicer(Generic[B]):
 class ModelServicer(Servicer[Engine]):
     """The methods that draft and target share: `Info`, `Encode`, `Write` and `WriteAll`."""
 
-    def __init__(self, load: Callable[[], Engine]) -> None:
+    def __init__(self, load: Callable[[], Engine], test: Callable[[Engine], Awaitable[str]] | None = None) -> None:
         super().__init__(load)
-        self._contexts = LastContexts()
+        self._contexts, self._test = LastContexts(), test
+
+    async def check(self) -> str:
+        return await self._test(self.backend) if self._test else ""
 
     async def aclose(self) -> None:
         """See `Engine.aclose`."""

@@ -3,6 +3,7 @@
 from functools import partial
 
 from semspec.engine.protocol import Engine, LoadModel, load_engine
+from semspec.engine.selftest import self_test
 from semspec.rpc.server import run
 from semspec.rpc.servicers import DraftServicer
 from semspec.services.draft.settings import DraftSettings
@@ -13,7 +14,8 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(DraftSettings, "python -m semspec.services.draft")
-    run(DraftServicer(partial(load, settings)), settings)
+    test = None if settings.datastore else partial(self_test, device=settings.device, dtype=settings.dtype)
+    run(DraftServicer(partial(load, settings), test), settings)
 
 
 def load(settings: DraftSettings, load_model: LoadModel = load_engine) -> Engine:

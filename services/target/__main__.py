@@ -3,6 +3,7 @@
 from functools import partial
 
 from semspec.engine.protocol import Engine, LoadModel, load_engine
+from semspec.engine.selftest import self_test
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import TargetServicer
@@ -14,7 +15,8 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(TargetSettings, "python -m semspec.services.target")
-    run(TargetServicer(partial(load, settings)), settings)
+    test = None if settings.server else partial(self_test, device=settings.device, dtype=settings.dtype)
+    run(TargetServicer(partial(load, settings), test), settings)
 
 
 def load(settings: TargetSettings, load_model: LoadModel = load_engine) -> Engine:

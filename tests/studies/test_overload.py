@@ -1,37 +1,11 @@
-"""The loads: who comes when, what is counted, and the statistics of their reports."""
+"""What is counted of an overload."""
 
-import random
-from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
 
-from studies.overload.asking import GREEDY_SHARE, HUNG, STAGES, Answer, Visit, arrivals
-from studies.overload.report import REFUSED, Overload, facts, ratio, speeds
-from studies.soak.report import slope
-
-
-def test_arrivals_are_as_many_as_the_rate_says_and_mostly_greedy() -> None:
-    found = list(arrivals(rate=50, duration_s=200, rng=random.Random(1)))
-    gaps = np.diff([arrival.at_s for arrival in found])
-    assert len(found) == pytest.approx(10_000, abs=400), "four standard deviations"
-    assert gaps.mean() == pytest.approx(gaps.std(), rel=0.05), "as of a Poisson process"
-    assert fmean(arrival.owner == "greedy" for arrival in found) == pytest.approx(GREEDY_SHARE, abs=0.02)
-
-
-def test_slope_is_found_with_its_error() -> None:
-    rng, x = np.random.default_rng(1), np.linspace(0, 10, 400)
-    found = [slope(x, 3 + 0.5 * x + rng.normal(0, 1, len(x))) for _ in range(200)]
-    errors = np.array([(one.value - 0.5) / one.error for one in found])
-    assert abs(errors.mean()) < 0.3 and 0.85 < errors.std() < 1.25
-
-
-def test_ratio_of_means_has_the_error_of_both() -> None:
-    rng = np.random.default_rng(1)
-    found = [ratio(rng.normal(4, 1, 50).tolist(), rng.normal(2, 0.5, 50).tolist()) for _ in range(200)]
-    errors = np.array([(one.value - 2) / one.error for one in found])
-    assert abs(errors.mean()) < 0.3 and 0.85 < errors.std() < 1.2
+from studies.overload.asking import HUNG, STAGES, Answer, Visit
+from studies.overload.report import REFUSED, Overload, facts, speeds
 
 
 def visit(stage: str, *codes: str, owner: Any = "greedy", service_s: float = 1.0) -> Visit:

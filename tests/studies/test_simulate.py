@@ -1,6 +1,5 @@
 """The simulator against closed forms and conservation laws, and what it refuses."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ from semspec.bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.__main__ import main
-from studies.simulate.clock import run
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
@@ -145,11 +143,6 @@ def test_bad_input_is_one_line(arguments: str, said: str, capsys: pytest.Capture
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert said in line
-
-
-def test_simulation_that_stands_still_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="stands still"):
-        run(asyncio.Event().wait())
 
 
 def test_label_without_traces_is_refused() -> None:

@@ -117,8 +117,8 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     }
     if options.gpu_memory_utilization is None and (is_cpu or "kv_bytes" in settings.model_fields_set):
         arguments["kv_cache_memory_bytes"] = settings.kv_bytes
-        # All that is left of the share is a demand of so much free memory at the start: another may be on the GPU.
-        arguments |= {} if is_cpu else {"gpu_memory_utilization": 0.01}
+        if not is_cpu:  # all that is left of it is a demand of free memory at the start: another model may be there
+            arguments["gpu_memory_utilization"] = 0.01
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
