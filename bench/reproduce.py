@@ -152,7 +152,8 @@ class Reproduction:
 
         Raises: InvalidRequest when a check fails.
         """
-        missing = [self.pipelines[name] for name in self._sampled() if not self._is_trained(name)]
+        sampled = dict.fromkeys(self._sampled_as(name) for name in self.config.probes if not self._is_trained(name))
+        missing = [self.pipelines[name] for name in sampled]
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
         is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
@@ -164,9 +165,13 @@ class Reproduction:
         self.reporter.say("\n".join(self._amounts(tasks)))
         return tasks
 
-    def _sampled(self) -> Iterator[str]:
-        """The probes with samples of their own; others differ in how they are fitted."""
-        return (name for name, changes in self.config.probes.items() if name == MAIN or not changes.keys() <= OF_FIT)
+    def _sampled_as(self, name: str) -> str:
+        """The first probes with the same samples; they differ in how they are fitted."""
+
+        def sampling(name: str) -> dict[str, Any]:
+            return {key: value for key, value in self.config.probes[name].items() if key not in OF_FIT}
+
+        return next(one for one in (MAIN, *self.config.probes) if sampling(one) == sampling(name))
 
     def _limited(self, run: RunConfig, task: Task) -> Task:
         limits = [limit for limit in (run.limit, self.limit) if limit is not None]
@@ -205,7 +210,7 @@ class Reproduction:
             return
         with replacing(path) as partial:
             partial.write_text(text)
-        work = self.output / "training" / (name if name in self._sampled() else MAIN)
+        work = self.output / "training" / self._sampled_as(name)
         options = ["--config", str(path), "--work", str(work)]
         devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         devices = devices or [str(index) for index in range(torch.cuda.device_count())] or [""]

@@ -98,6 +98,7 @@ def test_pair_of_the_paper_is_valid_and_has_its_four_tasks(path: Path, tmp_path:
     config = read_config(path, PairConfig)
     made = Reproduction(config, read_yaml(path.parent / config.training), tmp_path, None, Reporter(quiet=True))
     assert {run.task for run in config.runs} >= {"math500", "aime24", "amc23", "gpqa-diamond"}
-    assert made.pipelines["sentence"].segmentation == "sentence" and made.pipelines["paper"].probes.labels == "own"
-    assert made.pipelines["paper"].probes.projection == made.pipelines["main"].probes.projection
+    recipes = {name: made.pipelines[f"paper-{name}"].probes for name in ("math", "science")}
+    assert all((one.domain, one.labels, one.projection) == (name, "own", None) for name, one in recipes.items())
+    assert [*map(made._sampled_as, config.probes)] == ["main", "paper-math", "paper-math", "sentence"]
     assert all(pipeline.output == tmp_path / "pairs" / pipeline.name / "probes" for pipeline in made.pipelines.values())

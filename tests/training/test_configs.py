@@ -12,6 +12,7 @@ import yaml
 from semspec import cli as semspec_cli
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
+from semspec.errors import InvalidRequest
 from semspec.training import cli
 from semspec.training.config import (
     DatastoreConfig,
@@ -22,6 +23,8 @@ from semspec.training.config import (
     load_config,
     read_config,
 )
+from semspec.training.trainer.probes import Variants
+from semspec.training.trainer.recipe import FitRecipe
 from tests.manifests.policy import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +56,12 @@ def test_laptop_preset_takes_as_many_questions_as_it_is_told(path: Path) -> None
     assert PipelineConfig.model_validate(config.model_dump()) == config
     unchanged = {"questions", "contexts", "samples", "report", "name"}
     assert config.model_dump(exclude=unchanged) == whole.model_dump(exclude=unchanged)
+
+
+def test_domain_without_questions_is_refused_with_those_there_are() -> None:
+    config = load_config(REAL_PAIRS[0]).model_copy(update={"probes": FitRecipe(domain="law")})
+    with pytest.raises(InvalidRequest, match="there are math, science"):
+        Variants.of(config, ["math", "science"])
 
 
 def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from semspec.training.data.labels import Labels, gather_labels, label
 from semspec.training.data.questions import Question
 from semspec.training.files import Row, read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
+from semspec.training.trainer.probes import with_own
 from semspec.types import Segment, SegmentEnd, Writer
 from tests.checkpoints import loaded
 from tests.engine.support import assert_same, tensor
@@ -148,6 +149,7 @@ def test_labels_are_shares_of_each_models_other_samples() -> None:
     labels = labelled(data, [ord(row["text"][0]) for row in data], valid)
     np.testing.assert_allclose(labels.target_probability, [2 / 3, 2 / 3, 2 / 3, 0, 0.75, 0, 0, 0])
     np.testing.assert_allclose(labels.draft_probability, [0.25, 0.25, 0.25, 0, 0, 1 / 3, 1 / 3, 0])
+    np.testing.assert_allclose(with_own(labels.target_probability[:4], 4), [0.75, 0.75, 0.75, 0.25])
     assert labels.by_draft.tolist() == [False] * 4 + [True] * 4
     assert labels.singletons == 3 / 8
     assert labels.valid[:4].tolist() == [1, 1, 1, 0] and np.isnan(labels.valid[7])

@@ -65,17 +65,20 @@ class Variants:
         recipe, report = config.probes, config.report
         changes: dict[str, dict[str, Any]] = {
             "paper recipe": {
-                "features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse"
+                "features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse",
+                "projection": None, "calibration": "none",
             },
             "states alone": {"features": "states"},
             "last layer": {"features": "states", "layers": "last"},
             "surprisal alone": {"features": "surprisal"},
         }  # fmt: skip
-        others = changes.items() if report.variants else ()
+        others, own = changes.items() if report.variants else (), recipe.domain
+        if own not in (None, *domains):
+            raise InvalidRequest(f"probes.domain: {own}: no questions to train on; there are {', '.join(domains)}")
         return cls(
-            Variant(SERVED, recipe),
-            tuple(Variant(name, recipe.model_copy(update=update)) for name, update in others),
-            tuple(Variant(f"{share:.1%} of the questions", recipe, share=share) for share in report.learning_curve),
+            Variant(SERVED, recipe, domain=own),
+            tuple(Variant(name, recipe.model_copy(update=update), domain=own) for name, update in others),
+            tuple(Variant(f"{share:.1%} of the questions", recipe, share, own) for share in report.learning_curve),
             tuple(Variant(f"only {name}", recipe, domain=name) for name in domains) if domains[1:] else (),
         )
 
@@ -86,9 +89,7 @@ class Variants:
 
 def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[str, Any]:
     """All settings that determine a probe, for its card; two variants may share a probe."""
-    left_out = {"features", "layers", "draft_layers", "device", "memory_gib"} | (
-        {"labels"} if role == "draft" else set()
-    )
+    left_out = {"features", "layers", "draft_layers", "device", "memory_gib"}
     features, layers = variant.recipe.inputs(role)
     training = variant.recipe.model_dump(mode="json", exclude=left_out)
     training |= {"features": features, "layers": layers, "share": variant.share, "domain": variant.domain}
@@ -132,6 +133,8 @@ class Fitter:
     def _fit(self, role: Role, variant: Variant) -> Probe:
         source, labels, recipe = self._source(role, variant), self.labels, variant.recipe
         targets = labels.target_probability if role == "target" else labels.draft_probability
+        if recipe.labels == "own":
+            targets = with_own(targets, self.config.samples.num_samples)
         train, validation, calibration = (
             self._rows(role, variant, split) for split in ("train", "validation", "calibration")
         )
@@ -200,6 +203,11 @@ class Fitter:
             calibration=variant.recipe.calibration if len(self._rows(role, variant, "calibration")) else "none",
             training=training,
         )
+
+
+def with_own(shares: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
+    """The paper's |C|/N of N samples, from the shares of the other N - 1."""
+    return ((shares * (num_samples - 1) + 1) / num_samples).astype(np.float32)
 
 
 def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind: CalibrationKind) -> Probe:

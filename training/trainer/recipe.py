@@ -25,8 +25,10 @@ class FitRecipe(BaseModel):
     draft_layers: LayerSet | None = Field(default=None, description="the same of the draft's states; unset: as layers")
     labels: Literal["cross", "own"] = Field(
         default="cross",
-        description="cross: the target's probe also learns from draft-written segments; own: the paper's recipe",
+        description="cross: the target's probe also learns from draft-written segments; own: the paper's, each from its "
+        "own model's segments, whose shares count the segment itself",
     )
+    domain: str | None = Field(default=None, description="learn from questions of this domain alone")
     calibration: CalibrationKind = "temperature"
     loss: Literal["mse", "bce"] = Field(default="bce", description="squared error (the paper's) or cross-entropy")
     num_epochs: int = Field(default=14, ge=1, description="at most; the learning rate falls to 0 over them")
