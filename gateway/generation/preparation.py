@@ -184,7 +184,7 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
         yield f"{message}; leave it out, or choose 'target'", "strategy"
     if plan.grammar and not all(one.supports_grammars for one in writers):
-        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
+        remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
     if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
         yield "min_p: a server writes for one of the models that may not know it; leave it out", "min_p"

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, DynamicCache
 
 from semspec.engine.causal_lm import CausalLM, Prefix
 from semspec.engine.decoder import unsupported_reason
-from semspec.engine.logits import draw_each, draw_token, surprisal
+from semspec.engine.logits import draw_each, draw_token, segment_surprisal, token_statistics
 from semspec.engine.segmentation import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
@@ -96,7 +96,8 @@ class ContextBatch:
         states, statistics = [], []
         for row, segment in enumerate(segments):
             states.append(forward.states[:, row, : len(segment)].float().mean(1))
-            statistics.append(surprisal(logits[row, : len(segment)], ids[row, : len(segment)]))
+            own = slice(0, len(segment))
+            statistics.append(segment_surprisal(token_statistics(logits[row, own], ids[row, own])))
         return BatchReading(torch.stack(states), torch.stack(statistics))
 
     def text_of(self, segment: Sequence[int]) -> str:

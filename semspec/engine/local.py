@@ -10,6 +10,7 @@ from semspec.engine.conversation import option_ids
 from semspec.engine.protocol import Engine
 from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verify
 from semspec.engine.segmentation import ended_by_look_ahead
+from semspec.engine.shaping import Grammars
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.tree import Tree, as_chain
@@ -54,8 +55,9 @@ class LocalEngine(Engine):
     """Size above which a tree of proposed tokens is verified as a chain."""
 
     def __init__(self, tokenizer: ModelTokenizer, writer: Writer, info: ModelInfo) -> None:
-        """`info`: what the model supports."""
-        self.tokenizer, self._writer, self._info = tokenizer, writer, info
+        self.tokenizer, self._writer, self._grammars = tokenizer, writer, Grammars.of(tokenizer)
+        can_shape, size = self._grammars is not None, tokenizer.num_embeddings
+        self._info = replace(info, supports_grammars=can_shape, supports_penalties=True, num_token_ids=size)
 
     def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
         """The results of a request that reads `tokens`. Closing this generator ends the request.
@@ -79,6 +81,8 @@ class LocalEngine(Engine):
         self.tokenizer.check_room(len(tokens), "context")
         segments = [piece for piece in context.pieces if isinstance(piece, Segment)] if params.is_shaped else []
         written = tuple(token for segment in segments for token in segment.token_ids)
+        if params.grammar and self._grammars:
+            await self._grammars.check(params.grammar)
         request = Generate(params, ended_by_look_ahead(context, params.segmentation), written)
         async with aclosing(self._results(tokens, request, params.session)) as results:
             async for one in results:

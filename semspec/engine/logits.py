@@ -110,17 +110,9 @@ def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """`SURPRISAL_FEATURES` of one segment, `[num_features]` fp32, at temperature 1 in natural logarithms.
-
-    `logits`: `[num_tokens, vocab_size]`, row i predicts token i; `token_ids`: `[num_tokens]`.
-    """
-    return segment_surprisal(token_statistics(logits, token_ids))
-
-
 def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
     """What `segment_surprisal` needs of each token, fp32 `[num_tokens, 4]`: log-probability, entropy, whether it is the
-    most probable, and margin. `logits` and `token_ids` as for `surprisal`."""
+    most probable, and margin. Row i of `logits` `[num_tokens, vocab_size]` predicts `token_ids[i]`."""
     log_probabilities = torch.log_softmax(logits.float(), -1)
     token_logprobs = log_probabilities.gather(-1, token_ids[:, None])[:, 0]
     probabilities = log_probabilities.exp()
@@ -131,7 +123,8 @@ def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def segment_surprisal(statistics: Tensor) -> Tensor:
-    """`SURPRISAL_FEATURES` of a segment, `[num_features]`, from the `token_statistics` of its tokens."""
+    """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, at temperature 1 in natural logarithms, from the
+    `token_statistics` of its tokens."""
     token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
     return torch.stack(
         [

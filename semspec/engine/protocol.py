@@ -57,6 +57,9 @@ class StepCounter(Protocol):
         ...
 
 
+OPTIONS = {"revision", "device", "dtype", "threads", "cache_bytes", "kv_bytes", "probes", "max_context_tokens"}
+"""Settings that our engine takes as they are."""
+
 LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
 """`load_engine`, or what takes its place."""
 
@@ -78,16 +81,5 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
         return load_vllm(settings, writer)
     from semspec.engine.transformers_engine import TransformersEngine  # slow, deferred until health checks are answered
 
-    return TransformersEngine.load(
-        settings.model,
-        writer=writer,
-        revision=settings.revision,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads,
-        cache_bytes=settings.cache_bytes,
-        kv_bytes=settings.kv_bytes,
-        probes=settings.probes,
-        max_context_tokens=settings.max_context_tokens,
-        engine=engine,
-    )
+    options = settings.model_dump(include=OPTIONS)
+    return TransformersEngine.load(settings.model, writer=writer, engine=engine, **options)

@@ -17,6 +17,10 @@ class Generate:
     """The tokens of the context that grammar and penalties count as written."""
     kind: Literal["generate"] = "generate"
 
+    @property
+    def projection(self) -> str:
+        return self.params.projection
+
 
 @dataclass(frozen=True, slots=True)
 class Propose:

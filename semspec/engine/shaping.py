@@ -1,13 +1,13 @@
 """What a request changes of the logits before each draw: biases, penalties, a grammar by llguidance. The logits
 themselves stay."""
 
-import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock, Thread
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semspec.engine.requests import Generate
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InternalError, InvalidRequest
 from semspec.grammars.compiler import Compiler
@@ -99,6 +100,8 @@ class Grammars:
         self._compiler = Compiler(facts, num_processes=1)
         self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
         """By digest of the grammar."""
+        self._compiling: set[bytes] = set()
+        self._lock = Lock()
 
     @classmethod
     def of(cls, tokenizer: ModelTokenizer) -> "Grammars | None":
@@ -113,41 +116,58 @@ class Grammars:
             return None
         return cls(vocabulary, tokenizer)
 
-    async def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
-        """The state of `grammar` after the tokens `written`.
+    def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
+        """The state of `grammar`, which was checked before, after the tokens `written`. Blocks.
 
-        Raises: InvalidRequest when the grammar is invalid or too costly, or `written` does not follow it; Overloaded.
+        Raises: InvalidRequest when `written` does not follow it.
         """
-        matcher = (await self._first(grammar)).deep_copy()
+        matcher = self._first(grammar).deep_copy()
         tokens = [token for token in written if token not in self._tokenizer.eos_ids]
-        if await asyncio.to_thread(matcher.try_consume_tokens, tokens) < len(tokens):
+        if matcher.try_consume_tokens(tokens) < len(tokens):
             raise InvalidRequest("context: its segments do not follow the grammar", "context")
         return Matcher(matcher, self._tokenizer)
+
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether a grammar that was checked before is compiled; else that begins now."""
+        if (digest := _digest(grammar)) in self._compiled:
+            return True
+        if digest not in self._compiling:
+            self._compiling.add(digest)
+            Thread(target=self._first, args=(grammar,), daemon=True).start()
+        return False
 
     def close(self) -> None:
         self._compiler.close()
 
-    async def _first(self, grammar: str) -> "LLMatcher":
-        """The first state of `grammar`: it is compiled here once it has been compiled in another process."""
-        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
-        compiled = self._compiled.pop(digest, None)
-        if compiled is None:
-            compiled = await self._compile(f"{_ONE_BY_ONE}\n{grammar}")
-        self._compiled[digest] = compiled
-        if len(self._compiled) > MAX_KEPT:
-            self._compiled.popitem(last=False)
-        return compiled
-
-    async def _compile(self, grammar: str) -> "LLMatcher":
+    def _first(self, grammar: str) -> "LLMatcher":
+        """The first state of `grammar`."""
         from semspec.grammars.worker import compiled, on_large_stack
 
+        digest = _digest(grammar)
+        first = self._compiled.get(digest)
+        if first is None:
+            first, _ = on_large_stack(partial(compiled, self._raw, f"{_ONE_BY_ONE}\n{grammar}"))
+        with self._lock:
+            self._compiling.discard(digest)
+            self._compiled[digest] = first
+            self._compiled.move_to_end(digest)
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+        return first
+
+    async def check(self, grammar: str) -> None:
+        """Raises: InvalidRequest when the grammar is invalid or too costly; Overloaded."""
+        grammar = f"{_ONE_BY_ONE}\n{grammar}"
         try:
             check_grammar(grammar)
         except ValueError as error:
             raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
         if flaw := await self._compiler.flaw([grammar]):
             raise InvalidRequest(f"{GRAMMAR}: {flaw.reason.partition('<')[0].strip()}", GRAMMAR)
-        return (await asyncio.to_thread(on_large_stack, partial(compiled, self._raw, grammar)))[0]
+
+
+def _digest(grammar: str) -> bytes:
+    return hashlib.blake2b(grammar.encode(), digest_size=16).digest()
 
 
 def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
@@ -216,3 +236,15 @@ class Shaping:
     def _shaped(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         changed = self._counts.applied(logits) if self._counts else logits
         return changed if allowed is None else changed.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+
+def shaping_of(
+    request: Generate, tokens: Sequence[int], tokenizer: ModelTokenizer, grammars: Grammars | None
+) -> Shaping | None:
+    """Grammar, checked before, and penalties of a request after `tokens`; None without. Raises: InvalidRequest."""
+    params, counts, matcher = request.params, None, None
+    if not params.penalties.is_neutral:
+        counts = Counts(params.penalties, tokens, request.written, tokenizer.num_embeddings)
+    if params.grammar and grammars:
+        matcher = grammars.matcher(params.grammar, request.written)
+    return Shaping(matcher, counts) if params.is_shaped else None

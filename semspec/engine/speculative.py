@@ -200,17 +200,14 @@ def verify(
 
     `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i.
     """
-    ended, mismatches = tokenizer if request.is_after_end else None, tuple[bool, ...]()
+    ended = tokenizer if request.is_after_end else None
     if request.gate is not None:
-        chosen, path, mismatches = gated_tokens(logits, request.drafted, request.gate, ended, request.parents)
-    elif request.parents:
+        return gated_tokens(logits, request.drafted, request.gate, ended, request.parents)
+    if request.parents:
         tree = Tree(position, request.parents)
-        chosen, path = verify_tree(logits, request.drafted, tree, request.sampling, ended)
-    else:
-        drafted, distributions = request.drafted, request.distributions
-        chosen = rejection_sample(logits, drafted, distributions, request.sampling, position, ended)
-        path = list(range(len(chosen) - 1))
-    return chosen, path, mismatches
+        return *verify_tree(logits, request.drafted, tree, request.sampling, ended), ()
+    chosen = rejection_sample(logits, request.drafted, request.distributions, request.sampling, position, ended)
+    return chosen, list(range(len(chosen) - 1)), ()
 
 
 def rejection_sample(

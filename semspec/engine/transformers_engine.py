@@ -12,7 +12,7 @@ from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.local import LocalEngine
 from semspec.engine.requests import Generate, Request, Result
-from semspec.engine.shaping import Counts, Grammars, Shaping
+from semspec.engine.shaping import shaping_of
 from semspec.engine.steps import PrefixCache
 from semspec.engine.tree import MAX_TREE_TOKENS
 from semspec.engine.worker import Scheduler, Worker
@@ -31,15 +31,7 @@ class TransformersEngine(LocalEngine):
     ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
-        self._grammars = Grammars.of(lm.tokenizer)
-        info = replace(
-            lm.info,
-            max_cache_bytes=cache_bytes,
-            supports_grammars=self._grammars is not None,
-            supports_penalties=True,
-            num_token_ids=lm.tokenizer.num_embeddings,
-        )
-        super().__init__(lm.tokenizer, writer, info)
+        super().__init__(lm.tokenizer, writer, replace(lm.info, max_cache_bytes=cache_bytes))
         self.max_tree_tokens = MAX_TREE_TOKENS if lm.decoder else 0
         self._projections = Projections(lm.info, str(lm.device), probes)
         self.lm, self.cache = lm, PrefixCache(cache_bytes, lm.new_kv)
@@ -75,9 +67,9 @@ class TransformersEngine(LocalEngine):
         await asyncio.to_thread(self._projections.read)
 
     async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
-        shaping, is_ahead = None, False
-        if isinstance(request, Generate):
-            shaping, is_ahead = await self._shaping(tokens, request), request.params.is_ahead
+        shaping, is_ahead = None, isinstance(request, Generate) and request.params.is_ahead
+        if isinstance(request, Generate) and request.params.is_shaped:
+            shaping = await asyncio.to_thread(shaping_of, request, tokens, self.tokenizer, self._grammars)
         async with aclosing(self.steps.stream(self.calls.run(tokens, request, session, shaping), is_ahead)) as results:
             async for result in results:
                 yield result
@@ -87,12 +79,3 @@ class TransformersEngine(LocalEngine):
         self.cache.clear()
         if self._grammars:
             self._grammars.close()
-
-    async def _shaping(self, tokens: list[int], request: Generate) -> Shaping | None:
-        """Grammar and penalties after the context `tokens`."""
-        params, counts, matcher = request.params, None, None
-        if not params.penalties.is_neutral:
-            counts = Counts(params.penalties, tokens, request.written, self.tokenizer.num_embeddings)
-        if params.grammar and self._grammars:
-            matcher = await self._grammars.matcher(params.grammar, request.written)
-        return Shaping(matcher, counts) if params.is_shaped else None

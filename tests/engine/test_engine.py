@@ -22,8 +22,7 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     [drafted] = await written(uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5)))
     await engine.score(context, [drafted.segment], "s")
     sizes = sizes_of(engine)
-    what = params(session="s", want_states=True)
-    [rewritten] = await written(engine, context, what)  # the drafted one was rejected
+    [rewritten] = await written(engine, context, params(session="s", want_states=True))  # the draft was rejected
     assert sizes == [1] * len(rewritten.segment.token_ids)
     assert rewritten.num_cached_tokens == len(context.pieces[0].token_ids)
     sizes.clear()

@@ -26,7 +26,7 @@ from semspec.types import (
 )
 from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
-from tests.grammars.schemas import COSTLY, COUNTED, grammar_of
+from tests.grammars.schemas import COSTLY, COUNTED, MANY, grammar_of
 from tests.words import build_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -121,9 +121,6 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(engine: TransformersE
     assert endless[-1].segment.end is SegmentEnd.LENGTH
     assert sum(len(one.segment.token_ids) for one in endless) == 30
     assert other[-1].segment.end is SegmentEnd.EOS, "others' answers go on"
-
-
-MANY = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from typing import Any
 
 Schema = dict[str, Any]
 
+MANY = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
+"""It allows many continuations at a token."""
+
 
 def grammar_of(schema: Any) -> str:
     """What the engines are given for a schema."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.types import Context, Gate, Penalties, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
+from tests.grammars.schemas import MANY, grammar_of
 from tests.vllm.support import (
     assert_same_scores,
     assert_same_segments,
@@ -29,8 +29,7 @@ NUM_STREAMS = 16
 
 async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
     one, other = await theirs.info(), await ours.info()
-    differing: Any = {"max_cache_bytes": 0, "supports_grammars": False}
-    assert replace(one, **differing) == replace(other, **differing)
+    assert replace(one, max_cache_bytes=0) == replace(other, max_cache_bytes=0)
 
 
 @pytest.mark.parametrize("segmentation", list(Segmentation))
@@ -119,15 +118,15 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -
             )
 
 
-async def test_penalties_change_the_same_draws(theirs: VllmEngine, ours: TransformersEngine) -> None:
-    """Of the prompt, of segments before the call, and of its own."""
-    for seed, context in enumerate(await contexts(ours, 4)):
-        what = params(seed, max_tokens=60, penalties=Penalties(0.4, 0.6, 1.3, ((5, 2.0),)), num_logprobs=1)
+async def test_penalties_and_grammars_change_the_same_draws(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    """By the prompt, by segments before the call, and by its own."""
+    for seed, context in enumerate(await contexts(ours, 6)):
+        grammar = "start: /[A-Z][a-z ]{4,30}\\.( [A-Z][a-z ]{4,9}[.!])*/" if seed % 2 else ""
+        what = params(seed, max_tokens=60, penalties=Penalties(0.4, 0.6, 1.3, ((5, 2.0),)), grammar=grammar)
         expected = await written(ours, context, what)
         assert segments_of(expected) != segments_of(await written(ours, context, params(seed, max_tokens=60)))
         assert_same_segments(ours, context, what, await written(theirs, context, what), expected)
-        rest = replace(what, max_tokens=20)
-        grown = context.extended(expected[0].segment)
+        grown, rest = context.extended(expected[0].segment), replace(what, max_tokens=20)
         assert segments_of(await written(theirs, grown, rest)) == segments_of(await written(ours, grown, rest))
 
 
@@ -194,6 +193,9 @@ async def test_window_ends_a_segment_at_the_same_token(theirs: VllmEngine, ours:
 async def test_bad_input_is_refused_as_ours_refuses_it(theirs: VllmEngine, ours: TransformersEngine) -> None:
     [context] = await contexts(ours, 1)
     for engine in (theirs, ours):
+        for grammar, flaw in (("start: ]", "grammar: "), (grammar_of(MANY), "continuations")):
+            with pytest.raises(InvalidRequest, match=flaw):
+                await written(engine, context, params(0, grammar=grammar, max_tokens=400))
         with pytest.raises(InvalidRequest, match="nothing to score"):
             await engine.score(context, [])
         with pytest.raises(InvalidRequest, match="outside the vocabulary"):

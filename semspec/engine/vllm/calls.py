@@ -1,6 +1,7 @@
 """What each kind of request takes from vLLM's forward passes: rows of states and logits, and sampled tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, zip_longest
 
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from semspec.engine.logits import choice_scores, draw_token, segment_scores
 from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, num_following
-from semspec.engine.shaping import Counts, Shape, Shaping
+from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
 from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.writing import Writing
+from semspec.errors import SemspecError
 from semspec.types import Distribution, GeneratedSegment, Proposal, SamplingParams, States, Writer
 
 NO_ROWS = range(0)
@@ -38,9 +40,9 @@ class Call:
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: a sampled token has no meaning."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, writer: Writer) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, *others: object) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
-        self.projection = projection_of(request)
+        self.projection: str = getattr(request, "projection", "")
         """Of the states in its results."""
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
@@ -74,17 +76,25 @@ class Call:
 class GenerateCall(Call):
     """Writes segments."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Generate, writer: Writer) -> None:
-        super().__init__(tokenizer, prompt, request, writer)
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        prompt: Sequence[int],
+        request: Generate,
+        writer: Writer,
+        grammars: Grammars | None,
+    ) -> None:
+        super().__init__(tokenizer, prompt, request)
         self._request, self.sampling = request, request.params.sampling
         self._writing = Writing(tokenizer, writer, request, prompt)
         self._shaping: Shaping | None = None
         self._shape: Shape | None = None
         """What is done to the next logits."""
-        if request.params.is_shaped:
-            counts = Counts(request.params.penalties, prompt, request.written, tokenizer.num_embeddings)
-            self._shaping = Shaping(None, counts)
-            self._shape = self._shaping.first()
+        self._error: SemspecError | None = None
+        """Why it ends early."""
+        with self._failing():
+            self._shaping = shaping_of(request, prompt, tokenizer, grammars)
+            self._shape = self._shaping.first() if self._shaping else None
         self._complete: list[GeneratedSegment] = []
         self._open_span(len(prompt))
 
@@ -99,10 +109,12 @@ class GenerateCall(Call):
         self._writing.note(logits, token)
 
     def take(self, token: int) -> list[Span]:
-        self._complete = self._writing.take(token)
+        self._complete = [] if self._error else self._writing.take(token)
         self.is_done = self._writing.is_done
         if self._shaping and not self.is_done:
-            self._shape = self._shaping.after(token)
+            with self._failing():
+                self._shape = self._shaping.after(token)
+        self.is_done |= self._error is not None
         if not (self._complete and self._request.params.want_states):
             return []
         [ended], [generated] = self.spans, self._complete
@@ -118,13 +130,23 @@ class GenerateCall(Call):
         for one, own in zip_longest(self._complete, states):
             self.results.append(replace(one, states=own))
         self._complete = []
+        if self._error:
+            self.results.append(self._error)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error of the body, such as of a grammar that is too complex, ends the call."""
+        try:
+            yield
+        except SemspecError as error:
+            self._error = error
 
 
 class ProposeCall(Call):
     """Drafts tokens with the distributions they are drawn from."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, writer: Writer) -> None:
-        super().__init__(tokenizer, prompt, request, writer)
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, *others: object) -> None:
+        super().__init__(tokenizer, prompt, request)
         self.sampling, self._num_tokens = request.sampling, request.num_tokens
         self._drafted: list[int] = []
         self._distributions: list[Distribution] = []
@@ -152,9 +174,9 @@ class ReadCall(Call):
     """Reads the last tokens of the prompt: scores or verifies them, or takes the probabilities of what follows."""
 
     def __init__(
-        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score | Verify | Choose, writer: Writer
+        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score | Verify | Choose, *others: object
     ) -> None:
-        super().__init__(tokenizer, prompt, request, writer)
+        super().__init__(tokenizer, prompt, request)
         self._request, self._first = request, len(prompt) - num_following(request)
         if isinstance(request, Score):
             self.scored_rows = range(self._first - 1, len(prompt) - 1)
@@ -188,13 +210,3 @@ def first_row(request: Request, num_prompt: int) -> int | None:
         case Propose():
             return None
     return num_prompt - num_following(request) - 1
-
-
-def projection_of(request: Request) -> str:
-    """Digest of the projection that a request wants its states by; "" for whole states."""
-    match request:
-        case Generate(params=params):
-            return params.projection
-        case Score(projection=projection):
-            return projection
-    return ""

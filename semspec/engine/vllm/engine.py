@@ -13,7 +13,6 @@ from uuid import uuid4
 from semspec.engine.local import LocalEngine
 from semspec.engine.requests import Generate, Propose, Request, Result
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.calls import projection_of
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
 from semspec.engine.vllm.requests import KEY, request_to_wire, result_from_wire
@@ -62,8 +61,7 @@ class VllmEngine(LocalEngine):
     """Has vLLM's processes make the steps of all calls."""
 
     def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer) -> None:
-        info = replace(tokenizer.info, supports_penalties=True, num_token_ids=tokenizer.num_embeddings)
-        super().__init__(tokenizer, writer, info)
+        super().__init__(tokenizer, writer, tokenizer.info)
         self._core = core
         self._projections: tuple[str, ...] | None = None
         """Digests of those that vLLM's processes hold; None: to be asked for."""
@@ -94,10 +92,15 @@ class VllmEngine(LocalEngine):
         if self._answering:
             self._answering.cancel()
         await self._core.close()
+        if self._grammars:
+            self._grammars.close()
 
     async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
         if self._num_calls >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
+        if isinstance(request, Generate) and request.params.grammar:
+            while not await self._core.ask("is_compiled", request.params.grammar):
+                await asyncio.sleep(0.01)
         self._num_calls += 1
         start = perf_counter()
         parameters = _parameters(request, self._info.max_context_tokens - len(tokens))
@@ -120,7 +123,7 @@ class VllmEngine(LocalEngine):
     def _notice(self, value: Any, request: Request) -> None:
         """A projection that is not held is looked for in the folder: which are held may change."""
         states = [one.states for one in (value if isinstance(value, list) else [value]) if hasattr(one, "states")]
-        if any(one and one.projection != projection_of(request) for one in states):
+        if any(one and one.projection != getattr(request, "projection", "") for one in states):
             self._projections = None
 
     async def _until_it_answers(self) -> None:

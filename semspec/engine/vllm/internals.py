@@ -21,6 +21,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.logits import draw_each
+from semspec.engine.shaping import Grammars
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, first_row
 from semspec.engine.vllm.process import exit_with_parent
@@ -97,6 +98,7 @@ class SemspecWorker(Worker):
 
     _recorder: Recorder
     _projections: Projections
+    _grammars: Grammars | None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
@@ -109,7 +111,14 @@ class SemspecWorker(Worker):
         raw = load_tokenizer(wire.folder)
         tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
         self._projections = Projections(wire.info, str(self.device), Path(wire.probes) if wire.probes else None)
-        self._recorder = Recorder(tokenizer, wire.writer, self.device, model.compute_logits, self._projections)
+        self._grammars = Grammars.of(tokenizer)
+        self._recorder = Recorder(
+            tokenizer, wire.writer, self.device, model.compute_logits, self._projections, self._grammars
+        )
+
+    def is_compiled(self, grammar: str) -> bool:
+        """See `Grammars.is_compiled`."""
+        return self._grammars is not None and self._grammars.is_compiled(grammar)
 
     def read_probes(self) -> tuple[str, ...]:
         """Read the folder of probes again, and tell as `projections`."""

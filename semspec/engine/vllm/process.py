@@ -154,13 +154,13 @@ class Core:
         except EngineDeadError as error:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 
-    async def ask(self, method: str) -> Any:
+    async def ask(self, method: str, *arguments: str) -> Any:
         """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable when
         vLLM has ended."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            return (await self._llm.collective_rpc(method))[0]
+            return (await self._llm.collective_rpc(method, args=arguments))[0]
         except EngineDeadError as error:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semspec.engine.logits import token_statistics
 from semspec.engine.requests import Request
+from semspec.engine.shaping import Grammars
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import CALLS, Call, ReadCall, Span
 from semspec.engine.vllm.requests import results_to_wire
@@ -92,10 +93,11 @@ class Recorder:
         device: torch.device,
         compute_logits: Callable[[Tensor], Tensor | None],
         projections: Projections,
+        grammars: Grammars | None,
     ) -> None:
         """`compute_logits`: from rows of the last hidden states; None in a process that does not gather them."""
         self._tokenizer, self._writer, self._device = tokenizer, writer, device
-        self._compute_logits, self._projections = compute_logits, projections
+        self._compute_logits, self._projections, self._grammars = compute_logits, projections, grammars
         self._num_states = tokenizer.info.num_layers + 1
         self._sums = Sums(tokenizer.info.num_layers, tokenizer.info.hidden_size, device)
         self.calls: dict[str, Call] = {}
@@ -103,7 +105,7 @@ class Recorder:
     def start(self, key: str, prompt: Sequence[int], request: Request) -> Call:
         """Begin with a request."""
         make = CALLS.get(request.kind, ReadCall)
-        call = self.calls[key] = make(self._tokenizer, prompt, request, self._writer)
+        call = self.calls[key] = make(self._tokenizer, prompt, request, self._writer, self._grammars)
         return call
 
     def drop(self, key: str) -> None:

@@ -7,11 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from semspec import errors
 from semspec.engine.requests import Request, Verified
+from semspec.errors import SemspecError
 from semspec.types import ChoiceScores, GeneratedSegment, ModelInfo, Proposal, SegmentScore, Writer
 
 KEY = "semspec"
 """Where requests, results and the configuration stand in vLLM's dictionaries."""
+ERROR = "error"
+"""Where the name of an error, its message and its parameter stand instead of a result."""
 
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
@@ -53,11 +57,19 @@ def request_from_wire(extra_args: dict[str, Any] | None) -> Request | None:
 
 def results_to_wire(kind: str, results: Sequence[object]) -> list[Any]:
     """Plain values for `kv_transfer_params`."""
-    return [_RESULTS[kind].dump_python(result) for result in results]
+    return [
+        {ERROR: (type(one).__name__, one.message, one.parameter)}
+        if isinstance(one, SemspecError)
+        else _RESULTS[kind].dump_python(one)
+        for one in results
+    ]
 
 
 def result_from_wire(kind: str, wire: object) -> Any:
-    """The result of a request of this kind."""
+    """The result of a request of this kind. Raises: the error that it ended with."""
+    if isinstance(wire, dict) and ERROR in wire:
+        name, message, parameter = wire[ERROR]
+        raise getattr(errors, name)(message, parameter)
     return _RESULTS[kind].validate_python(wire)
 
 
