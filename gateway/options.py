@@ -123,8 +123,7 @@ class Defaults(StrategyOptions):
     model_config = ConfigDict(strict=False)
 
     strategy: StrategyName | None = Field(
-        None,
-        description=f"one of {', '.join(STRATEGIES)}; unset: the first supported of {', '.join(PREFERRED)}",
+        None, description=f"one of {', '.join(STRATEGIES)}; unset: the first supported of {', '.join(PREFERRED)}"
     )
     segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     draft_ahead: bool = Field(True, description="true drafts on while the target reads")

@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import (
-    Field,
-    SecretStr,
-    TypeAdapter,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, SecretStr, TypeAdapter, ValidationInfo, field_validator
 from pydantic_core import SchemaError
 from pydantic_settings import SettingsConfigDict
 
@@ -137,9 +131,7 @@ class GatewaySettings(ProcessSettings):
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
     max_concurrent: int = Field(32, ge=1, description="most generations running at once, at least max_n")
     max_concurrent_per_key: int | None = Field(
-        None,
-        ge=1,
-        description="most generations of one API key running at once, at least max_n; unset: max_concurrent",
+        None, ge=1, description="most generations of one API key running at once, at least max_n; unset: max_concurrent"
     )
     max_queued: int = Field(64, ge=0, description="most requests waiting for room; 0 refuses at once")
     queue_timeout_s: float = Field(10.0, gt=0, description="longest a request waits for room, in seconds")

@@ -14,14 +14,7 @@ from pydantic import TypeAdapter
 
 from semspec.decoding import Prompts
 from semspec.errors import Conflict
-from semspec.gateway.generation.parsers import (
-    END_OF_THINKING,
-    THINK,
-    CallParser,
-    Delta,
-    ReasoningParser,
-    StopChecker,
-)
+from semspec.gateway.generation.parsers import END_OF_THINKING, THINK, CallParser, Delta, ReasoningParser, StopChecker
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.served import Served
 from semspec.gateway.store.store import Store, reading

@@ -20,15 +20,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.types import (
-    Context,
-    Drafted,
-    GeneratedSegment,
-    GenerationParams,
-    SegmentRecord,
-    StageTimes,
-    Writer,
-)
+from semspec.types import Context, Drafted, GeneratedSegment, GenerationParams, SegmentRecord, StageTimes, Writer
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 

@@ -11,17 +11,7 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.logits import choice_scores, draw_token, segment_scores, token_statistics
-from semspec.engine.requests import (
-    Choose,
-    Generate,
-    Propose,
-    Request,
-    Result,
-    Score,
-    Verified,
-    Verify,
-    num_following,
-)
+from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verified, Verify, num_following
 from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import draw_with_distribution, state_before, verify
 from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed

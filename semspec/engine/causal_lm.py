@@ -38,11 +38,7 @@ class CausalLM:
     """Weights and tokenizer of a model, and information about both. Not thread-safe."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        info: ModelInfo,
-        engine: EngineName = "auto",
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, info: ModelInfo, engine: EngineName = "auto"
     ) -> None:
         """Raises: Mismatch when `engine` is "fast" and cannot run the model."""
         self.model = model.eval().requires_grad_(False)
@@ -120,12 +116,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward_batch(
-        self,
-        ids: Tensor,
-        kv: DynamicCache,
-        num_rows: int = 1,
-        want_states: bool = False,
-        prefix: Prefix | None = None,
+        self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False, prefix: Prefix | None = None
     ) -> Forward:
         """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
         `kv` holds what follows it, and the model's attention takes it (`semspec.engine.batch.attention`).

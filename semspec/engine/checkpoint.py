@@ -99,11 +99,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def model_info(
-    name: str,
-    folder: str,
-    config: PretrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    max_context_tokens: int | None,
+    name: str, folder: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, max_context_tokens: int | None
 ) -> ModelInfo:
     """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window."""
     text_config = config.get_text_config()

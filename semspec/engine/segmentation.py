@@ -117,11 +117,7 @@ def end_after(
 
 
 def ends_before(
-    tokenizer: ModelTokenizer,
-    segmentation: Segmentation,
-    context: Sequence[int],
-    tokens: Sequence[int],
-    following: int,
+    tokenizer: ModelTokenizer, segmentation: Segmentation, context: Sequence[int], tokens: Sequence[int], following: int
 ) -> bool:
     """Whether the token `following` shows that the segment is complete with `tokens`."""
     if not tokens:

@@ -66,9 +66,7 @@ class ModelSettings(ServiceSettings):
         "a segment instead of its states; SIGHUP has it read again; unset: none",
     )
     max_context_tokens: int | None = Field(
-        None,
-        ge=MIN_CONTEXT_TOKENS,
-        description="cap on prompt and output together; unset: the model's context window",
+        None, ge=MIN_CONTEXT_TOKENS, description="cap on prompt and output together; unset: the model's context window"
     )
     vllm_options: VllmOptions = Field(
         VllmOptions(),

@@ -259,11 +259,7 @@ def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
 
 
 def gated_tokens(
-    logits: Tensor,
-    drafted: Sequence[int],
-    gate: Gate,
-    ended: ModelTokenizer | None = None,
-    parents: Sequence[int] = (),
+    logits: Tensor, drafted: Sequence[int], gate: Gate, ended: ModelTokenizer | None = None, parents: Sequence[int] = ()
 ) -> tuple[list[int], list[int], tuple[bool, ...]]:
     """The longest path of `drafted` up to the first token that `gate` rejects, plus the most probable token there; the
     indices of the drafted ones; and the `VerifiedTokens.mismatches`.

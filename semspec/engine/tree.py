@@ -58,11 +58,7 @@ def as_chain(proposal: Proposal) -> Proposal:
 
 
 def verify_tree(
-    logits: Tensor,
-    drafted: Sequence[int],
-    tree: Tree,
-    sampling: SamplingParams,
-    ended: ModelTokenizer | None = None,
+    logits: Tensor, drafted: Sequence[int], tree: Tree, sampling: SamplingParams, ended: ModelTokenizer | None = None
 ) -> tuple[list[int], list[int]]:
     """The accepted tokens plus one recovered or bonus token, and the indices of the accepted ones.
 

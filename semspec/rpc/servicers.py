@@ -28,14 +28,7 @@ from semspec.rpc.codec.values import (
 )
 from semspec.rpc.contexts import LastContexts, read_context
 from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, States
-from semspec.v1 import (
-    draft_pb2_grpc,
-    target_pb2,
-    target_pb2_grpc,
-    types_pb2,
-    verifier_pb2,
-    verifier_pb2_grpc,
-)
+from semspec.v1 import draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
 
 B = TypeVar("B")
 NUM_LOOKS = 10

@@ -21,11 +21,7 @@ def load(settings: VerifierSettings) -> ServedVerifier:
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
     return ProbeVerifier.load(
-        settings.draft_probe,
-        settings.target_probe,
-        settings.alternatives,
-        settings.device,
-        settings.equivalence,
+        settings.draft_probe, settings.target_probe, settings.alternatives, settings.device, settings.equivalence
     )
 
 

@@ -15,10 +15,7 @@ from tests.stack.support import QUESTION, answer_of, chat_body, http_of
 
 DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""
-PATIENT = {
-    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60",
-    "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
-}
+PATIENT = {"SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60", "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10"}
 CONFIG = StackConfig(environment=PATIENT, start_timeout_s=600.0)
 """Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
 CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})

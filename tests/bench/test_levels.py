@@ -41,12 +41,7 @@ def plan(**fields: Any) -> Plan:
 
 def test_label_names_engine_strategy_and_threads() -> None:
     one = parse_contestant(" vllm/semantic:gamma=2:threads=3 ")
-    assert (one.label, one.engine, one.threads, one.needs_vllm) == (
-        "vllm/semantic:gamma=2:threads=3",
-        "vllm",
-        3,
-        True,
-    )
+    assert (one.label, one.engine, one.threads, one.needs_vllm) == ("vllm/semantic:gamma=2:threads=3", "vllm", 3, True)
     assert one.configuration.options == {"strategy": "semantic", "gamma": 2}
     plain = parse_contestant("vllm-serve")
     assert plain.is_plain and plain.is_target_alone and plain.threads is None

@@ -25,10 +25,7 @@ OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    return [
-        made_up_run(not_applicable=OLD),
-        made_up_run("greedy", FEW, num_questions=30, seed=1, temperature=0.0),
-    ]
+    return [made_up_run(not_applicable=OLD), made_up_run("greedy", FEW, num_questions=30, seed=1, temperature=0.0)]
 
 
 @pytest.fixture(scope="module")

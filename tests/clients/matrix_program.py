@@ -222,11 +222,7 @@ def instructor(url: str, key: str, model: str) -> Capabilities:
         completions = library.from_openai(client, mode=library.Mode[mode]).chat.completions
         return str(completions.create(model=model, messages=MESSAGES, response_model=counted(), max_retries=1))
 
-    return {
-        "tools": lambda: extracted("TOOLS"),
-        "json": lambda: extracted("JSON"),
-        "errors": lambda: extracted("JSON"),
-    }
+    return {"tools": lambda: extracted("TOOLS"), "json": lambda: extracted("JSON"), "errors": lambda: extracted("JSON")}
 
 
 def aisuite(url: str, key: str, model: str) -> Capabilities:

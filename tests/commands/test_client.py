@@ -66,12 +66,7 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
     path = "/v1/generations/chatcmpl-1/events?trace=true"
-    assert asked == [
-        ("POST", "/v1/chat/completions", None),
-        ("GET", path, "2"),
-        ("GET", path, "2"),
-        ("GET", path, "3"),
-    ]
+    assert asked == [("POST", "/v1/chat/completions", None), ("GET", path, "2"), ("GET", path, "2"), ("GET", path, "3")]
     assert [line.rpartition("; ")[2] for line in breaks] == [f"try {n} of 4 to go on" for n in (1, 2, 1)]
 
 

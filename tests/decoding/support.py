@@ -7,17 +7,7 @@ from typing import Any
 
 from semspec.decoding import Backends, Generation, decode
 from semspec.errors import SemspecError
-from semspec.types import (
-    Context,
-    Drafted,
-    Event,
-    Judgement,
-    SamplingParams,
-    Segment,
-    SegmentRecord,
-    StageTimes,
-    Writer,
-)
+from semspec.types import Context, Drafted, Event, Judgement, SamplingParams, Segment, SegmentRecord, StageTimes, Writer
 from tests.calibrations import calibration
 from tests.fakes import FakeModel, FakeVerifier
 from tests.variants import STRATEGIES, VARIANTS, changed

@@ -148,8 +148,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
-    ("strategy", "role"),
-    [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)],
+    ("strategy", "role"), [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)]
 )
 async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, error: SemspecError) -> None:
     """Of a model or the verifier, after the second segment."""

@@ -6,15 +6,7 @@ from dataclasses import replace
 import pytest
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, score
-from semspec.types import (
-    Acceptance,
-    ChoiceScores,
-    Context,
-    Finished,
-    FinishReason,
-    ScoreMethod,
-    Writer,
-)
+from semspec.types import Acceptance, ChoiceScores, Context, Finished, FinishReason, ScoreMethod, Writer
 from tests.decoding.support import Players, generation, players, records, run, segments
 from tests.fakes import FakeModel
 

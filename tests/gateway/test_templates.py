@@ -226,11 +226,7 @@ async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: Gateway
     ],
 )
 async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
-    start_gateway: GatewayFactory,
-    fakes: Fakes,
-    refusal: Exception | None,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    start_gateway: GatewayFactory, fakes: Fakes, refusal: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes.drafter.refusal = refusal
     if refusal is None:  # it hangs

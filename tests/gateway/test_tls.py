@@ -83,16 +83,8 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
         ({"TLS_CERTIFICATE": "tls.key", "TLS_KEY": "tls.key"}, "TLS_KEY", "no PEM certificate and its key"),
         ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
         ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
-        (
-            {"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"},
-            "SERVICE_KEY",
-            "the certificate is missing",
-        ),
-        (
-            {"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"},
-            "SERVICE_KEY",
-            "set service_ca",
-        ),
+        ({"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "the certificate is missing"),
+        ({"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "set service_ca"),
     ],
 )
 def test_certificate_of_no_use_is_one_line_that_names_it(

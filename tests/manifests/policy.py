@@ -7,11 +7,7 @@ from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import GPU, name_of, named, of_kind, pods, volumes
 
 UID = 10001
-CONFINED = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 HOST = ("hostNetwork", "hostPID", "hostIPC", "hostUsers")
 SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|KEYS?|AUTH|REDIS_URL)$")
 HEADLESS = ("draft", "target", "verifier", "redis")

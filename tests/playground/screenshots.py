@@ -24,11 +24,7 @@ class Picture:
     compares: bool = False
 
 
-PICTURES = (
-    Picture("wide", WIDE, compares=True),
-    Picture("dark", WIDE, "dark"),
-    Picture("phone", PHONE),
-)
+PICTURES = (Picture("wide", WIDE, compares=True), Picture("dark", WIDE, "dark"), Picture("phone", PHONE))
 
 
 async def main() -> None:

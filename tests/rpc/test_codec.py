@@ -43,14 +43,7 @@ from semspec.types import (
 )
 from semspec.v1 import target_pb2, types_pb2, verifier_pb2
 from tests.fakes import FakeVerifier
-from tests.rpc.fakes import (
-    CONTEXT,
-    ORDER,
-    PROPOSAL,
-    SEGMENT,
-    FakeEngine,
-    sound_requests,
-)
+from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, FakeEngine, sound_requests
 
 uint32 = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)
@@ -114,9 +107,7 @@ def built(kind: Any, unsent: frozenset[str] = frozenset(), **own: st.SearchStrat
 written = built(Segment).filter(lambda segment: segment.token_ids)
 generated = built(GeneratedSegment, frozenset({"logprobs"}), segment=written).flatmap(
     lambda one: st.builds(
-        replace,
-        st.just(one),
-        logprobs=st.none() | st.tuples(*[built(TokenLogprob)] * len(one.segment.token_ids)),
+        replace, st.just(one), logprobs=st.none() | st.tuples(*[built(TokenLogprob)] * len(one.segment.token_ids))
     )
 )
 distributions = st.integers(1, 5).flatmap(

@@ -51,18 +51,7 @@ from semspec.types import (
     VerifiedTokens,
 )
 from tests.fakes import FakeVerifier, collected
-from tests.rpc.fakes import (
-    CONTEXT,
-    HALVES,
-    ORDER,
-    PROPOSAL,
-    SEGMENT,
-    STATES,
-    SURPRISAL,
-    FakeEngine,
-    serving,
-    settings,
-)
+from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL, FakeEngine, serving, settings
 from tests.rpc.pools import drafting, targeting, until, verifying
 
 NONCE = "0123456789abcdef"

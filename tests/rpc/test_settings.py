@@ -98,11 +98,7 @@ def test_former_or_misspelt_name_is_refused_with_the_present_one(name: str, now:
         ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
         ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
         ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
-        (
-            {"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"},
-            "KEY",
-            r"cannot read /no\nsuch\u001b[31m:",
-        ),
+        ({"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"}, "KEY", r"cannot read /no\nsuch\u001b[31m:"),
         ({"CERTIFICATE": "/" + "a" * 5000, "KEY": "good.key"}, "KEY", "File name too long"),
         ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
         ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),

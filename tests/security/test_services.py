@@ -82,11 +82,7 @@ async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
 
 @pytest.mark.parametrize(
     ("options", "is_warned"),
-    [
-        ({"host": "0.0.0.0"}, True),
-        ({"host": "0.0.0.0", "service_token": TOKEN}, False),
-        ({"host": "127.0.0.1"}, False),
-    ],
+    [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "service_token": TOKEN}, False), ({"host": "127.0.0.1"}, False)],
     ids=["anyone", "with a token", "this machine"],
 )
 async def test_service_that_lets_strangers_in_says_so(

@@ -16,26 +16,13 @@ from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process, another_gateway
-from tests.stack.support import (
-    LONG_QUESTION,
-    Json,
-    Running,
-    answer_of,
-    http_of,
-    redis_of,
-    served,
-    text_of,
-    up_to,
-)
+from tests.stack.support import LONG_QUESTION, Json, Running, answer_of, http_of, redis_of, served, text_of, up_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 TURNS = "semspec:session:{{{}}}:turns"
 """Key in Redis of a session's turns."""
-ENVIRONMENT = {
-    "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1",
-    "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "0.5",
-}
+ENVIRONMENT = {"SEMSPEC_GATEWAY_WRITER_LEASE_S": "1", "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "0.5"}
 
 
 @dataclass(frozen=True, slots=True)

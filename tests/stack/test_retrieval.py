@@ -13,18 +13,7 @@ from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
 from tests.processes import Process
 from tests.retrieval.support import write
-from tests.stack.support import (
-    QUESTION,
-    Json,
-    Pair,
-    Running,
-    answer_of,
-    has_mapped,
-    is_text,
-    served,
-    text_of,
-    up_to,
-)
+from tests.stack.support import QUESTION, Json, Pair, Running, answer_of, has_mapped, is_text, served, text_of, up_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -118,11 +118,7 @@ def unready_gateway(code: str) -> str:
     ("programs", "timeout_s", "message"),
     [
         ({"verifier": DEAF}, 5.0, r"^verifier was not ready within 5 s$"),
-        (
-            {"gateway": unready_gateway("service_unavailable")},
-            5.0,
-            r"^gateway was not .*: the probe is of another",
-        ),
+        ({"gateway": unready_gateway("service_unavailable")}, 5.0, r"^gateway was not .*: the probe is of another"),
         ({"gateway": unready_gateway("configuration_mismatch")}, GENEROUS_S, r"^the probe is of another model"),
     ],
     ids=["service", "gateway", "what does not belong together, at once"],

@@ -24,11 +24,7 @@ async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: St
     proxies = {name: DEAD for each in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (each, each.lower())}
     surroundings = {**proxies, "HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C"}
     key = "!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~"
-    config = replace(
-        stack_config,
-        api_key=key,
-        environment={**stack_config.environment, **surroundings},
-    )
+    config = replace(stack_config, api_key=key, environment={**stack_config.environment, **surroundings})
     async with served(config) as running:
         answer = await running.answer(seed=4, max_tokens=20)
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False

@@ -22,16 +22,7 @@ from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.reduction import fit_reduction
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from semspec.types import Segmentation, SegmentScore, States
-from tests.training.samples import (
-    DRAFT_SHAPE,
-    HIDDEN_SIZE,
-    NUM_LAYERS,
-    QUICK,
-    WIDTH,
-    Data,
-    Watched,
-    write_samples,
-)
+from tests.training.samples import DRAFT_SHAPE, HIDDEN_SIZE, NUM_LAYERS, QUICK, WIDTH, Data, Watched, write_samples
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")

@@ -195,11 +195,6 @@ def environment(model: Path, settings: dict[str, str]) -> dict[str, str]:
 def start(model: Path, settings: dict[str, str]) -> tuple[int, list[str]]:
     """Exit code and log of a target service that must not start."""
     ended = subprocess.run(
-        COMMAND,
-        env=environment(model, settings),
-        capture_output=True,
-        text=True,
-        timeout=START_TIMEOUT_S,
-        check=False,
+        COMMAND, env=environment(model, settings), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
     )
     return ended.returncode, ended.stderr.strip().splitlines()

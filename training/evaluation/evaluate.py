@@ -181,11 +181,7 @@ def judge(
     claims = tuple(_claims(served, criterion))
     cautions = list(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
-    remarks = [
-        *cautions,
-        *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []),
-        _rule(recommendation),
-    ]
+    remarks = [*cautions, *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []), _rule(recommendation)]
     headline = {
         "good": GOOD_ENOUGH,
         "doubtful": "Every bar is cleared, on too few segments to rely on.",

@@ -25,8 +25,8 @@ class FitRecipe(BaseModel):
     draft_layers: LayerSet | None = Field(default=None, description="the same of the draft's states; unset: as layers")
     labels: Literal["cross", "own"] = Field(
         default="cross",
-        description="cross: the target's probe also learns from draft-written segments; own: the paper's, each from its "
-        "own model's segments, whose shares count the segment itself",
+        description="cross: the target's probe also learns from draft-written segments; own: the paper's, each from "
+        "its own model's segments, whose shares count the segment itself",
     )
     domain: str | None = Field(default=None, description="learn from questions of this domain alone")
     calibration: CalibrationKind = "temperature"

@@ -148,10 +148,7 @@ class _OpenAIFormat(Format):
 
     def response(self, choices: Sequence[Choice]) -> BaseModel:
         return self._whole_body(
-            choices=list(map(self._choice, choices)),
-            usage=usage(choices),
-            **self._head,
-            **self.statistics(choices),
+            choices=list(map(self._choice, choices)), usage=usage(choices), **self._head, **self.statistics(choices)
         )
 
     def _chunk(self, choices: Sequence[BaseModel], **fields: Any) -> BaseModel:

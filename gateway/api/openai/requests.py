@@ -251,11 +251,7 @@ def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | 
 
 
 def answer_grammar(
-    functions: Sequence[Function],
-    choice: str | NamedFunction | None,
-    is_parallel: bool | None,
-    format: str,
-    field: str,
+    functions: Sequence[Function], choice: str | NamedFunction | None, is_parallel: bool | None, format: str, field: str
 ) -> str:
     """The grammar of an answer that may call `functions` or must; without any, that of its `format`, which `field` has.
 

@@ -5,15 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    GetJsonSchemaHandler,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8

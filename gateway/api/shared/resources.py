@@ -29,10 +29,7 @@ from semspec.types import FinishReason, Role
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
-EVENTS: Responses = {
-    200: {"content": stream(*STREAMED, Error, TgiError)},
-    **errors(400, 404, 409, 429, 503, 504),
-}
+EVENTS: Responses = {200: {"content": stream(*STREAMED, Error, TgiError)}, **errors(400, 404, 409, 429, 503, 504)}
 LISTED: Responses = {
     200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
 }

@@ -176,11 +176,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self,
-        id: str,
-        opened: AbstractAsyncContextManager[Opened],
-        send_timeout_s: float,
-        seen: Sequence[int] = (),
+        self, id: str, opened: AbstractAsyncContextManager[Opened], send_timeout_s: float, seen: Sequence[int] = ()
     ) -> None:
         """`seen` is the number of segments of each choice that the client already has."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", GENERATION_ID: id}

@@ -138,7 +138,7 @@ def _parsed(fields: dict[str, Any]) -> Calibration:
         | {role: CalibratedModel(**fields[role]) for role in ("draft", "target")}
         | {name: tuple(fields[name]) for name in ("statistics", "weights")}
         | {"segmentation": Segmentation(fields["segmentation"])}
-        | {"curve": tuple(OperatingPoint(**point) for point in fields["curve"])},
+        | {"curve": tuple(OperatingPoint(**point) for point in fields["curve"])}
     )
     numbers = (*calibration.weights, calibration.bias, calibration.threshold)
     if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
