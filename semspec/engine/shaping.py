@@ -100,7 +100,7 @@ class Grammars:
         self._compiler = Compiler(facts, num_processes=1)
         self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
         """By digest of the grammar."""
-        self._compiling: set[bytes] = set()
+        self._compiling: dict[bytes, Thread] = {}
         self._lock = Lock()
 
     @classmethod
@@ -128,12 +128,14 @@ class Grammars:
         return Matcher(matcher, self._tokenizer)
 
     def is_compiled(self, grammar: str) -> bool:
-        """Whether a grammar that was checked before is compiled; else that begins now."""
+        """Whether a grammar that was checked before is compiled, or cannot be, as its request then finds; else that
+        begins now."""
         if (digest := _digest(grammar)) in self._compiled:
             return True
-        if digest not in self._compiling:
-            self._compiling.add(digest)
-            Thread(target=self._first, args=(grammar,), daemon=True).start()
+        if thread := self._compiling.get(digest):
+            return not thread.is_alive() and self._compiling.pop(digest) is thread
+        self._compiling[digest] = Thread(target=self._first, args=(grammar,), daemon=True)
+        self._compiling[digest].start()
         return False
 
     def close(self) -> None:
@@ -148,7 +150,7 @@ class Grammars:
         if first is None:
             first, _ = on_large_stack(partial(compiled, self._raw, f"{_ONE_BY_ONE}\n{grammar}"))
         with self._lock:
-            self._compiling.discard(digest)
+            self._compiling.pop(digest, None)
             self._compiled[digest] = first
             self._compiled.move_to_end(digest)
             if len(self._compiled) > MAX_KEPT:

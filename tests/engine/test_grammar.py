@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
@@ -192,3 +194,19 @@ async def test_model_whose_vocabulary_spells_no_json_takes_none(checkpoints: dic
     assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
         await answered(words, params())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars.of(engine.tokenizer)
+    assert grammars and not grammars.is_compiled(GRAMMAR)
+    while not grammars.is_compiled(GRAMMAR):
+        time.sleep(0.01)
+    monkeypatch.setattr("semspec.grammars.worker.on_large_stack", Mock(side_effect=MemoryError))
+    while not grammars.is_compiled("start: other"):
+        time.sleep(0.01)
+    with pytest.raises(MemoryError):
+        grammars.matcher("start: other", ())
+    grammars.close()
