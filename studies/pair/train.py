@@ -57,7 +57,7 @@ class Stage:
     batch_size: int = 32
 
 
-WHOLE = {"solutions": 0.7, "claims": 0.2, "passes": 0.05, "look-ups": 0.05}
+WHOLE = {"solutions": 0.5, "claims": 0.4, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
         Stage(6, 3000, {"passes": 1.0}, 0.01),
@@ -165,7 +165,9 @@ class Texts:
             for start in range(len(facts.names))
             for passes in (*range(1, top + 1), top)
         ]
-        self._add_claims(text, writer, rng.sample(moves, 16), is_learnt=False)
+        for start, claim in rng.sample(moves, 16):
+            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            self._add_claim(text, writer, start, claim, is_learnt=False)
         return text
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
@@ -181,23 +183,32 @@ class Texts:
         return text
 
     def _claims(self, problem: Problem, rng: random.Random) -> Text:
-        """One claim each about many people, none twice, in the problem's style."""
+        """Claims about many people in the problem's style, none twice, each after others that say where the ball is."""
         facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
         moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
         for start in range(len(facts.names)):
             moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
             others += [(start, claim) for claim in Solution(facts, start).about(rng)]
-        drawn = rng.sample(moves, 10) + rng.sample(others, 20)
-        self._add_claims(text, writer, rng.sample(drawn, len(drawn)), is_learnt=True)
+        drawn = rng.sample(moves, 6) + rng.sample(others, 12)
+        for start, claim in rng.sample(drawn, len(drawn)):
+            self._add(text, self._before(writer, start), is_learnt=False)
+            self._add_claim(text, writer, start, claim, is_learnt=True)
         return text
 
-    def _add_claims(self, text: Text, writer: Writer, claims: list[tuple[int, Claim]], is_learnt: bool) -> None:
-        """Each claim once, after a paragraph that says where the ball is; of a move the end is learnt in any case."""
-        facts = writer.problem.facts
-        for start, claim in dict.fromkeys(claims):
-            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
-            written = writer.write(Step((claim,)), start) + DELIMITER
-            self._add_marked(text, written, is_learnt, self._way(facts, start, claim))
+    def _add_claim(self, text: Text, writer: Writer, start: int, claim: Claim, is_learnt: bool) -> None:
+        """A paragraph of one claim when `start` has the ball; of a move the end is learnt in any case."""
+        written = writer.write(Step((claim,)), start) + DELIMITER
+        self._add_marked(text, written, is_learnt, self._way(writer.problem.facts, start, claim))
+
+    def _before(self, writer: Writer, start: int) -> str:
+        """A right move after which `start` has the ball, with what may follow it in a solution."""
+        facts, rng = writer.problem.facts, writer.rng
+        passes = rng.randint(1, NUM_HOPS)
+        card, compared, *remarks = Solution(facts, start).about(rng)
+        steps = [Step((("move", passes, start), *(card, compared)[: rng.randrange(3)])), Step((rng.choice(remarks),))]
+        holders = facts.after(start, -passes), start
+        written = [writer.write(*pair) + DELIMITER for pair in zip(steps[: rng.randint(1, 2)], holders, strict=False)]
+        return "".join(written).replace(MARK, "")
 
     def _solution(self, document: Document) -> Text:
         text = self._begin(document.problem.question)
