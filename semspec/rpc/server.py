@@ -85,19 +85,19 @@ class ServiceServer:
         await self._report(SERVING)
 
     def reload(self) -> None:
-        """Have an engine read its probes again while calls go on. Ignored before `load` has ended, which reads them
-        anyway, and while they are being read."""
-        is_idle = self._reloading is None or self._reloading.done()
-        if self._is_loaded and is_idle:
-            self._reloading = asyncio.create_task(self._read_probes())
+        """Have an engine read its probes again while calls go on, after a reading under way. Ignored before `load` has
+        ended, which reads them anyway."""
+        if self._is_loaded:
+            self._reloading = asyncio.create_task(self._read_probes(self._reloading))
 
-    async def _read_probes(self) -> None:
+    async def _read_probes(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier:
+            await asyncio.wait([earlier])
         await self._servicer.backend.read_probes()
         logger.info("%s has read its probes again", self._servicer.name)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, wait `settle_s` for clients to notice, drain calls for at most `grace_s`, free the
-        model, unless it hangs."""
+        """Report NOT_SERVING, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
         if self._watch:
             self._watch.cancel()
         await self._report(NOT_SERVING)
@@ -130,8 +130,7 @@ class ServiceServer:
 def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     """Run a service as a process: serve until SIGTERM or SIGINT, then drain.
 
-    Logs as the settings say and exports traces. Exits with code 1 and one log line when the model cannot be loaded or
-    the port cannot be bound.
+    Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound.
     """
     configure_logging(settings.log_level, settings.log_json)
     _keep_freed_memory()

@@ -98,8 +98,7 @@ async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None
     assert engine.num_readings == 0, "loading reads it"
     server.reload()
     server.reload()
-    await until(lambda: engine.num_readings > 0)
-    assert engine.num_readings == 1, "the second came while it was read"
+    await until(lambda: engine.num_readings == 2)
     await server.stop()
 
 
