@@ -1,27 +1,37 @@
 """The self-test of an engine at its start: what it writes, scores and computes again agrees, in a second or two."""
 
+import asyncio
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from semspec.engine.protocol import Engine
-from semspec.errors import Mismatch
-from semspec.types import SURPRISAL_FEATURES, Context, GenerationParams, SamplingParams
+from semspec.errors import Mismatch, Overloaded
+from semspec.types import SURPRISAL_FEATURES, Context, GenerationParams, SamplingParams, SegmentScore, States
+
+if TYPE_CHECKING:
+    from semspec.engine.settings import ModelSettings
 
 STATED = {True: 1e-5, False: 1e-2}
-"""Relative error of states in fp32, and in less; the start fails beyond ten times as much."""
+"""Relative error of states in fp32, and in less; the start fails beyond ten times as much, and where a segment's mean
+log-probability differs by a hundred times as much."""
+REFERENCE_BYTES = 1 << 30
+"""Weights up to which a checkpoint is loaded a second time, in fp32 on the CPU, for plain transformers."""
 PROMPT = "Tom has 25 pens. He sells 6 and buys 3. How many pens does Tom have now?"
-ARGMAX_SHARE = SURPRISAL_FEATURES.index("argmax_share")
+MEAN_LOGPROB, ARGMAX_SHARE = map(SURPRISAL_FEATURES.index, ("mean_log_probability", "argmax_share"))
 PARAMS = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=32, max_segment_tokens=16, want_states=True)
 
 
-async def self_test(engine: Engine, device: str, dtype: str) -> str:
-    """Write 32 tokens greedily, score them by one call and by two, and read the longest context, on a CPU 512 tokens of
-    it. Returns a line of result. Raises: Mismatch with the first that does not agree."""
+async def self_test(engine: Engine, settings: "ModelSettings") -> str:
+    """Write 32 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
+    on a CPU 512 tokens of it. Returns a line of result, nothing of a datastore or a server that writes. Raises: Mismatch with the first that does not agree."""
+    if getattr(settings, "datastore", None) or getattr(settings, "server", None):
+        return ""
     from semspec.engine.device import device_of  # imports torch, once the model is loaded
 
-    began, is_cpu = time.perf_counter(), device_of(device, "the model") == "cpu"
+    began, is_cpu = time.perf_counter(), device_of(settings.device, "the model") == "cpu"
     context = Context((await engine.encode(PROMPT),))
     written = [one async for one in engine.generate(context, PARAMS)]
     *others, last = (one.segment for one in written)
@@ -29,18 +39,60 @@ async def self_test(engine: Engine, device: str, dtype: str) -> str:
     [alone] = await engine.score(before := context.extended(*others), [last])
     num_tokens = min((await engine.info()).max_context_tokens, 512 if is_cpu else 1 << 30)
     ids = (context.pieces[0].token_ids * num_tokens)[: num_tokens - len(last.token_ids)]
-    await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])
-    is_exact, worst, faults = dtype == "float32" or (dtype == "auto" and is_cpu), 0.0, dict[str, bool]()
-    for how, score in {"by one call": together[-1], "by two calls": alone}.items():
+    try:
+        await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])
+    except (Overloaded, RuntimeError) as error:  # of PyTorch, which names a lack of memory in words alone on a CPU
+        remedy = "lower max_context_tokens, or free memory"
+        raise Mismatch(f"self-test: a context of {num_tokens} tokens cannot be read: {error}; {remedy}") from error
+    prefix = [token for piece in before.pieces for token in piece.token_ids]
+    plain = await asyncio.to_thread(_plain_score, settings, prefix, list(last.token_ids))
+    scores, compared = {"by one call": together[-1], "by two calls": alone}, f"not with plain transformers: {plain}"
+    if isinstance(plain, SegmentScore):
+        scores, compared = scores | {"by plain transformers": plain}, "with plain transformers too"
+    is_exact = settings.dtype == "float32" or (settings.dtype == "auto" and is_cpu)
+    stated, worst, faults = STATED[is_exact], 0.0, dict[str, bool]()
+    for how, score in scores.items():
         a, b = (np.frombuffer(one.data, "<f4").reshape(one.shape) for one in (written[-1].states, score.states) if one)
-        worst = max(worst, error := float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max()))
-        faults[f"states scored {how} are not those written: error {error:.0e}"] = not error <= 10 * STATED[is_exact]
+        off = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
+        worst = max(worst, off)
+        faults[f"states scored {how} are not those written: error {off:.0e}"] = not off <= 10 * stated
         if is_exact:  # in less precision another order of sums may change a token
             faults[f"tokens scored {how} are not the likeliest"] = score.surprisal[ARGMAX_SHARE] < 1
+        difference = abs(score.surprisal[MEAN_LOGPROB] - alone.surprisal[MEAN_LOGPROB])
+        faults[f"log-probabilities scored {how} differ by {difference:.0e}"] = not difference <= 100 * stated
     if is_exact:
         params = replace(PARAMS, max_segments=1, max_tokens=len(last.token_ids))
         [again] = [one async for one in engine.generate(before, params)]
         faults["two calls write other tokens than one"] = again.segment.token_ids != last.token_ids
     if found := [fault for fault, is_there in faults.items() if is_there]:
         raise Mismatch(f"self-test: {found[0]}; report it, and set the engine to transformers until then")
-    return f"self-test in {time.perf_counter() - began:.1f} s: states agree to {worst:.0e}, {num_tokens} tokens read"
+    words = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
+    return f"self-test in {time.perf_counter() - began:.1f} s: {words}"
+
+
+def _plain_score(settings: "ModelSettings", prefix: list[int], segment: list[int]) -> SegmentScore | str:
+    """What one forward pass of transformers, in fp32 on the CPU, says of `segment`, token ids after `prefix`; or why
+    none is made."""
+    import torch
+    from transformers import DynamicCache
+
+    from semspec.engine.causal_lm import CausalLM
+    from semspec.engine.hub import look_up, size_of
+    from semspec.engine.logits import segment_scores, token_statistics
+
+    found, options = look_up(settings.model, settings.revision), settings.vllm_options
+    if found.weight_bytes > REFERENCE_BYTES:
+        return f"weights of {size_of(found.weight_bytes)}"
+    config = (found.folder / "config.json").read_text()
+    if options.quantization or options.kv_cache_dtype or "quantization_config" in config:
+        return "quantised"
+    try:
+        lm = CausalLM.load(settings.model, settings.revision, "cpu", "float32", engine="transformers")
+    except Mismatch as error:  # of an architecture that vLLM alone runs
+        return error.message
+    ids, num_tokens = torch.tensor([[*prefix, *segment]]), len(segment)
+    forward = lm.forward_batch(ids, DynamicCache(), num_tokens + 1, want_states=True)
+    pooled = forward.states[:, 0, -num_tokens:].mean(1).numpy()
+    states = States(pooled.tobytes(), pooled.shape, lm.info.fingerprint)
+    [score] = segment_scores([token_statistics(forward.logits[0, :-1], ids[0, -num_tokens:])], [states])
+    return score

@@ -14,8 +14,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(DraftSettings, "python -m semspec.services.draft")
-    test = None if settings.datastore else partial(self_test, device=settings.device, dtype=settings.dtype)
-    run(DraftServicer(partial(load, settings), test), settings)
+    run(DraftServicer(partial(load, settings), partial(self_test, settings=settings)), settings)
 
 
 def load(settings: DraftSettings, load_model: LoadModel = load_engine) -> Engine:

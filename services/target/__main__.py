@@ -15,8 +15,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(TargetSettings, "python -m semspec.services.target")
-    test = None if settings.server else partial(self_test, device=settings.device, dtype=settings.dtype)
-    run(TargetServicer(partial(load, settings), test), settings)
+    run(TargetServicer(partial(load, settings), partial(self_test, settings=settings)), settings)
 
 
 def load(settings: TargetSettings, load_model: LoadModel = load_engine) -> Engine:

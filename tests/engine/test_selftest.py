@@ -1,11 +1,14 @@
 """The self-test: a sound engine passes, a planted fault ends the start with the reason."""
 
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from semspec.engine import selftest
 from semspec.engine.selftest import self_test
+from semspec.engine.settings import ModelSettings
 from semspec.engine.steps import Prefix, PrefixCache
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
@@ -13,14 +16,23 @@ from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
 from tests.rpc.fakes import settings
 
-TEST = partial(self_test, device="cpu", dtype="auto")
+
+@pytest.fixture
+def model(checkpoint: Path) -> ModelSettings:
+    return ModelSettings(model=str(checkpoint), port=0, device="cpu")
 
 
-async def test_sound_engine_passes_in_a_line(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    assert "states agree to" in await TEST(engine) and "512 tokens read" in await TEST(uncached)
+async def test_sound_engine_passes_in_a_line(
+    engine: TransformersEngine, uncached: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "with plain transformers too; 512 tokens read" in await self_test(engine, model)
+    monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
+    assert "not with plain transformers: weights of" in await self_test(uncached, model)
 
 
-async def test_broken_cache_ends_the_start(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_cache_ends_the_start(
+    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spoilt(self: PrefixCache, *what: Any, take: Any = PrefixCache.take) -> Prefix:
         prefix: Prefix = take(self, *what)
         if prefix.tokens:
@@ -28,6 +40,35 @@ async def test_broken_cache_ends_the_start(engine: TransformersEngine, monkeypat
         return prefix
 
     monkeypatch.setattr(PrefixCache, "take", spoilt)
-    server = ServiceServer(TargetServicer(lambda: engine, TEST), settings())
+    server = ServiceServer(TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings())
     with pytest.raises(Mismatch, match=r"self-test: states scored by .* are not those written: error .*; report it"):
         await server.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("layers.0.mlp.down_proj", "states scored by plain transformers"),
+        ("lm_head", "log-probabilities scored by plain"),
+    ],
+)
+async def test_changed_weights_end_the_start(
+    engine: TransformersEngine, model: ModelSettings, name: str, fault: str
+) -> None:
+    [weight] = [value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")]
+    weight.data *= 1.5
+    with pytest.raises(Mismatch, match=f"self-test: {fault}"):
+        await self_test(engine, model)
+
+
+async def test_context_beyond_memory_ends_the_start_with_the_field(
+    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(chunks: Any, made: Any = engine.lm.forward_step) -> Any:
+        if sum(len(chunk.tokens) for chunk in chunks) > 100:
+            raise torch.OutOfMemoryError("out of memory")
+        return made(chunks)
+
+    monkeypatch.setattr(engine.lm, "forward_step", step)
+    with pytest.raises(Mismatch, match=r"a context of 512 tokens cannot be read: .*; lower max_context_tokens"):
+        await self_test(engine, model)

@@ -1,5 +1,5 @@
 """Checks of the processes that `semspec serve` starts: each reads its settings and loads what it serves, models without
-their weights, by its own code; the gateway's code compares what they report."""
+their weights, by its own code; the gateway's code compares what they report. Then small models are tested."""
 
 import asyncio
 import math
@@ -58,6 +58,8 @@ def check_processes(config: StackConfig) -> Iterator[Check]:
         yield attempt("memory", partial(_memory, models))
         if len(started) == len(names):
             yield attempt("pair", partial(_compare, started))
+            yield attempt("draft test", lambda: asyncio.run(_tested("draft", started["draft"])))
+            yield attempt("target test", lambda: asyncio.run(_tested("target", started["target"])))
 
 
 def _start(config: StackConfig, name: str) -> Started:
@@ -153,6 +155,23 @@ def count_weights(folder: Path) -> int:
     if not num_weights:
         raise Mismatch(f"{folder} has no safetensors weights; convert the checkpoint: pickled ones are not read")
     return num_weights
+
+
+async def _tested(role: str, started: Started) -> str:
+    """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from semspec.engine.protocol import chosen_engine
+    from semspec.engine.selftest import REFERENCE_BYTES, self_test
+
+    if chosen_engine(started.settings) == "vllm" or CPU_BYTES * started.num_weights > REFERENCE_BYTES:
+        return "left out: it would take minutes; `serve` makes it at the start"
+    disable_progress_bar()
+    engine = _loaded(f"semspec.services.{role}.__main__:load")(started.settings)
+    try:
+        return await self_test(engine, started.settings) or "left out: a datastore, or a server that writes"
+    finally:
+        await engine.aclose()
 
 
 def _compare(started: dict[str, Started]) -> str:
