@@ -71,8 +71,7 @@ class RetrievalChoices(RequestModel):
 
 
 class StrategyOptions(RequestModel):
-    """What a request and the operator say of the strategies' options; None is left to the other, then to the built-in
-    value."""
+    """What a request and the operator say of the strategies' options; None: the other's, then the built-in value."""
 
     rewrite: RewriteName | None = Field(
         None, description="how semantic writes rejected segments: target (unset), token-level or retrieval"

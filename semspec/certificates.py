@@ -15,8 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Renewed(Generic[T]):
-    """An object that `make` builds from files, and rebuilds when they change: written, or replaced through a symbolic
-    link as in mounted secrets.
+    """An object that `make` builds from files, and rebuilds when they are written or replaced, also through a link.
 
     `make` raises ValueError for unusable files. In a rebuild, the error is logged and the previous object is kept.
     """

@@ -199,8 +199,7 @@ def statistics(records: Iterable[SegmentRecord]) -> Statistics:
 def speculative_decoding(steps: Sequence[Step]) -> dict[str, Any] | None:
     """The metrics that `vllm serve --per-request-spec-decode-metrics summary` returns for a request.
 
-    None when there were no decisions on drafts. `num_spec_tokens`, the maximum tokens of a draft, is None: a segment
-    has no such limit.
+    None when there were no decisions on drafts. `num_spec_tokens` is None: a drafted segment has no such limit.
     """
     num_draft = sum(step.num_draft_tokens for step in steps)
     if not num_draft:

@@ -1,5 +1,4 @@
-"""`semspec train collect`: fetches answers whose owners consent from a gateway into a collection, on whose contexts
-`semspec train run` trains."""
+"""`semspec train collect`: fetches answers whose owners consent into a collection for `semspec train run`."""
 
 import argparse
 import asyncio
@@ -65,8 +64,7 @@ async def fetch(gateway: Gateway, folder: StageFolder, max_answers: int) -> int:
     """Add the answers listed since the last fetch, a page a shard; return their number. A shard's manifest has the
     position after it, so that a fetch that ends in its midst is continued, and loses and repeats nothing.
 
-    Raises: Unavailable, NotFound for a key that may not read the collection, Mismatch when the gateway serves other
-    models than those of the folder.
+    Raises: Unavailable, NotFound for a key that may not read it, Mismatch for other models than the folder's.
     """
     numbers, room = folder.numbers(), max_answers - num_answers(folder)
     number, after = (numbers[-1] + 1, _facts(folder, numbers[-1])["next"]) if numbers else (0, "0")

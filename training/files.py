@@ -203,8 +203,7 @@ class StageFolder:
             )
 
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
-        """Settings that the folder was made with and that are not those of `recipe`. Raises: Mismatch when its recipe
-        is damaged."""
+        """Settings of the folder that are not those of `recipe`. Raises: Mismatch when its recipe is damaged."""
         wanted = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})), ".")
         found = flat(read_json(self.recipe, _RECIPE.format(self.path)), ".")
         return [

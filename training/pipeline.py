@@ -127,8 +127,7 @@ class Pipeline:
             Export(self.config, self.work, labels, self.clusters, self.reporter).calibrate(self.pair, pilot)
 
     def check_start(self, numbers: Sequence[int]) -> None:
-        """Load and check what later stages need before sampling the shards `numbers`, so that a long run does not fail
-        at its end.
+        """Load and check what later stages need before sampling, so that a long run does not fail at its end.
 
         Raises: InvalidRequest, Mismatch when models or equivalence cannot do what the configuration asks for.
         """

@@ -67,8 +67,7 @@ class Audit:
     """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
 
     It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
-    itself is not the gateway's quality. All in memory: contexts are neither stored nor logged, and a restart begins
-    anew.
+    itself is not the gateway's quality. All in memory: contexts are not stored or logged, and a restart begins anew.
     """
 
     def __init__(

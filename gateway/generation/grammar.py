@@ -1,7 +1,6 @@
 """Grammars of what a client asks for: JSON by a schema, text by a regular expression, or calls of tools.
 
-They are texts in llguidance's Lark syntax and define the rule `answer`; `of_output` makes them those of a whole output,
-whose reasoning is free.
+They are texts in llguidance's Lark syntax and define the rule `answer`; `of_output` adds the reasoning, which is free.
 """
 
 import json

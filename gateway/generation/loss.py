@@ -59,8 +59,7 @@ class LossTest:
     `evidence` is an e-process: a mixture, over bets and over the segment from which on the loss may be larger, of
     products of 1 + bet * (loss - tolerance). Under the hypothesis it is a nonnegative supermartingale that starts at 1,
     so by Ville's inequality the probability that it ever reaches 1 / alpha is at most alpha, however long the test
-    runs. (Ramdas et al. 2023, Game-theoretic statistics and safe anytime-valid inference; Shiryaev-Roberts sums with
-    weights that sum to 1.)
+    runs. (Ramdas et al. 2023, Game-theoretic statistics; Shiryaev-Roberts sums with weights that sum to 1.)
     """
 
     tolerance: float

@@ -1,5 +1,4 @@
-"""What comes before a generation: what it needs of the services is checked, its grammar is compiled, its prompts are
-tokenized, and its budget is set."""
+"""What comes before a generation: services checked, grammar compiled, prompts tokenized, budget set."""
 
 import asyncio
 import json
@@ -168,8 +167,7 @@ class Preparation:
 
 
 def check(request: Request, strategy: Strategy, served: Served) -> None:
-    """Raises: InvalidRequest if the services do not support the request; it names parameters, which each API
-    has a field for (`naming`)."""
+    """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
     if refusal := next(_refusals(request, strategy, served), None):
         raise InvalidRequest(*refusal)
 

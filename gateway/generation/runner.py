@@ -228,8 +228,7 @@ class TargetRetry:
 def _log_end(choice: Choice, status: str, with_texts: bool) -> None:
     """Log how a generation ended, in one line.
 
-    `with_texts` (`SEMSPEC_GATEWAY_LOG_PROMPTS`) adds the prompt that the target received, and the answer so far;
-    nothing else logs texts.
+    `with_texts` (`SEMSPEC_GATEWAY_LOG_PROMPTS`) adds prompt and answer so far; nothing else logs texts.
     """
     numbers = statistics(choice.records)
     fields = {

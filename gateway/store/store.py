@@ -6,8 +6,7 @@ as long as its lease lasts), `semspec:{ID}:events` (stream with the last change,
 `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
 session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:idempotency:{DIGEST}` (the id
 and content of a key's request), `semspec:collection` (stream of the ids of collected generations) and
-`semspec:handshake:{TARGET}` (the services' reported models and probes). A session's ID begins with its owner, see
-`leases.py`.
+`semspec:handshake:{TARGET}` (the services' models and probes). A session's ID begins with its owner, see `leases.py`.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Clusters segments by bidirectional entailment.
 
 As in semantic entropy (Kuhn et al., 2023; Farquhar et al., 2024): two segments mean the same if each entails the other
-after their context. Entailment is not transitive: each member of a cluster is equivalent to its first member, its
-representative.
+after their context. Entailment is not transitive: members of a cluster are equivalent to its first, its representative.
 """
 
 from collections import Counter

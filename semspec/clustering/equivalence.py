@@ -1,5 +1,4 @@
-"""The protocol of clustering by meaning, and what holds for every implementation: how a segment ends is part of its
-meaning."""
+"""The protocol of clustering by meaning. In every implementation, how a segment ends is part of its meaning."""
 
 import importlib
 from collections.abc import Hashable, Sequence

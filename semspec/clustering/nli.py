@@ -153,8 +153,7 @@ class NliModel:
 
 
 def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
-    """The index of the label `wanted`, or else of the only one whose name begins like "entailment" ("not_entailment"
-    does not match).
+    """The index of the label `wanted`, or else of the only one whose name begins like "entailment".
 
     Raises: Mismatch when there is none.
     """

@@ -53,7 +53,8 @@ class ColourScreen(AbstractContextManager["ColourScreen"]):
     def show(self, chunk: Json) -> None:
         extension = chunk.get("semspec") or {}
         if "drafted" in extension:
-            self._add_drafts(extension["drafted"])
+            for index, segment in enumerate(extension["drafted"]["segments"], extension["drafted"]["index"]):
+                self._in_flight[index] = segment["text"]
         if "segment" in extension:
             self._settle(extension["segment"], chunk)
         if "id" in extension:
@@ -62,10 +63,6 @@ class ColourScreen(AbstractContextManager["ColourScreen"]):
 
     def note(self, words: str) -> None:
         self._console.print(Text(words, "bright_black italic"))
-
-    def _add_drafts(self, drafted: Json) -> None:
-        for index, segment in enumerate(drafted["segments"], drafted["index"]):
-            self._in_flight[index] = segment["text"]
 
     def _drafts(self) -> Text:
         lines = [f"… {one_line(text)}" for text in self._in_flight.values()]

@@ -161,8 +161,7 @@ class Progress:
 
 
 Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
-"""Yields the steps of a generation from its progress to its end. Raises: BackendUnavailable, and what the target
-raises."""
+"""Yields the steps of a generation to its end. Raises: BackendUnavailable, and what the target raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +185,7 @@ class Strategy:
     needs_datastore: bool = False
     """Whether the draft service retrieves from a datastore of the target's answers."""
     supports_grammars: bool = False
-    """Whether all kept text is drawn in calls of `generate` to one model, which can hold it to a grammar and apply
-    penalties."""
+    """Whether all kept text is drawn by `generate` of one model, which can apply a grammar and penalties."""
     supports_logprobs: bool = True
     """Whether each kept token has the log-probability that its writer assigned to it."""
 

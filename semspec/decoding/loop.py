@@ -96,8 +96,7 @@ async def prompts_of(
     target_info: ModelInfo,
     draft_deadline_s: float | None = None,
 ) -> Prompts:
-    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs;
-    both models are asked at the same time.
+    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs.
 
     A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
     rendering. The draft gets those of a conversation's variables that its template reads.
@@ -135,8 +134,7 @@ def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
 
 
 def at_the_same_point(draft: Piece, target: Piece) -> Piece:
-    """`draft` with the reasoning open iff it is in `target`, and left out if it is left out there: the text that comes
-    next is the same for both models.
+    """`draft` with the reasoning open, or left out, iff it is in `target`: the same text follows for both models.
 
     A text changed here has no token ids; the draft tokenizes it.
     """

@@ -36,8 +36,7 @@ class Model(Protocol):
         ...
 
     async def encode(self, prompt: Prompt) -> Piece:
-        """Tokenize a text unchanged, or a conversation rendered with the model's own chat template; token ids of the
-        model's own tokenizer get their text.
+        """Tokenize a text, or a conversation rendered with the model's chat template; its token ids get their text.
 
         Raises: InvalidRequest when the prompt is empty, the template refuses or omits a part of it, or an id is not in
         the vocabulary; ContextTooLong when it leaves no
@@ -70,8 +69,7 @@ class Drafter(Model, Protocol):
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
-        """Propose up to `num_tokens` tokens for a target to verify. They follow `context` and `open_ids`, the tokens of
-        an incomplete segment.
+        """Propose up to `num_tokens` tokens, for a target to verify, after `context` and the incomplete `open_ids`.
 
         Uses only sampling and session of `params`. The last token may be end-of-sequence.
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
@@ -107,8 +105,7 @@ class Target(Model, Protocol):
         of `context`. With an empty proposal, the target generates one token. A proposal that is certain of all its
         tokens changes none: the tokens are those that `generate` draws.
         Tokens of the draft that the target lacks, such as other special tokens, are rejected.
-        Raises: Mismatch when the drafter has other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded,
-        Overloaded.
+        Raises: Mismatch for other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
         ...
 
@@ -117,8 +114,7 @@ class Target(Model, Protocol):
     ) -> ChoiceScores:
         """Probability of each option as the next token of an answer to `question`.
 
-        `question` is a separate user turn after `context`; the assistant turn begins with `prefill`. Each of `options`
-        is a single token.
+        `question` is a user turn after `context`; the assistant's begins with `prefill`. An option is one token.
 
         Raises: Mismatch when the chat template drops earlier turns; InvalidRequest when an option is not one token;
         ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.

@@ -4,8 +4,7 @@ draft writes a step -> the target grades it -> keep it iff the grade reaches the
 
 Question, prefill, threshold and score methods are those of the authors' code (spec_reason.py), and so is drafting
 without draft-ahead. Their code takes the digits' probabilities from the ten likeliest tokens, which may miss some;
-here all ten are exact. Their code also stops at the first boxed answer or repeated step; this strategy stops like all
-others.
+here all ten are exact. Their code also stops at the first boxed answer or repeated step.
 """
 
 from collections.abc import AsyncGenerator
@@ -30,8 +29,7 @@ THRESHOLD = Limits("spec-reason", "acceptance.threshold", 7.0, 0, 9)
 async def rounds(
     progress: Progress, backends: Backends, threshold: float, method: ScoreMethod
 ) -> AsyncGenerator[Step, None]:
-    """Draft, grade and keep or rewrite one step at a time until the end. Raises: BackendUnavailable, and what the
-    target raises."""
+    """Draft, grade and keep or rewrite one step at a time. Raises: BackendUnavailable, and what the target raises."""
     while progress.finish_reason is None:
         record = await drafted_segment(progress, backends.drafter, progress.params("draft", max_segments=1))
         if progress.generation.show_drafts:

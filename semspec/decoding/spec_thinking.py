@@ -5,8 +5,7 @@ writes more if its text holds a verify word; after too many negative turns a rec
 
 Cue words and numbers are the authors' (speculative/config/1b_32b.yml; choose_large: the target's text is always kept).
 Their trigger is `\\n\\n`, which is the segmentation `paragraph`; with `sentence` it is the end of a sentence.
-The injected sentence uses none of the token budget, since it has no token ids. All drafted segments are kept, so this
-strategy never yields `Drafted`.
+The injected sentence has no token ids and uses no budget. All drafted segments are kept: there are no `Drafted`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -103,8 +102,7 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
 
 
 async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:
-    """The draft's look-ahead text, and its time. As in the authors' code it is discarded; a drafted paragraph is
-    new."""
+    """The draft's look-ahead text, and its time. As in the authors' code it is discarded."""
     clock = Stopwatch()
     params = replace(progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None)
     look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.draft_context, params))

@@ -185,8 +185,7 @@ async def write_on(
 
 
 async def rewritten(rejected: SegmentRecord, steps: AsyncGenerator[Step, None]) -> SegmentRecord:
-    """The record `rejected` with its segment replaced by the first that `steps` record; the time taken counts as
-    `write_ms`."""
+    """The record `rejected` with the first segment that `steps` record; the time taken is its `write_ms`."""
     clock = Stopwatch()
     async with aclosing(steps):
         async for record in steps:

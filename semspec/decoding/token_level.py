@@ -47,8 +47,7 @@ async def rounds(
     """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
 
     At most `num_tokens` are proposed, so that they and the target's own token fit the budget.
-    `gate`: see `GenerationParams`. Mismatches are counted from the first round on, so a generation that is resumed
-    forgets those before.
+    `gate`: see `GenerationParams`. Mismatches are counted anew by a generation that is resumed.
 
     A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
     that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy

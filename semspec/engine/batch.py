@@ -105,8 +105,7 @@ class ContextBatch:
 
     @contextmanager
     def _rest(self, num_rows: int, length: int, max_tokens: int) -> Iterator[tuple[DynamicCache, Prefix | None]]:
-        """Keys and values of rows of at most `max_tokens`, fed `length` at a time: those after the shared prefix, or
-        with a copy of the context each."""
+        """Keys and values of rows of `max_tokens`, fed `length` at a time: without the context, or with a copy."""
         num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
         num_scores = num_rows * num_heads * length * (len(self._context) + max_tokens)
         if num_scores > MAX_SCORES or unsupported_reason(self._lm.model):

@@ -17,8 +17,7 @@ from semspec.errors import Mismatch
 from semspec.types import ModelInfo
 
 EngineName = Literal["auto", "transformers", "fast"]
-"""Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it supports the
-model."""
+"""Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it can run it."""
 
 Prefix: TypeAlias = list[tuple[Tensor, Tensor]]
 """Keys and values in each layer of a context that all rows of a batch follow, `[1, kv_heads, tokens, head_size]`."""

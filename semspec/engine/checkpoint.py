@@ -64,8 +64,7 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint exactly as defined in tokenizer.json.
 
-    AutoTokenizer prefers a class chosen by the model type. For Qwen2 that class builds its own pipeline and ignores the
-    one in the file.
+    AutoTokenizer prefers a class chosen by the model type, which for Qwen2 ignores the file's pipeline.
 
     Raises: Mismatch when the tokenizer or its chat template cannot be used; OSError or ValueError when there is none.
     """
@@ -81,8 +80,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises: Mismatch when the tokenizer knows special tokens only, which is what transformers makes of missing files,
-    or its chat template is malformed."""
+    """Raises: Mismatch when the tokenizer knows special tokens only (missing files), or its template is malformed."""
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens) + 1:
         raise Mismatch(f"the tokenizer of {name} knows no text; put the model's tokenizer.json beside its weights")
     if tokenizer.chat_template is None:

@@ -1,7 +1,6 @@
 """A decoder for Qwen2 and Llama models: one pass over the layers for the tokens of many sequences.
 
-The results are those of transformers, with less overhead: it fuses projections, writes keys and values in place, and
-returns the hidden states of all layers.
+The results are those of transformers: it fuses projections, writes keys and values in place, and returns all states.
 """
 
 from collections.abc import Sequence

@@ -152,8 +152,7 @@ class Slabs:
 
 
 class BufferKV:
-    """For models run by `Decoder`: a slot written in place, so that `crop` only sets a length. The public methods that
-    `DynamicKV` has, too, do the same."""
+    """For models run by `Decoder`, like `DynamicKV`: a slot written in place, so that `crop` only sets a length."""
 
     def __init__(self, slabs: Slabs) -> None:
         self.num_tokens, self._slabs = 0, slabs

@@ -54,8 +54,7 @@ def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Se
 def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams) -> Tensor:
     """Probabilities `[vocab_size]` of the first token after an ended sentence, from `logits` `[vocab_size]`.
 
-    Those of `renormalised`, restricted to tokens that begin with white space; if the filters leave none, 1 for the most
-    probable of all that do.
+    Those of `renormalised`, restricted to tokens that begin with white space; if there are none, 1 for the likeliest.
     """
     kept = renormalised(logits[None], sampling)[0]
     allowed = [token for token in kept.nonzero()[:, 0].tolist() if tokenizer.begins_with_space(token)]
@@ -123,8 +122,7 @@ def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def segment_surprisal(statistics: Tensor) -> Tensor:
-    """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, at temperature 1 in natural logarithms, from the
-    `token_statistics` of its tokens."""
+    """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, from the `token_statistics` of its tokens."""
     token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
     return torch.stack(
         [

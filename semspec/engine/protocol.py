@@ -4,8 +4,7 @@ An engine has two verbs. *Generate*: `generate` writes segments, `propose` write
 *Score*: `score` scores segments in one forward pass, `verify_tokens` verifies proposed tokens, `score_choices` returns
 the probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
 `semspec.decoding.protocols` specify these methods and what they raise: they are the part of an engine that the decoding
-loop calls, in one process or over gRPC. `Engine` adds what the process that owns the model needs. In-process engines,
-remote writers and fakes satisfy it.
+loop calls, in one process or over gRPC. `Engine` adds what the model's process needs.
 
 Properties of every engine:
 

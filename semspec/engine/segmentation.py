@@ -75,8 +75,7 @@ RULES: dict[Segmentation, Rule] = {Segmentation.PARAGRAPH: Paragraphs(), Segment
 
 
 def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
-    """Split `text` into segments, at the boundaries where a model's output would end them; their concatenation is
-    `text`."""
+    """Split `text` into segments where a model's output would end them; their concatenation is `text`."""
     rule, start = RULES[segmentation], 0
     for space in re.finditer(r"\s+", text):
         if rule.ends_before(text[start : space.start()], space[0]):
@@ -181,8 +180,7 @@ class TokenSegmenter(Segmenter):
         context: Sequence[int],
         open_ids: Sequence[int] = (),
     ) -> None:
-        """`open_ids`: tokens of an incomplete segment after `context`. The budgets of `params` count from `context`'s
-        end."""
+        """`open_ids`: tokens of an incomplete segment after `context`, from whose end `params`' budgets count."""
         super().__init__(tokenizer, writer, params, len(context))
         self._context = list(context)
         self.open_ids = list(open_ids)

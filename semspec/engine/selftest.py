@@ -26,7 +26,8 @@ PARAMS = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=32, ma
 
 async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     """Write 32 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
-    on a CPU 512 tokens of it. Returns a line of result, nothing of a datastore or a server that writes. Raises: Mismatch with the first that does not agree."""
+    on a CPU 512 tokens of it. Returns a line of result, nothing of a datastore or a server that writes.
+    Raises: Mismatch with the first that does not agree."""
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
     from semspec.engine.device import device_of  # imports torch, once the model is loaded

@@ -1,5 +1,4 @@
-"""What a request changes of the logits before each draw: biases, penalties, a grammar by llguidance. The logits
-themselves stay."""
+"""What a request changes of a copy of the logits before each draw: biases, penalties, a grammar by llguidance."""
 
 import hashlib
 import logging

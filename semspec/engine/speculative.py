@@ -37,8 +37,7 @@ TOTAL_TOLERANCE = 1e-3
 
 
 def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
-    """Raises: Mismatch when the tokens are of another vocabulary; InvalidRequest for an invalid token or distribution,
-    or a layer that the model lacks.
+    """Raises: Mismatch for another vocabulary; InvalidRequest for an invalid token, distribution or layer.
 
     Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
     """
@@ -128,8 +127,7 @@ def _flaw(token: int, distribution: Distribution) -> str | None:
 def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
     """Number of `drafted` tokens before the first without an embedding.
 
-    Models that share a tokenizer may pad the vocabulary to different sizes. A drafted id in the draft's padding has
-    probability 0 for the target.
+    Models that share a tokenizer may pad it differently. The target gives an id in the draft's padding 0.
     """
     return next((index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted))
 

@@ -70,8 +70,7 @@ class Prefix:
 class PrefixCache:
     """Longest-prefix reuse across sessions with LRU eviction, within a byte budget.
 
-    Not thread-safe: only the engine's thread uses it. A prefix is removed while a call extends it, so two calls never
-    write to the same memory.
+    Not thread-safe. A prefix is removed while a call extends it, so two calls never write to the same memory.
     """
 
     def __init__(self, max_bytes: int, new_kv: Callable[[], KV]) -> None:
@@ -87,8 +86,7 @@ class PrefixCache:
     def take(self, tokens: Sequence[int], session: str) -> Prefix:
         """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.
 
-        The entry is removed from the cache and returned if it is a prefix of `tokens` or belongs to `session`;
-        otherwise the caller gets a copy.
+        The entry itself is taken if it is a prefix of `tokens` or belongs to `session`, otherwise a copy.
         """
         key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
         if key is None:

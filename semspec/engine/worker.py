@@ -222,8 +222,7 @@ class Worker:
         return not self._is_ending
 
     def _gather(self) -> None:
-        """Wait for a call, and a moment for as many as the last step answered: their callers may call again, and then
-        share steps as before."""
+        """Wait for a call, and a moment for as many as the last step answered: their callers may call again."""
         self._is_idle = True
         call = self._arrivals.get()
         self._is_idle = False

@@ -14,8 +14,7 @@ MAX_DEPTH = 100
 """Maximum nesting of objects and lists in a schema."""
 
 MAX_NAMES = 5000
-"""Maximum number of named properties of all objects, as in OpenAI's API, and of required ones: the time to compile
-grows with their square."""
+"""Most named properties of all objects, as in OpenAI's API: required ones compile in the square of their number."""
 
 MAX_REPETITIONS = 10_000
 """Maximum sum of the numbers of items and properties and of the repetitions in patterns: a grammar grows with them."""

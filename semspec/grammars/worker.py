@@ -1,7 +1,7 @@
 """Compiles grammars, one after another, for the process that starts this script and may kill it.
 
 A few bytes can keep the compiler computing for hours, take all memory, or overflow its stack. Reads lines of JSON:
-first the vocabulary, null for single bytes, then lists of grammars. Answers each list by a line: the first grammar
+first the vocabulary, null for single bytes, then lists of grammars. Answers each by the first
 that is invalid and the reason, or null.
 """
 

@@ -162,8 +162,7 @@ class Artifact:
 
 
 def load_card(path: Path) -> ProbeCard:
-    """The card of the artifact `path`. Raises: Mismatch, with a remedy, when it is missing, damaged or of another
-    format."""
+    """The card of the artifact `path`. Raises: Mismatch when it is missing, damaged or of another format."""
     with _readable(path):
         fields = json.loads(regular(path.with_suffix(".json")).read_text())
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
@@ -177,8 +176,7 @@ def load_card(path: Path) -> ProbeCard:
 def load_probe(path: Path) -> Artifact:
     """Load an artifact.
 
-    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another format or
-    state convention.
+    Raises: Mismatch when it is missing, damaged, not its card's weights, or of another format or state convention.
     """
     card = load_card(path)
     with _readable(path):

@@ -22,8 +22,7 @@ from semspec.types import STATE_CONVENTION, ModelInfo, States
 BLOCK = 5120
 """Number of inputs that are multiplied at a time: 64 segments' and the weights' stay in a core's cache."""
 MAX_MAGNITUDE = 1e9
-"""Maximum absolute value of states, surprisal and projections: far above those of any model, and far below what
-overflows."""
+"""Maximum absolute value of states, surprisal and projections: far above any model's, and far below what overflows."""
 
 LOOK_S = 10.0
 """Least time between two looks into the folder for projections that calls name and the engine does not hold."""
@@ -55,8 +54,7 @@ class Projection:
     def of_states(self, states: Sequence[States]) -> Tensor:
         """`[num_segments, width]` fp32 from raw states. A row is NaN if a state is no number or too large.
 
-        The bytes are read where they are, a block at a time: to copy those of 64 segments takes longer than the
-        products.
+        The bytes are read where they are, a block at a time: to copy them takes longer than the products.
         """
         arrays = [np.frombuffer(one.data, "<f4").reshape(one.shape)[self._rows].reshape(-1) for one in states]
         hidden = torch.zeros(len(states), self.width, device=self._weight.device)

@@ -117,8 +117,7 @@ def load_remote_writer(
 ) -> Engine:
     """The engine of `settings`, with `server` generating its segments.
 
-    Raises: Mismatch when either cannot serve. An unavailable server is not an error here; later calls fail and can be
-    retried.
+    Raises: Mismatch when either cannot serve. An unavailable server is an error of later calls, not here.
     """
     asyncio.run(_check(settings.model, server))
     engine = load_model(settings, writer)

@@ -93,8 +93,7 @@ def _sizes(request: object) -> Attributes:
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Rejects calls without the bearer token; compares in constant time. Health checks need none: kubelets send
-    none."""
+    """Rejects calls without the bearer token, compared in constant time, but for health checks: kubelets send none."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()

@@ -175,8 +175,7 @@ class Connection:
     async def stream(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context
     ) -> AsyncGenerator[T, None]:
-        """What `read` makes of each response of a stream, otherwise as `call`. Raises: DeadlineExceeded when none
-        arrives within `idle_timeout_s`."""
+        """As `call`, of each response of a stream. Raises: DeadlineExceeded after `idle_timeout_s` without one."""
         for rest, before in (self._contexts.rest(request.session, context), (context, b"")):
             is_first = True
             try:
@@ -237,8 +236,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
 
 
 def _wants_whole(error: SemspecError) -> bool:
-    """Whether the service answers that it does not remember the beginning of a context, or, an older one, that it got
-    no context."""
+    """Whether the service does not remember the beginning of a context, or, an older one, got no context."""
     return (isinstance(error, InternalError) and error.parameter == TAIL) or error.parameter == "context"
 
 

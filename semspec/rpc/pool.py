@@ -44,8 +44,7 @@ class Pool:
         self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
         self.num_whole_states = 0
-        """Segments whose states came whole, since the replica did not hold the projection that the call named. The
-        clients count them."""
+        """Segments whose states came whole, since the replica did not hold the projection; clients count them."""
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
@@ -172,8 +171,7 @@ class Endpoint:
 
 
 def parse_endpoints(addresses: str) -> tuple[Endpoint, ...]:
-    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for an entry that is neither that nor
-    `unix:PATH`."""
+    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for one that is not that, or `unix:PATH`."""
     return tuple(_parse_endpoint(entry.strip()) for entry in addresses.split(","))
 
 

@@ -41,11 +41,9 @@ class Health(IntEnum):
 
 
 ELSEWHERE = (Unavailable, Overloaded, InternalError)
-"""Errors after which a call is retried on another replica: it is away, has no room, or is broken, which includes an
-answer that makes no sense."""
+"""Errors after which a call is retried on another replica: it is away, has no room, or answers nonsense."""
 NUM_CHECKS = 2
-"""Consecutive health checks that must time out before a replica is unreachable. One is not enough: this process may
-have been suspended during it."""
+"""Health checks in a row that must time out before a replica is unreachable: this process may have been suspended."""
 RECHECK_INTERVAL_S = 0.25
 """Interval between health checks of a replica that is not serving."""
 REOPEN_S = 10.0

@@ -32,8 +32,7 @@ from semspec.v1 import draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2, v
 
 B = TypeVar("B")
 NUM_LOOKS = 10
-"""Looks of `watch_steps` within its limit. All must find the same counter, so time during which this process was
-suspended does not count."""
+"""Looks of `watch_steps` within its limit, which all find the same counter: time in suspension does not count."""
 
 
 class ServedVerifier(Verifier, Clusterer, Protocol):

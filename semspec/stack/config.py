@@ -44,15 +44,13 @@ class StackConfig:
     """None, as `target_probe`: the pair is served without probes and without the verifier."""
     target_probe: Path | None = BUNDLED_PAIR / "probes" / "target.safetensors"
     likelihood: Path | None = None
-    """Calibration of the strategy `likelihood`; None: `likelihood.json` next to the target's probe, if the file
-    exists."""
+    """Calibration of the strategy `likelihood`; None: `likelihood.json` next to the target's probe, if it exists."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the gateway; 0 takes a free one."""
     serving: Mapping[str, object] | None = None
     """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULTS`. None: those in `serving.json`
-    next to the target's probe, the recommended rule for the pair, if the file exists; without probes, next to the
-    calibration."""
+    next to the target's probe, or without probes to the calibration, the recommended rule, if it exists."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of every child process."""
     api_key: str | None = field(default=None, repr=False)

@@ -161,8 +161,7 @@ class Stack:
         return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail)
 
     async def _stop(self) -> None:
-        """Stop the gateway, which drains running requests, then the services. A second signal kills the remaining
-        processes."""
+        """Stop the gateway, which drains running requests, then the services. A second signal kills the others."""
         gateway = [child for child in self.processes.values() if child.name == "gateway"]
         others = [child for child in self.processes.values() if child.name != "gateway"]
         try:

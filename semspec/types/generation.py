@@ -45,8 +45,7 @@ class FinishReason(StrEnum):
 class Piece:
     """Text with its writer's token ids.
 
-    A model with the same tokenizer uses the ids. So does one with the same ordinary tokens, if all ids are ordinary.
-    Any other tokenizes the text.
+    A model with the same tokenizer, or ordinary tokens if all ids are, uses the ids. Any other tokenizes the text.
     """
 
     text: str

@@ -1,2 +1,1 @@
-"""The target service: the large model that scores and generates segments. Run with `python -m
-semspec.services.target`."""
+"""The target service: the large model scores and writes segments. Run with `python -m semspec.services.target`."""

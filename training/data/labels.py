@@ -1,5 +1,4 @@
-"""Stage 4: semantic probabilities, the share of a model's own samples with the same meaning as a segment, the segment
-itself left out."""
+"""Stage 4: semantic probabilities, the share of a model's other samples with the same meaning as a segment."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields

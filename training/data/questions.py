@@ -223,8 +223,7 @@ def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
 
 
 def opened(path: Path) -> tuple[StageFolder, Row]:
-    """The shards of a collection, and its recipe. Raises: InvalidRequest when there is none, Mismatch for another
-    format or a damaged recipe."""
+    """The shards and recipe of a collection. Raises: InvalidRequest without one, Mismatch for a damaged recipe."""
     recipe = read_json(path / "recipe.json") if (path / "recipe.json").exists() else {}
     if (found := recipe.get("collection")) is None:
         raise InvalidRequest(

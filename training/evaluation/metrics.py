@@ -55,8 +55,7 @@ class Resampling:
 
     questions: NDArray[np.int64]
     counts: NDArray[np.int64]
-    """`[num_resamples, num_questions]`: how often each was drawn. All metrics use the same draws, so that differences
-    are paired."""
+    """`[num_resamples, num_questions]`: how often each was drawn, the same for all metrics: differences are paired."""
 
     @classmethod
     def of(cls, question: NDArray[np.int64], num_resamples: int = 200, seed: int = 0) -> "Resampling":

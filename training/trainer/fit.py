@@ -105,8 +105,7 @@ def fit(
 ) -> Fit:
     """The probe with the lowest squared error on the segments `validation_idx`, of all epochs.
 
-    `labels_array` [len(labels)] contains the probabilities to learn, in [0, 1]. `progress` is called with the share
-    done.
+    `labels_array` [len(labels)] has the probabilities to learn, in [0, 1]; `progress` gets the share done.
 
     Raises: InvalidRequest, with the remedy, when there is nothing to learn from or the fit diverges.
     """

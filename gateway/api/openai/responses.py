@@ -1,5 +1,4 @@
-"""OpenAI's Responses API: routes, and a response with reasoning, message and calls as items of its output, whole or as
-events; it is stored as a generation is."""
+"""OpenAI's Responses API: routes, and a response with reasoning, message and calls as items, whole or as events."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,4 @@
-"""Parts of request bodies that several APIs share. Unsupported fields are refused by name, unless their value has no
-effect."""
+"""Parts of request bodies that several APIs share. Unsupported fields are refused, unless their value has no effect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -179,8 +178,7 @@ Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 def text_or_list(value: object) -> str:
-    """The tag of a value that is a text or a list. Tags are in angle brackets, so that errors can leave them out of a
-    field's path."""
+    """The tag of a text or a list, in angle brackets, so that errors can leave it out of a field's path."""
     return "<list>" if isinstance(value, list) else "<text>"
 
 

@@ -76,8 +76,7 @@ class Format(ABC):
         return error_body(error)
 
     def statistics(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
-        for several choices, as in vLLM."""
+        """The fields beyond OpenAI's: `semspec`, of all choices and each; `metrics`, null for several, as in vLLM."""
         request, trace, is_one = self._request, self._options.trace, len(choices) == 1
         traces = [[SegmentTrace.of(record) for record in choice.records] if trace else None for choice in choices]
         of_choices = [

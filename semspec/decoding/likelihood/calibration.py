@@ -111,8 +111,7 @@ def as_json(calibration: Calibration) -> dict[str, Any]:
 def load_calibration(path: Path) -> Calibration:
     """Read a file of `as_json`.
 
-    Raises: Mismatch, naming the file and the remedy, when it is missing, damaged, of another format, or of a pilot that
-    is too small.
+    Raises: Mismatch, with the remedy, when it is missing, damaged, of another format, or of too small a pilot.
     """
     try:
         fields = json.loads(regular(path).read_text())

@@ -1,5 +1,4 @@
-"""Speculation by segments without probes and verifier: accept a drafted segment by the target's log-probabilities over
-it.
+"""Speculation by segments without probes: accept a drafted segment by the target's log-probabilities over it.
 
 The rounds are those of SemanticSpec. In place of p/q stands one number, the calibrated probability that the target says
 what the segment says (`calibration`); a segment is accepted iff it reaches a threshold.

@@ -75,8 +75,7 @@ class SemspecScheduler(Scheduler):
         return token_ids, is_stopped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Outputs without results of requests that go on are left out, but for one a step, by which the service sees
-        that there was a step."""
+        """Outputs without results of requests that go on are left out, but for one that shows the step."""
         self._outcomes = getattr(model_runner_output, KEY, {})
         groups: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         for group in groups.values():

@@ -155,8 +155,7 @@ class Core:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 
     async def ask(self, method: str, *arguments: str) -> Any:
-        """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable when
-        vLLM has ended."""
+        """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:

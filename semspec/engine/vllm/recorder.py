@@ -82,8 +82,7 @@ class Sums:
 class Recorder:
     """The requests of one process that holds the model's last layer and head. Not thread-safe.
 
-    For each forward pass: `start` new requests and `drop` ended ones, then `see` the tensors, then `take` the tokens
-    that were sampled.
+    For each forward pass: `start` new requests, `drop` ended ones, `see` the tensors, `take` the sampled tokens.
     """
 
     def __init__(
