@@ -76,9 +76,10 @@ def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:
 
 
 def test_real_pair_is_served_alike_by_compose() -> None:
-    services = composed(SECRETS | {"SEMSPEC_PAIR": "/srv/pair"}, TWO_GPU)
+    services = composed(SECRETS | {"SEMSPEC_PAIR": "/srv/pair"}, TWO_GPU, TWO_GPU.with_name("separate.yml"))
     theirs = {name: value for service in services.values() for name, value in service.get("environment", {}).items()}
     own = settings(GPU)
+    assert theirs["SEMSPEC_DRAFT_KV_BYTES"] and json.loads(own.pop("SEMSPEC_DRAFT_VLLM_OPTIONS"))  # of a share
     assert {name for name in own if name not in theirs} == {"SEMSPEC_DRAFT_DTYPE", "SEMSPEC_TARGET_DTYPE"}  # auto
     assert {name: theirs[name] for name in own if name in theirs}.items() <= own.items()
 
