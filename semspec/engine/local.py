@@ -79,11 +79,12 @@ class LocalEngine(Engine):
         context = await self._owned(context)
         tokens = self.tokenizer.context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
-        segments = [piece for piece in context.pieces if isinstance(piece, Segment)] if params.is_shaped else []
-        written = tuple(token for segment in segments for token in segment.token_ids)
         if params.grammar and self._grammars:
             await self._grammars.check(params.grammar)
-        request = Generate(params, ended_by_look_ahead(context, params.segmentation), written)
+        request = Generate(params, ended_by_look_ahead(context, params.segmentation))
+        if request.is_shaped:
+            segments = (piece for piece in context.pieces if isinstance(piece, Segment))
+            request = replace(request, written=tuple(token for segment in segments for token in segment.token_ids))
         async with aclosing(self._results(tokens, request, params.session)) as results:
             async for one in results:
                 yield replace(one.value, duration_ms=one.duration_ms, num_cached_tokens=one.num_cached_tokens)

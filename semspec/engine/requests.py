@@ -18,6 +18,11 @@ class Generate:
     kind: Literal["generate"] = "generate"
 
     @property
+    def is_shaped(self) -> bool:
+        """Whether logits are changed before a draw."""
+        return bool(self.params.grammar) or not self.params.penalties.is_neutral
+
+    @property
     def projection(self) -> str:
         return self.params.projection
 

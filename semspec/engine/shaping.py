@@ -248,4 +248,4 @@ def shaping_of(
         counts = Counts(params.penalties, tokens, request.written, tokenizer.num_embeddings)
     if params.grammar and grammars:
         matcher = grammars.matcher(params.grammar, request.written)
-    return Shaping(matcher, counts) if params.is_shaped else None
+    return Shaping(matcher, counts) if request.is_shaped else None

@@ -86,11 +86,6 @@ class GenerationParams:
     gate: Gate | None = None
     """Of `verify_tokens`, greedy only. None: exact verification."""
 
-    @property
-    def is_shaped(self) -> bool:
-        """Whether logits are changed before a draw."""
-        return bool(self.grammar) or not self.penalties.is_neutral
-
 
 @dataclass(frozen=True, slots=True)
 class States:
