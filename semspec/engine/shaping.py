@@ -158,6 +158,8 @@ class Grammars:
 
     async def check(self, grammar: str) -> None:
         """Raises: InvalidRequest when the grammar is invalid or too costly; Overloaded."""
+        if _digest(grammar) in self._compiled:
+            return
         grammar = f"{_ONE_BY_ONE}\n{grammar}"
         try:
             check_grammar(grammar)
