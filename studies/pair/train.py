@@ -165,7 +165,7 @@ class Texts:
             for start in range(len(facts.names))
             for passes in (*range(1, top + 1), top)
         ]
-        for start, claim in rng.sample(moves, 16):
+        for start, claim in dict.fromkeys(rng.sample(moves, 16)):
             self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
             self._add_claim(text, writer, start, claim, is_learnt=False)
         return text
