@@ -1,26 +1,185 @@
 """Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from time import perf_counter
 
 import torch
+from torch import Tensor
 
-from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.local import LocalEngine
-from semspec.engine.requests import Generate, Request, Result
-from semspec.engine.shaping import shaping_of
-from semspec.engine.steps import PrefixCache
-from semspec.engine.tree import MAX_TREE_TOKENS
+from semspec.engine.logits import choice_scores, draw_token, segment_scores, token_statistics
+from semspec.engine.requests import (
+    Choose,
+    Generate,
+    Propose,
+    Request,
+    Result,
+    Score,
+    Verified,
+    Verify,
+    Writing,
+    num_following,
+)
+from semspec.engine.shaping import Shaping, shaping_of
+from semspec.engine.speculative import draw_with_distribution, state_before, verify
+from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.tree import MAX_TREE_TOKENS, Tree
 from semspec.engine.worker import Scheduler, Worker
 from semspec.probes.projection import Projections
-from semspec.types import ModelInfo, Writer
+from semspec.types import Distribution, ModelInfo, Proposal, Writer
 
 KV_BYTES = 4 << 30
 """Default bound on keys and values in memory."""
+
+
+class Calls:
+    """The requests to one model as generators on the worker's thread: each yields what it feeds, and its results."""
+
+    def __init__(self, lm: CausalLM, writer: Writer, cache: PrefixCache, projections: Projections) -> None:
+        self._lm, self._writer, self._cache, self._projections = lm, writer, cache, projections
+        self._tokenizer: ModelTokenizer = lm.tokenizer
+
+    @contextmanager
+    def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
+        """A cached prefix of `tokens`, returned to the cache when the call ends or fails."""
+        prefix = self._cache.take(tokens, session)
+        try:
+            yield prefix
+        finally:
+            num_tokens = prefix.kv.num_tokens  # fewer than the prefix has after an eviction
+            if num_tokens <= len(prefix.tokens):  # otherwise a forward pass failed midway and the cache is invalid
+                prefix.crop(num_tokens)
+                self._cache.give(prefix)
+
+    def _rows_after(
+        self,
+        prefix: Prefix,
+        tokens: Sequence[int],
+        following: Sequence[int],
+        segments: Sequence[int] = (),
+        wants_each: bool = False,
+        tree: Tree | None = None,
+    ) -> Generator[Feed, Output | None, tuple[Tensor, Sequence[Tensor]]]:
+        """Feed the tokens that `prefix` lacks, and `following`. Returns logits `[len(following) + 1, vocab_size]`,
+        after `tokens` and each token of `following`, and the states of `segments`: `following` cut at these lengths.
+        `wants_each`: instead the states of each row's token, the first of them only if `prefix` lacked it, and none
+        if `prefix` lacked more. `tree`: what the tokens of `following` follow; `prefix` is then to keep one path.
+        """
+        known = [prefix.logits[len(tokens)][None]] if len(prefix.tokens) == len(tokens) else []
+        rest = [*tokens[len(prefix.tokens) :], *following]
+        if not rest:
+            return known[0], ()
+        if wants_each and len(rest) <= len(following) + 1:  # not of a whole prompt, whose states need much memory
+            segments = (1,) * len(rest)
+        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments, tree=tree))
+        rows = torch.cat([*known, output.rows])
+        ends = () if wants_each else accumulate(segments[:-1], initial=0)
+        for position in ends:  # where a later call may go on
+            prefix.remember_logits(len(tokens) + position, rows[position])
+        return rows, output.pooled
+
+    def run(
+        self, all_tokens: Sequence[int], request: Request, session: str = "", shaping: Shaping | None = None
+    ) -> Steps[Result]:
+        """The results of a request that reads `all_tokens`. `shaping`: of what it generates."""
+        start, end = perf_counter(), len(all_tokens) - num_following(request)
+        tokens, following = list(all_tokens[:end]), all_tokens[end:]
+        with self._prefix(tokens, session) as prefix:
+            num_cached = len(prefix.tokens)
+            if isinstance(request, Generate):
+                yield from self._generate(prefix, tokens, request, shaping)
+                return
+            value = yield from self._value(prefix, tokens, following, request)
+            yield Result(value, (perf_counter() - start) * 1e3, num_cached)
+
+    def _value(
+        self, prefix: Prefix, tokens: list[int], following: Sequence[int], request: Request
+    ) -> Generator[Feed, Output | None, object]:
+        match request:
+            case Propose():
+                return (yield from self._propose(prefix, tokens, request))
+            case Verify():
+                return (yield from self._verify(prefix, tokens, following, request))
+            case Score(lengths=lengths):
+                rows, pooled = yield from self._rows_after(prefix, tokens, following, lengths)
+                ids = torch.tensor(following, device=rows.device)
+                parts = zip(rows[:-1].split(lengths), ids.split(lengths), strict=True)
+                states = self._projections.states_of(pooled, request.projection)
+                return segment_scores([token_statistics(*part) for part in parts], states)
+            case Choose(options=options):
+                rows, _ = yield from self._rows_after(prefix, tokens, following)
+                prefix.crop(len(tokens))  # remove the question: the next call continues from the context
+                prefix.remember_logits(len(tokens), rows[0])
+                return choice_scores(self._tokenizer, rows[-1], options)
+        raise NotImplementedError
+
+    def _generate(self, prefix: Prefix, tokens: list[int], request: Generate, shaping: Shaping | None) -> Steps[Result]:
+        params, start, num_cached = request.params, perf_counter(), len(prefix.tokens)
+        writing = Writing(self._tokenizer, self._writer, request, tokens)
+        if rest := tokens[num_cached:]:
+            yield from fed(Feed(prefix, rest))
+        logits, total = prefix.logits[len(tokens)], None
+        # One model writes all that is shaped, so a token that ended a sentence is drawn again as it was.
+        ended = self._tokenizer if request.is_after_end and not shaping else None
+        token = draw_token(shaping.first()(logits) if shaping else logits, params.sampling, len(tokens), ended)
+        own = (1,) if params.want_states else ()
+        while True:
+            writing.note(logits, token)
+            for generated in writing.take(token):
+                if total is not None:
+                    pooled = [total / len(generated.segment.token_ids)]
+                    [states] = self._projections.states_of(pooled, params.projection)
+                    generated, total = replace(generated, states=states), None
+                now = perf_counter()
+                yield Result(generated, (now - start) * 1e3, num_cached)
+                start = now
+            if writing.is_done:
+                return
+            shape = shaping.after(token) if shaping else None
+            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling, shape=shape))
+            for one in output.pooled:
+                total = one if total is None else total + one
+            token, logits = output.token, output.rows[-1]
+
+    def _propose(self, prefix: Prefix, tokens: list[int], request: Propose) -> Generator[Feed, Output | None, Proposal]:
+        drafted: list[int] = []
+        distributions: list[Distribution] = []
+        for _ in range(request.num_tokens):
+            # Without the last token: the next call feeds it, with the target's token.
+            if rest := [*tokens, *drafted][len(prefix.tokens) :]:
+                yield from fed(Feed(prefix, rest))
+            position = len(prefix.tokens)
+            token, distribution = draw_with_distribution(prefix.logits[position], request.sampling, position)
+            drafted.append(token)
+            distributions.append(distribution)
+            if token in self._tokenizer.eos_ids:
+                break
+        return Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, 0.0)
+
+    def _verify(
+        self, prefix: Prefix, tokens: list[int], following: Sequence[int], request: Verify
+    ) -> Generator[Feed, Output | None, Verified]:
+        layer, tree = request.state_layer, Tree(len(tokens), request.parents) if request.parents else None
+        try:
+            rows, states = yield from self._rows_after(
+                prefix, tokens, following, wants_each=layer is not None, tree=tree
+            )
+            chosen, path, mismatches = verify(rows, request, len(tokens), self._tokenizer)
+            prefix.keep(len(tokens), path)
+        except BaseException:
+            prefix.crop(len(tokens))  # what is fed after them may be no sequence
+            raise
+        after = [0, *(index + 1 for index in path)]  # rows
+        prefix.remember_logits(len(prefix.tokens), rows[after[-1]])
+        told = () if layer is None else tuple(state_before(row - len(rows), states, layer) for row in after)
+        return Verified(tuple(chosen), mismatches, told)
 
 
 class TransformersEngine(LocalEngine):

@@ -209,7 +209,7 @@ async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: Tr
     eos = min(engine.tokenizer.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
-        patch.setattr("semspec.engine.calls.draw_with_distribution", lambda *_: certain)
+        patch.setattr("semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain)
         assert (await engine.propose(context, (), params(), 4)).token_ids == (eos,)
 
 

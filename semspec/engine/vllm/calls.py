@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from semspec.engine.logits import choice_scores, draw_token, segment_scores
-from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, num_following
+from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, Writing, num_following
 from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
 from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.writing import Writing
 from semspec.errors import SemspecError
 from semspec.types import Distribution, GeneratedSegment, Proposal, SamplingParams, States, Writer
 
