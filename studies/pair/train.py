@@ -1,9 +1,9 @@
 """`python -m studies.pair.train draft|target`: train a model of the pair. Resumable: run it again.
 
 Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
-what is looked up; then whole solutions in all styles, with planted mistakes to correct and steps to grade; depth is
-grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way and for what is
-looked up.
+what is looked up; then whole solutions in that style; then in all styles, with planted mistakes to correct and steps to
+grade; depth is grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way and
+for what is looked up.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TOKENIZER = Path(__file__).with_name("tokenizer.json")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Training at one depth. One of `passes` or `look-ups` ends when they are learnt, others after `num_steps`."""
+    """Training at one depth. It ends when the skill of its first kind is learnt, at the latest after `num_steps`."""
 
     num_layers: int
     num_steps: int
@@ -57,17 +57,21 @@ class Stage:
     batch_size: int = 32
 
 
+PLAIN = {"plain solutions": 0.5, "plain claims": 0.4, "passes": 0.05, "look-ups": 0.05}
+"""Texts in the plainest style, without planted mistakes and grades."""
 WHOLE = {"solutions": 0.5, "claims": 0.4, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
         Stage(6, 3000, {"passes": 1.0}, 0.01),
         Stage(6, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
+        Stage(6, 1500, PLAIN, 0.003),
         Stage(6, 1500, WHOLE, 0.003),
         Stage(24, 3000, WHOLE, 0.003, 16),
     ),
     "draft": (
         Stage(3, 1500, {"passes": 1.0}, 0.01),
         Stage(3, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
+        Stage(3, 1500, PLAIN, 0.003),
         Stage(3, 1500, WHOLE, 0.003),
     ),
 }
@@ -153,8 +157,12 @@ class Texts:
                 return self._passes(make_problem(seed, 0), top, rng)
             case "look-ups":
                 return self._look_ups(make_problem(seed, 0), rng)
+            case "plain claims":
+                return self._claims(make_problem(seed, 0), rng)
             case "claims":
                 return self._claims(make_problem(seed), rng)
+            case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
+                return self._solution(write_document(seed, 0))
         return self.chat(seed, rng)
 
     def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
@@ -324,8 +332,9 @@ class Skills:
         """Whether a stage for texts of this kind is over."""
         if kind == "passes":
             return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
-        words = [self._shares.get(f"look-ups {name}", 0.0) for name in LOOKED_UP]
-        return kind == "look-ups" and min(words) > 0.98 and (self._role == "draft" or self._least() > 0.98)
+        names = LOOKED_UP if kind == "look-ups" else ("digits", "1", "2") + ("4",) * (self._role == "target")
+        is_learnt = min(self._shares.get(f"{kind} {name}", 0.0) for name in names) > 0.96
+        return kind in ("look-ups", "plain solutions") and is_learnt and (self._role == "draft" or self._least() > 0.98)
 
     def note(self, name: str, hits: np.ndarray) -> None:
         """Update an accuracy by that in a batch, if there is any."""
