@@ -38,7 +38,7 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     *others, last = (one.segment for one in written)
     together = await engine.score(context, [*others, last])
     [alone] = await engine.score(before := context.extended(*others), [last])
-    num_tokens = min((await engine.info()).max_context_tokens, 512 if is_cpu else 1 << 30)
+    num_tokens = min((await engine.info()).max_context_tokens - 1, 512 if is_cpu else 1 << 30)
     ids = (context.pieces[0].token_ids * num_tokens)[: num_tokens - len(last.token_ids)]
     try:
         await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])

@@ -14,6 +14,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
+from tests.engine.conftest import Load
 from tests.rpc.fakes import settings
 
 
@@ -28,6 +29,10 @@ async def test_sound_engine_passes_in_a_line(
     assert "with plain transformers too; 512 tokens read" in await self_test(engine, model)
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
     assert "not with plain transformers: weights of" in await self_test(uncached, model)
+
+
+async def test_window_is_read_to_its_last_token(load: Load, checkpoint: Path, model: ModelSettings) -> None:
+    assert "199 tokens read" in await self_test(load(checkpoint, max_context_tokens=200), model)
 
 
 async def test_broken_cache_ends_the_start(
