@@ -17,7 +17,6 @@ OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "key": ("make an API key, and the entry that lets a gateway know it", options.key_options),
     "plan": ("tell in which layouts a pair fits on GPUs, and the settings", options.plan_options),
     "serve": ("run Redis, draft, target, verifier and gateway until Ctrl-C", options.serve_options),
-    "trace": ("show how a generation came to be, segment by segment", options.trace_options),
 }
 """Built-in commands: purpose and options of each."""
 

@@ -93,10 +93,6 @@ class Gateway:
         """Parameters, models, prompt and outcome of a generation."""
         return await self._call("GET", _path(id))
 
-    async def trace(self, id: str) -> Json:
-        """The records of a generation's segments."""
-        return await self._call("GET", _path(id, "/trace"))
-
     async def collection(self, after: str, limit: int) -> Json:
         """A page of the answers that were collected after a position; "0" stands before all."""
         return await self._call("GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}")
@@ -174,10 +170,9 @@ class Gateway:
     def _give_up(self, last: Event, error: httpx.TransportError) -> NoReturn:
         if not last.data:
             raise self._unreachable(error) from error
-        id = last.data.get("id")
         raise Unavailable(
             f"the connection to {self._http.base_url} broke ({_reason(error)}); what was kept of the answer: "
-            f"semspec trace {id}"
+            f"GET {_path(str(last.data.get('id')))}"
         ) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:

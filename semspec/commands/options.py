@@ -70,12 +70,6 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)")
 
 
-def trace_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="of a generation, such as chatcmpl-0123456789abcdef")
-    _gateway_options(parser, DEFAULT_URL)
-    parser.add_argument("--json", action="store_true", help="the generation and its trace as the gateway gives them")
-
-
 def doctor_options(parser: argparse.ArgumentParser) -> None:
     serve_options(parser)
     _gateway_options(parser, None)

@@ -1,4 +1,4 @@
-"""Text, marks and colours for the records of a trace, used by `chat` and `trace`."""
+"""Text, marks and colours for the records of a trace, used by `chat`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,6 @@ from unicodedata import category
 
 Json = dict[str, Any]
 
-STAGES = ("draft", "read", "judge", "write", "wire")
 THINK_END = "</think>"
 
 
@@ -29,11 +28,6 @@ def mark_of(record: Json) -> Mark:
     if record["verdict"] == "accepted":
         return ACCEPTED
     return BY_TARGET if record["writer"] == "target" else BY_DRAFT
-
-
-def stage_ms(record: Json, stage: str) -> float:
-    """Time the loop waited for a stage; `wire` is the part of the other four outside engines."""
-    return float((record.get("times") or {}).get(f"{stage}_ms") or 0.0)
 
 
 def judgement(record: Json) -> str:
