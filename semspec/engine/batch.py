@@ -18,7 +18,7 @@ from semspec.types import SamplingParams, Segmentation, SegmentEnd
 SHARED_PREFIX = "semspec_shared_prefix"
 """Name of the attention of rows that share a prefix."""
 MAX_SCORES = 2**26
-"""Most attention scores that a layer holds at once. Beyond, a fused kernel over copied keys needs less memory."""
+"""Most attention scores that a layer holds at once: longer segments are read in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,18 @@ class ContextBatch:
     """A context that is fed once and continued many times."""
 
     def __init__(self, lm: CausalLM, context: Sequence[int]) -> None:
-        self._lm, self._context = lm, list(context)
-        kv = lm.new_kv()
-        self._logits = lm.forward(self._context, kv).logits[-1]
-        self._prefix: Prefix = [(keys.contiguous(), values.contiguous()) for keys, values in kv.per_layer()]
+        self._lm, self._context, self._kv = lm, list[int](), lm.new_kv()
+        self.extend(context)
+
+    def extend(self, context: Sequence[int]) -> bool:
+        """Go on to a context that begins with this one, by feeding the rest. False: it does not begin with it."""
+        if self._context != list(context[: len(self._context)]):
+            return False
+        if rest := context[len(self._context) :]:
+            self._logits = self._lm.forward(rest, self._kv).logits[-1]
+            self._context += rest
+            self._prefix: Prefix = list(self._kv.per_layer())
+        return True
 
     def sample(
         self,
@@ -63,7 +71,7 @@ class ContextBatch:
         ends: dict[int, SegmentEnd] = {}
         samplings = [replace(sampling, seed=seed) for seed in seeds]
         live, logits = list(range(len(seeds))), self._logits.expand(len(seeds), -1)
-        with self._rest(len(seeds), 1, max_tokens) as (kv, prefix):
+        with self._rest(len(seeds)) as (kv, prefix):
             for position in range(len(self._context), len(self._context) + max_tokens):
                 if is_after_end and position == len(self._context):
                     tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
@@ -88,27 +96,31 @@ class ContextBatch:
 
     def read(self, segments: Sequence[Sequence[int]]) -> BatchReading:
         """States and surprisal of each of `segments`, which are alternatives after the context."""
-        length = max(map(len, segments))
-        ids = torch.tensor([[*segment, *[0] * (length - len(segment))] for segment in segments], device=self._lm.device)
-        with self._rest(len(segments), length, length) as (kv, prefix):
-            forward = self._lm.forward_batch(ids, kv, length, want_states=True, prefix=prefix)
-        logits = torch.cat([self._logits.expand(len(segments), 1, -1), forward.logits[:, :-1]], 1)
-        states, statistics = [], []
-        for row, segment in enumerate(segments):
-            states.append(forward.states[:, row, : len(segment)].float().mean(1))
-            own = slice(0, len(segment))
-            statistics.append(segment_surprisal(token_statistics(logits[row, own], ids[row, own])))
-        return BatchReading(torch.stack(states), torch.stack(statistics))
+        length, device = max(map(len, segments)), self._lm.device
+        ids = torch.tensor([[*segment, *[0] * (length - len(segment))] for segment in segments], device=device)
+        num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
+        at_once = max(1, MAX_SCORES // (len(segments) * num_heads * (len(self._context) + length)))
+        totals, statistics = [torch.zeros((), device=device)] * len(segments), [list[Tensor]() for _ in segments]
+        before = self._logits.expand(len(segments), 1, -1)
+        with self._rest(len(segments)) as (kv, prefix):
+            for start in range(0, length, at_once):
+                part = ids[:, start : start + at_once]
+                forward = self._lm.forward_batch(part, kv, part.shape[1], want_states=True, prefix=prefix)
+                logits, before = torch.cat([before, forward.logits[:, :-1]], 1), forward.logits[:, -1:]
+                for row, segment in enumerate(segments):
+                    own = slice(0, max(0, len(segment) - start))
+                    totals[row] = totals[row] + forward.states[:, row, own].float().sum(1)
+                    statistics[row].append(token_statistics(logits[row, own], part[row, own]))
+        states = torch.stack([total / len(segment) for total, segment in zip(totals, segments, strict=True)])
+        return BatchReading(states, torch.stack([segment_surprisal(torch.cat(of_row)) for of_row in statistics]))
 
     def text_of(self, segment: Sequence[int]) -> str:
         return self._lm.tokenizer.text_of(self._context, segment)
 
     @contextmanager
-    def _rest(self, num_rows: int, length: int, max_tokens: int) -> Iterator[tuple[DynamicCache, Prefix | None]]:
-        """Keys and values of rows of `max_tokens`, fed `length` at a time: without the context, or with a copy."""
-        num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
-        num_scores = num_rows * num_heads * length * (len(self._context) + max_tokens)
-        if num_scores > MAX_SCORES or unsupported_reason(self._lm.model):
+    def _rest(self, num_rows: int) -> Iterator[tuple[DynamicCache, Prefix | None]]:
+        """Keys and values of rows after the context, or, where the model cannot share it, with a copy of it."""
+        if unsupported_reason(self._lm.model):
             kv = DynamicCache()
             for index, pair in enumerate(self._prefix):
                 kv.update(*(tensor.expand(num_rows, -1, -1, -1) for tensor in pair), index)

@@ -144,10 +144,11 @@ class Slabs:
         return slab, heapq.heappop(slab.free)
 
     def give(self, slab: Slab, slot: int) -> None:
-        """Free a slot. Of each capacity, at most one slab without a sequence is kept."""
+        """Free a slot. Of each capacity, at most one slab without a sequence is kept, and none of a single buffer."""
         heapq.heappush(slab.free, slot)
         slabs = self._by_capacity[slab.capacity]
-        if len(slab.free) == slab.num_slots and any(other is not slab and other.free for other in slabs):
+        is_kept = slab.num_slots > 1 and not any(other is not slab and other.free for other in slabs)
+        if len(slab.free) == slab.num_slots and not is_kept:
             slabs.remove(slab)
 
 

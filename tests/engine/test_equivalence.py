@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from semspec.decoding.spec_thinking import RECAP
 from semspec.engine import batch as batch_module
-from semspec.engine.batch import MAX_SCORES, ContextBatch
+from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
@@ -90,19 +90,25 @@ async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("max_scores", [MAX_SCORES, 0])
+@pytest.mark.parametrize(
+    "patch", [{}, {"MAX_SCORES": 0}, {"unsupported_reason": lambda _: "other"}], ids=["shared", "in parts", "copied"]
+)
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_batch_equals_one_by_one(
     engine: TransformersEngine,
     checkpoint: Path,
     segmentation: Segmentation,
-    max_scores: int,
+    patch: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the rows share the context's keys or copy them."""
-    monkeypatch.setattr(batch_module, "MAX_SCORES", max_scores)
+    """Whether the rows share the context's keys or copy them, and read segments whole or a token at a time; a context
+    may be fed in two parts."""
+    for name, value in patch.items():
+        monkeypatch.setattr(batch_module, name, value)
     context = await prompt(engine)
-    batch = ContextBatch(CausalLM.load(str(checkpoint), None, "cpu", "float32"), context.pieces[0].token_ids)
+    tokens = context.pieces[0].token_ids
+    batch = ContextBatch(CausalLM.load(str(checkpoint), None, "cpu", "float32"), tokens[: len(tokens) // 2])
+    assert not batch.extend(tokens[1:]) and batch.extend(tokens) and batch.extend(tokens)
     seeds = [3, 14, 15, 92, 65, 35, 89]
     rows = batch.sample(HOT, seeds, segmentation, max_tokens=40)
     read = batch.read([row.token_ids for row in rows])

@@ -8,17 +8,19 @@ from math import isnan, nan
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, card_curve, outcome, recommend
-from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
+from semspec.training.evaluation.evaluate import Evidence, Report, evaluate, label_rule
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
     dense_ranks,
     expected_calibration_error,
+    log_loss,
     wrong_accepted,
 )
 from semspec.training.evaluation.verification import Predicted
@@ -63,6 +65,18 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     )
     error = expected_calibration_error(label[repeated], predicted[repeated])
     assert expected_calibration_error(label, predicted, weights) == pytest.approx(error)
+    once, likely = rng.integers(0, 2, 50).astype(float), predicted.clip(0.1, 0.9)
+    assert log_loss(once, likely, weights) == pytest.approx(sklearn_log_loss(once, likely, sample_weight=weights))
+
+
+def test_rule_of_labels_is_chosen_by_held_out_log_loss() -> None:
+    labels = made_up()
+    [better], [worse] = (
+        label_rule(replace(evidence(labels), variants=[guessed(labels, "the paper's labels", noise)]))
+        for noise in (0.1, 4.0)
+    )
+    assert "with own" in better and better.endswith("set it.") and worse.endswith("the rule stands.")
+    assert label_rule(evidence(labels)) == []
 
 
 def test_what_cannot_be_had_is_nan() -> None:

@@ -56,11 +56,15 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     folder = run / "work" / "report"
     report = json.loads((folder / "report.json").read_text())
     assert [one["name"] for one in report["variants"]] == [
-        "served", "paper recipe", "states alone", "last layer", "surprisal alone",
+        "served", "paper recipe", "the paper's labels", "states alone", "last layer", "surprisal alone",
     ]  # fmt: skip
     assert report["counts"]["contexts"].keys() == {"train", "validation", "calibration", "test"}
     page = (folder / "report.html").read_text()
-    assert report["verdict"]["headline"] in page and "singletons" in page and "data:image/png;base64," in page
+    assert (
+        report["verdict"]["headline"] in page
+        and "probes.labels: the log-loss" in page
+        and "data:image/png;base64," in page
+    )
     shutil.copytree(run / "work", tmp_path / "work")
     shutil.rmtree(tmp_path / "work" / "probes")
     config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})

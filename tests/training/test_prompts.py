@@ -9,7 +9,7 @@ import pytest
 
 from semspec.decoding import prompts_of
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.training.config import PromptConfig
+from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.contexts import contexts_of, mixed_trace, prompts, trace_row
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question
@@ -35,8 +35,12 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     pair = Pair(config)
     start = prompts(QUESTION, PromptConfig(), pair.target.tokenizer, pair.draft.tokenizer)
     assert start.draft is not None and start.draft.text.startswith("Q: Tom")
-    trace = mixed_trace(QUESTION, start, pair.writers, 1.0, seed=1, limit=3)
-    assert trace[0] == start.target
+    limits = ContextsConfig(draft_share=1.0, max_segments=3)
+    trace = mixed_trace(QUESTION, start, pair.writers, limits, seed=1)
+    assert trace[0] == start.target and len(trace) > 2
+    most = len(start.target.token_ids) + sum(len(piece.token_ids) for piece in trace[1:3])
+    tighter = limits.model_copy(update={"max_tokens": most - 1})
+    assert mixed_trace(QUESTION, start, pair.writers, tighter, seed=1) == trace[:2]
     row = trace_row(0, trace, [0], start.draft)
     [context] = contexts_of(row, QUESTION)
     assert context.read_by(Writer.TARGET) == Context((start.target,))

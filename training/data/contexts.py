@@ -71,19 +71,21 @@ def prompts(question: Question, config: PromptConfig, target: ModelTokenizer, dr
 
 
 def mixed_trace(
-    question: Question, start: Prompts, writers: dict[Writer, SegmentWriter], draft_share: float, seed: int, limit: int
+    question: Question, start: Prompts, writers: dict[Writer, SegmentWriter], config: ContextsConfig, seed: int
 ) -> list[Piece]:
     """A trace in which draft or target, chosen at random, writes each segment, right or wrong.
 
-    Returns the target's prompt and every segment but the last.
+    Returns the target's prompt and every segment but the last: to the answer's end, where the limits allow.
     """
+    draft_share, num_tokens = config.draft_share if config.traces == "mixture" else 0.0, len(start.target.token_ids)
     rng = random.Random(f"trace {seed} {question.id}")
     pieces = [start.target]
-    for index in range(limit):
+    for index in range(config.max_segments):
         writer = Writer.DRAFT if rng.random() < draft_share else Writer.TARGET
         draw = derive_seed(seed, f"trace {question.id}", index)
         [segment] = writers[writer].generate(_read_by(writer, pieces, start.draft), [draw])
-        if segment.end is not SegmentEnd.BOUNDARY:
+        num_tokens += len(segment.token_ids)
+        if segment.end is not SegmentEnd.BOUNDARY or num_tokens > config.max_tokens:
             break
         pieces.append(segment)
     return pieces

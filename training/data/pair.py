@@ -45,17 +45,17 @@ class EngineWriter:
 
 
 class CachedModel:
-    """A model with the KV cache of its current context, so that sampling and scoring at a context prefill it once."""
+    """A model with the KV cache of its current context, so that the contexts of a trace together prefill it once."""
 
     def __init__(self, lm: CausalLM, rows_at_once: int) -> None:
         self.lm, self.rows_at_once = lm, rows_at_once
-        self._context: Context | None = None
         self._batch: ContextBatch | None = None
 
     def at(self, context: Context) -> ContextBatch:
-        if self._batch is None or context != self._context:
+        tokens = self.lm.tokenizer.context_ids(context)
+        if self._batch is None or not self._batch.extend(tokens):
             self._batch = None  # free its memory first
-            self._batch, self._context = ContextBatch(self.lm, self.lm.tokenizer.context_ids(context)), context
+            self._batch = ContextBatch(self.lm, tokens)
         return self._batch
 
 

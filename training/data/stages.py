@@ -147,9 +147,7 @@ class ContextsStage(Stage):
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
             return given_trace(question, start.target, target, config.segmentation, contexts.max_segments), start.draft
-        share = contexts.draft_share if contexts.traces == "mixture" else 0.0
-        writers, seed = self._pair.writers, config.samples.seed
-        return mixed_trace(question, start, writers, share, seed, contexts.max_segments), start.draft
+        return mixed_trace(question, start, self._pair.writers, contexts, config.samples.seed), start.draft
 
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""

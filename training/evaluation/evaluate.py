@@ -9,8 +9,9 @@ import numpy as np
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
-from semspec.training.evaluation.metrics import Resampling
+from semspec.training.evaluation.metrics import Resampling, log_loss
 from semspec.training.evaluation.verification import (
+    LABEL_VARIANTS,
     Criterion,
     DomainCell,
     LearningPoint,
@@ -138,7 +139,7 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
     return Report(
         name=evidence.name,
         criterion=criterion,
-        verdict=judge(variants[0], criterion, recommendation, curve, len(resampling.questions)),
+        verdict=judge(variants[0], criterion, recommendation, curve, len(resampling.questions), label_rule(evidence)),
         recommendation=recommendation,
         cost=evidence.cost,
         variants=variants,
@@ -155,6 +156,25 @@ def choose_criterion(labels: Labels) -> Criterion:
     Test questions do not influence the choice."""
     valid = labels.valid[labels.by_draft & np.isin(labels.split, ["validation", "calibration"])]
     return "truth" if (valid == 1).any() and (valid == 0).any() else "target says it"
+
+
+def label_rule(evidence: Evidence) -> list[str]:
+    """Which rule of labels predicts the shares of other samples better on held-out questions, not those of the report;
+    nothing where one rule was fitted."""
+    labels = evidence.labels
+    rows = labels.by_draft & np.isin(labels.split, ["validation", "calibration"])
+
+    def loss(one: Predicted) -> float:
+        of_p = log_loss(labels.target_probability[rows], one.target_probability[rows])
+        return of_p + log_loss(labels.draft_probability[rows], one.draft_probability[rows])
+
+    served, fitted = loss(evidence.served), [one for one in evidence.variants if one.name in LABEL_VARIANTS]
+    return [
+        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(loss(one))} "
+        f"with {LABEL_VARIANTS[one.name]}, {decimal(served)} as served: "
+        f"{'set it' if loss(one) < served else 'the rule stands'}."
+        for one in fitted
+    ]
 
 
 def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
@@ -176,12 +196,18 @@ def judge(
     recommendation: Recommendation,
     curve: Sequence[LearningPoint],
     num_questions: int,
+    label_rule: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on the served probes from `num_questions` test questions."""
+    """The verdict on the served probes from `num_questions` test questions; `label_rule`: see there."""
     claims = tuple(_claims(served, criterion))
     cautions = list(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
-    remarks = [*cautions, *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []), _rule(recommendation)]
+    remarks = [
+        *cautions,
+        *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []),
+        _rule(recommendation),
+        *label_rule,
+    ]
     headline = {
         "good": GOOD_ENOUGH,
         "doubtful": "Every bar is cleared, on too few segments to rely on.",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semspec.probes.probe import LEAST_PROBABILITY
 from semspec.training.report.numbers import Measured
 
 Floats = NDArray[np.floating[Any]]
@@ -47,6 +48,17 @@ def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats 
     bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     gaps = np.bincount(bins, weight * (predicted - label))
     return float(abs(gaps).sum() / weight.sum()) if weight.sum() else nan
+
+
+def log_loss(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
+    """Mean cross-entropy in nats of predictions and labels. Shares of other samples are labels without bias, so that no
+    probability has a lower expectation than the true one."""
+    weight, likely = (
+        _weights(weight, label),
+        predicted.astype(np.float64).clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY),
+    )
+    losses = label * np.log(likely) + (1 - label) * np.log1p(-likely)
+    return float(-(weight * losses).sum() / weight.sum()) if weight.sum() else nan
 
 
 @dataclass(frozen=True, slots=True)

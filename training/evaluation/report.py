@@ -95,7 +95,8 @@ def _variants(report: Report) -> Iterator[Block]:
     yield Table(
         (
             "probes", "AUROC", "AUROC, “the target says it”", "wrong accepted at 95% of right",
-            "min(1, p/q): right accepted", "min(1, p/q): wrong accepted", "ECE of p", "ECE of q",
+            "min(1, p/q): right accepted", "min(1, p/q): wrong accepted", "ECE of p", "ECE of q", "log-loss of p",
+            "log-loss of q",
         ),
         [
             (
@@ -105,8 +106,11 @@ def _variants(report: Report) -> Iterator[Block]:
                 measured_share(found.wrong_accepted),
                 share(found.sample.right_accepted),
                 share(found.sample.wrong_accepted),
-                decimal(variant.ece["target probe, draft-written"].value),
-                decimal(variant.ece["draft probe"].value),
+                *(
+                    decimal(measured[use].value)
+                    for measured in (variant.ece, variant.log_loss)
+                    for use in ("target probe, draft-written", "draft probe")
+                ),
             )
             for variant in report.variants
             for found in [variant.verifications[report.criterion]]
@@ -114,7 +118,7 @@ def _variants(report: Report) -> Iterator[Block]:
     )  # fmt: skip
     yield Text(
         "“The target says it”: at least one of its samples at that context means the same. ECE: the distance between "
-        "probabilities and labels, of drafted segments."
+        "probabilities and labels, of drafted segments; log-loss: their cross-entropy in nats."
     )
 
 

@@ -19,6 +19,7 @@ from semspec.training.evaluation.metrics import (
     auroc,
     dense_ranks,
     expected_calibration_error,
+    log_loss,
     wrong_accepted,
 )
 from semspec.training.report.numbers import Measured
@@ -26,6 +27,9 @@ from semspec.training.report.numbers import Measured
 Criterion = Literal["truth", "target says it"]
 """When a draft-written segment is right: by ground truth, or if one of the target's samples means the same."""
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
+
+LABEL_VARIANTS = {"labels of both writers": "cross", "the paper's labels": "own"}
+"""Variants that differ from the served one in `probes.labels` alone, and what it is there."""
 
 ProbeUse = Literal["draft probe", "target probe, draft-written", "target probe, target-written"]
 """A probe, and the writer of the segments."""
@@ -80,6 +84,7 @@ class Variant:
     name: str
     ece: dict[ProbeUse, Measured]
     """Expected calibration errors: how far probabilities are from the labels."""
+    log_loss: dict[ProbeUse, Measured]
     verifications: dict[Criterion, Verification]
 
 
@@ -95,14 +100,17 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
     }
     for _, values, mask in uses.values():
         _check(predicted, values[mask])
+    ece, loss = (
+        {
+            use: resampling.measured(partial(measure, wanted[mask], values[mask]), labels.question[mask])
+            for use, (wanted, values, mask) in uses.items()
+        }
+        for measure in (expected_calibration_error, log_loss)
+    )
     return Variant(
         predicted.name,
-        {
-            use: resampling.measured(
-                partial(expected_calibration_error, wanted[mask], values[mask]), labels.question[mask]
-            )
-            for use, (wanted, values, mask) in uses.items()
-        },
+        ece,
+        loss,
         {
             criterion: verification(drafts(labels, predicted, test, criterion), cost, resampling)
             for criterion in CRITERIA

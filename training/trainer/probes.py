@@ -19,7 +19,7 @@ from semspec.files import digest_of
 from semspec.probes.probe import Artifact, CalibrationKind, Probe, ProbeCard, load_probe, save_probe
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.verification import Predicted
+from semspec.training.evaluation.verification import LABEL_VARIANTS, Predicted
 from semspec.training.progress import Reporter
 from semspec.training.trainer.fit import Probabilities, fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
@@ -68,6 +68,7 @@ class Variants:
                 "features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse",
                 "projection": None, "calibration": "none",
             },
+            **{name: {"labels": rule} for name, rule in LABEL_VARIANTS.items() if rule != recipe.labels},
             "states alone": {"features": "states"},
             "last layer": {"features": "states", "layers": "last"},
             "surprisal alone": {"features": "surprisal"},
