@@ -397,7 +397,7 @@ class Learner:
             course = Course(stage.num_steps, stage.rate, stage.rate * 0.3)
             trainer: Trainer[Batch] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
-            if not is_dry:
+            if not is_dry and not (self._folder / f"stage{index + 1}").exists():  # else it is over
                 with compiled(self.model) if self._device.type == "cpu" else _compiled_layers(self.model):
                     trainer.run(self._batches(stage, index, trainer))
                 trainer.save()
