@@ -14,7 +14,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
-from tests.engine.conftest import Load
+from tests.engine.support import Load
 from tests.rpc.fakes import settings
 
 
