@@ -82,7 +82,7 @@ docs: setup
 
 ## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE
 bench: setup
-	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes bench/results/probes/report.json --cost bench/results/cost.json $(ARGS)
+	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes bench/results/probes/report.json $(ARGS)
 
 ## make reproduce    the paper's tables and figures for PAIR=r1-1.5b-r1-32b, from its models on (days on two GPUs; ARGS=--check)
 reproduce: setup

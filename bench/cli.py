@@ -122,7 +122,7 @@ def load_plan(options: argparse.Namespace, say: Say) -> LoadPlan:
 
 
 def _report(runs: Sequence[Path], options: argparse.Namespace, output: Path, reporter: Reporter) -> None:
-    write_report([load_run(folder) for folder in runs], output, probes=options.probes, cost=options.cost)
+    write_report([load_run(folder) for folder in runs], output, probes=options.probes)
     reporter.say(f"{output}/report.html")
 
 
@@ -289,4 +289,3 @@ def whole_numbers(text: str) -> list[int]:
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probes", type=Path, help="report.json of the pair's probes, for its curves")
-    parser.add_argument("--cost", type=Path, help="cost.json of `python -m semspec.bench.cost`, for the speed of light")

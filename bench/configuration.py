@@ -9,15 +9,13 @@ from semspec.decoding.generation import GateName, RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
 
-RunnerName = Literal["gateway", "in-process", "transformers", "vllm", "arctic"]
+RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
 PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
     "vllm": ("target", "draft_model", "ngram"),
-    "arctic": ("suffix",),
 }
-"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup; of Arctic
-Inference, suffix decoding for our target."""
+"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup."""
 
 
 def _one_of(*names: str) -> Callable[[str], str]:

@@ -22,7 +22,6 @@ from semspec.bench.runners.gateway import open_gateway, open_stack, with_room
 from semspec.bench.runners.in_process import open_in_process
 from semspec.bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
-from semspec.bench.runners.suffix import open_suffix
 from semspec.bench.runners.vllm import open_vllm
 from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
@@ -106,8 +105,6 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             return open_in_process(plan.pair)
         case "transformers":
             return open_transformers(plan.pair)
-        case "arctic":
-            return open_suffix(plan.pair)
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(

@@ -10,7 +10,6 @@ from semspec.bench.record import write_answers
 from semspec.bench.report import sections
 from semspec.bench.report.exhibits import exhibits
 from semspec.bench.report.probes import ProbesReport, read_probes
-from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
 from semspec.bench.report.tables import main_table, paced_label, quality_table
 from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
@@ -23,16 +22,15 @@ _QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
 _DATED = re.compile(r"bench/results/\d{4}-\d\d-\d\d(?=/)")
 
 
-def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, cost: Path | None = None) -> None:
+def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None) -> None:
     """Write `report.md`, the self-contained `report.html`, the pictures and `summary.json`; for each run its table,
     `NAME.md`, and its records, `NAME.jsonl.gz`.
 
-    `probes` is the `report.json` of the probes, `cost` the file of `python -m semspec.bench.cost`; without them the
-    page states what is missing. Each file is replaced atomically. Raises: InvalidRequest.
+    `probes` is the `report.json` of the probes; without it the page states what is missing. Each file is replaced
+    atomically. Raises: InvalidRequest.
     """
     _check(runs)
-    known, speed = read_probes(probes) if probes else None, read_cost(cost) if cost else None
-    contents = [*_contents(runs, known, speed), *sections.caveats(runs, {"--probes": probes, "--cost": cost})]
+    contents = [*_contents(runs, read_probes(probes) if probes else None), *sections.caveats(runs, probes)]
     write_pictures(output, contents)
     for run in runs:
         table = main_table(run) if run.is_timed else quality_table(run)
@@ -43,7 +41,7 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
     write_json(output / "summary.json", {run.name: _summary(run) for run in runs})
 
 
-def _contents(runs: Sequence[Run], probes: ProbesReport | None, speed: SpeedOfLight | None) -> Iterator[Section]:
+def _contents(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]:
     yield sections.headline(runs)
     yield from map(sections.measured, runs)
     timed = [run for run in runs if run.is_timed]
@@ -51,7 +49,6 @@ def _contents(runs: Sequence[Run], probes: ProbesReport | None, speed: SpeedOfLi
         yield from sections.paper_layout(timed)
         yield from sections.parts(timed, probes)
         yield from exhibits(timed, probes)
-    yield sections.speed_of_light(speed)
 
 
 def _check(runs: Sequence[Run]) -> None:

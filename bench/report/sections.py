@@ -1,12 +1,11 @@
 """The sections of the report."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from semspec.bench.report import ablations, figures, paced, paper, rounds, tables
 from semspec.bench.report.probes import ProbesReport, offline
-from semspec.bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
 from semspec.bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
 from semspec.bench.summary import Row, Run
 from semspec.training.files import flat
@@ -207,22 +206,15 @@ def _gamma_pictures(found: Sequence[ablations.Ablation]) -> Iterator[Picture]:
         yield Picture.drawn("gamma", "Segments drafted a round", caption, alt, figures.gammas, several)
 
 
-def speed_of_light(found: SpeedOfLight | None) -> Section:
-    if found is None:
-        missing = Text("Not measured. Give the file that this writes with `--cost`:")
-        return Section("Speed of light", (missing, Code((COST_COMMAND,))))
-    return Section("Speed of light", (Text(found.sentence()), found.table()))
-
-
-def caveats(runs: Sequence[Run], given: Mapping[str, Path | None]) -> Iterator[Section]:
-    """Caveats, environment, and commands to reproduce the numbers; `given` are the report's options."""
+def caveats(runs: Sequence[Run], probes: Path | None) -> Iterator[Section]:
+    """Caveats, environment, and commands to reproduce the numbers."""
     yield Section("What it is not", (Text(LOSSY), *(Text(text) for text in _warnings(runs))))
     facts = [flat(run.settings, " ") | flat(run.environment, " ") for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
     rows = [(name, *(_fact(one.get(name)) for one in facts)) for name in names]
     yield Section("Environment", (Table(("", *(run.name for run in runs)), rows),))
     commands = [run_command(run, [row.label for row in run.rows]) for run in runs]
-    options = [f"{name} {_shown(path)}" for name, path in given.items() if path]
+    options = [f"--probes {_shown(probes)}"] if probes else []
     report = " ".join(["semspec bench report", *(_shown(run.folder) for run in runs), *options])
     yield Section("Commands", (Code((*commands, report)),))
 

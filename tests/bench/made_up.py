@@ -31,12 +31,6 @@ RATES: Mapping[str, tuple[float, float]] = {
 }
 """Label -> speed-up, pass@1."""
 FEW = ("target", "semantic", "transformers/assisted")
-COST = {
-    "num_rounds": 15,
-    "medians": {"target_decode_ms_per_token": 8.0, "target_read_64_ms": 16.0, "decode_ratio": 10.0},
-    "machine": {"bandwidth_bytes_per_s": 1e10, "flops_per_s": 1e11},
-    "weights": {"target": {"num_parameters": 10_000_000}},
-}
 HOSTILE = "<script>alert('x')</script>"
 SETTINGS: Mapping[str, Any] = {
     "task": "demo", "pair": "pair", "gateway": None, "temperature": 0.6, "top_p": 0.95, "max_tokens": 512,

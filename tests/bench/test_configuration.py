@@ -82,7 +82,6 @@ def test_peer_methods_have_their_own_knobs() -> None:
         ("semantik", "semantic"),
         ("teleport/semantic", "in-process"),
         ("vllm/semantic", "draft_model"),
-        ("arctic/retrieval", "suffix"),
         ("semantic:gama=2", "gamma"),
         ("semantic:ahead=off", "unknown knob 'ahead'"),
         ("semantic:rewrite=draft", "token-level"),

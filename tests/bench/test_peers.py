@@ -1,7 +1,6 @@
 """The runner through transformers' own `generate`, with the bundled pair and small changes of it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from semspec.bench.configuration import parse
 from semspec.bench.runners.assisted import TransformersRunner
 from semspec.bench.runners.in_process import open_in_process
 from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec.bench.runners.suffix import open_suffix
 from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
@@ -126,24 +124,3 @@ async def test_pair_without_files_is_refused_with_a_remedy(tmp_path: Path) -> No
     for pair, words in ((tmp_path / "pair", "chat template"), (tmp_path / "nowhere", "give another --pair")):
         with pytest.raises(RunnerError, match=words):
             await TransformersRunner(pair).ask(asked("transformers/target"))
-
-
-async def test_suffix_decoding_writes_what_the_target_writes_in_fewer_steps() -> None:
-    pytest.importorskip("arctic_inference.suffix_decoding")
-    async with open_in_process(BUNDLED_PAIR) as own:
-        expected = await own.ask(asked("in-process/target"))
-    async with open_suffix(BUNDLED_PAIR) as runner:
-        first = await runner.ask(asked("arctic/suffix", seed=1))
-        again = await runner.ask(asked("arctic/suffix", seed=2))
-        same = await runner.ask(asked("arctic/suffix", seed=1))
-    assert first.text == again.text == same.text == expected.text
-    accepted = [sum(row["num_accepted_tokens"] for row in one.trace) for one in (first, again, same)]
-    assert accepted[0] < expected.num_tokens / 2 < 0.8 * expected.num_tokens < accepted[1] <= expected.num_tokens
-    assert accepted[2] == accepted[1]
-
-
-async def test_suffix_decoding_without_the_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "arctic_inference", None)
-    with pytest.raises(RunnerError, match=r"docs/benchmarks\.md"):
-        async with open_suffix(BUNDLED_PAIR):
-            pass

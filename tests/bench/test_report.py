@@ -13,7 +13,7 @@ from semspec.bench.report.page import write_report
 from semspec.bench.report.tables import main_row
 from semspec.bench.summary import Run
 from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
-from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
+from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
 pytestmark = pytest.mark.slow
@@ -31,9 +31,7 @@ def runs() -> list[Run]:
 @pytest.fixture(scope="module")
 def output(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    cost = folder / "cost.json"
-    cost.write_text(json.dumps(COST))
-    write_report(runs, folder / "out", probes=PROBES, cost=cost)
+    write_report(runs, folder / "out", probes=PROBES)
     return folder / "out"
 
 

@@ -49,6 +49,4 @@ def test_files_that_are_not_what_they_should_be_are_refused_with_the_remedy(text
     run = made_up_run(labels=FEW, num_questions=3)
     with pytest.raises(InvalidRequest, match="semspec train run"):
         write_report([run], tmp_path / "out", probes=path)
-    with pytest.raises(InvalidRequest, match=r"python -m semspec\.bench\.cost"):
-        write_report([run], tmp_path / "out", cost=path)
     assert not (tmp_path / "out").exists()
