@@ -1,15 +1,11 @@
-"""Rules that hold for the repository as a whole."""
+"""Rules that hold for the repository as a whole, beside those of `make lint`."""
 
 import ast
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
 PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
@@ -28,22 +24,6 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return names
-
-
-def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "lint-imports"), "--no-cache", "--config", str(ROOT / "pyproject.toml")]
-    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-
-
-def test_import_rules_hold() -> None:
-    result = lint_imports(ROOT)
-    assert result.returncode == 0, result.stdout
-
-
-def test_generated_stubs_are_fresh() -> None:
-    result = subprocess.run([ROOT / "scripts/proto", "--check"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_nothing_imports_pickle() -> None:

@@ -18,8 +18,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -131,11 +129,15 @@ def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a Parquet table with one row per mapping."""
+    from pyarrow import Table, parquet  # only here: `replacing` is for installations without it, too
+
     with replacing(path) as partial:
-        pq.write_table(pa.Table.from_pylist(list(rows)), partial, compression="zstd")
+        parquet.write_table(Table.from_pylist(list(rows)), partial, compression="zstd")
 
 
 def read_rows(path: Path) -> list[Row]:
+    import pyarrow.parquet as pq
+
     rows: list[Row] = pq.read_table(path).to_pylist()
     return rows
 

@@ -1,8 +1,11 @@
-"""python -m semspec.bench.gpu [--output DIR] [--minutes 15]: what this machine's GPU allows; without one, says so."""
+"""python -m semspec.bench.gpu [--output DIR] [--minutes 30]: what this machine's GPUs allow; without one, says so.
+
+Run again after an interruption it keeps the stages that are done, on the same device with the same software. Its last
+line names a bundle with the results, to send.
+"""
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import re
@@ -20,14 +23,22 @@ from pathlib import Path
 
 import torch
 
-from semspec.bench.gpu.record import Facts, Record, Results, summary
+from semspec.bench.environment import code_digest
+from semspec.bench.gpu.pair import HUB_PAIR, folder_of, linked, measure_answers, rows_of
+from semspec.bench.gpu.record import Facts, Record, Results, bundle, holds, summary
 from semspec.bench.gpu.shapes import SCALES, Scale
 from semspec.bench.gpu.timing import Light, measure_light, with_floors
 from semspec.commands import INTERRUPTED
+from semspec.errors import Mismatch
+from semspec.stack import BUNDLED_PAIR, parent_death
+from semspec.training.files import read_json
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
-QUERIED = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "power.limit", "temperature.gpu")
-STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "plain": (90, 200)}
+QUERIED = ("name", "driver_version", "memory.total", "power.limit", "clocks.sm", "clocks.mem", "temperature.gpu")
+NUM_FIXED = 4
+"""Of them, those that stay from run to run."""
+STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "tp2": (120, 240),
+          "answers": (300, 640), "plain": (90, 160)}  # fmt: skip
 """Seconds that must be left for a stage to begin, and its limit."""
 TINY_S = 5, 600
 RESULTS = Path(__file__).parents[1] / "results"
@@ -45,37 +56,57 @@ def gpu_state() -> dict[str, str]:
 
 
 def describe(device: str) -> Facts:
+    """Device and software: results belong together where these are equal."""
     state = gpu_state() if device == "cuda" else {}
-    facts: Facts = {"device": state.get("name", platform.machine()), "python": platform.python_version(), "gpu": state}
+    facts: Facts = {"device": state.get("name", platform.machine()), "python": platform.python_version()}
+    facts |= {"gpu": {name: state[name] for name in QUERIED[:NUM_FIXED] if name in state}, "num_gpus": num_gpus(device)}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             facts[name] = version(name)
-    return facts
+    return facts | {"code": code_digest()}
+
+
+def num_gpus(device: str) -> int:
+    return torch.cuda.device_count() if device == "cuda" else 0
 
 
 def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_s: float) -> Facts:
     """The row of a stage that runs in a process group of its own, which ends with it or at its limit."""
     if name != "light" and find_spec("vllm") is None:
         return {"status": "skipped", "reason": NO_VLLM}
-    path = folder / f"{name}.json"
+    if name == "tp2" and num_gpus(chosen.device) < 2:
+        return {"status": "skipped", "reason": "it takes two GPUs"}
+    path, pair = folder / f"{name}.json", folder
     own = ["--stage", name, "--scale", chosen.scale, "--device", chosen.device, "--output", str(path)]
+    if name == "answers":
+        try:
+            pair = linked(chosen.pair, folder)
+        except Mismatch as error:
+            return {"status": "skipped", "reason": error.message}
+        own += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
     with (folder / f"{name}.log").open("w") as log:
         code = _run_group([sys.executable, "-m", "semspec.bench.gpu", *own], log.fileno(), limit_s)
-    facts: Facts = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    facts: Facts = read_json(path) if path.exists() else {"rows": []}
     path.unlink(missing_ok=True)
     reason = facts.pop("error", f"it ended with {code}; {name}.log says why")
     light = record.stages.get("light", {}).get("facts")
-    if light and name in ("target", "draft", "plain"):
-        shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
-        facts = with_floors(facts, shape, Light(light["bandwidth_bytes_per_s"], light["flops_per_s"]))
+    if name == "answers":
+        facts |= rows_of(pair)
+    elif light and name in ("target", "draft", "plain", "tp2"):
+        shape, gpus = (
+            SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target,
+            1 + (name == "tp2"),
+        )
+        facts = with_floors(facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"]))
     if code == 0:
         return {"status": "done", "facts": facts}
     return {"status": "failed", "facts": facts, "reason": reason if code else f"it was killed after {limit_s:.0f} s"}
 
 
 def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | None:
-    """The exit status of a process in a group of its own; None: it was killed at its limit."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    """The exit status of a process in a group of its own, which ends with this process; None: killed at its limit."""
+    own = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
+    process = subprocess.Popen(own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -89,8 +120,13 @@ def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | Non
 def stage_main(chosen: Namespace, results: Results) -> int:
     """A stage in its own process; returns the exit code. The rows before an error stay."""
     torch.set_num_threads(1)
+    scale = SCALES[chosen.scale]
     try:
-        asyncio.run(measure(chosen.stage, SCALES[chosen.scale], chosen.device, results))
+        if chosen.stage == "answers":
+            total = gpu_state().get("memory.total", "0").split()[0]  # MiB
+            measure_answers(Path(chosen.pair), [int(total) << 20] * num_gpus(chosen.device), scale, chosen.data)
+        else:
+            asyncio.run(measure(chosen.stage, scale, chosen.device, results))
     except Exception as error:
         traceback.print_exc()
         results.note(error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
@@ -109,11 +145,13 @@ async def measure(name: str, scale: Scale, device: str, results: Results) -> Non
         return await measure_parity(results, scale.num_problems, device)
     if name == "draft":
         return await measure_shape(results, scale.draft, scale.draft_sizes, device)
+    if name == "tp2":
+        return await measure_shape(results, scale.target, scale.tp2_sizes, device, num_gpus=2)
     await measure_shape(results, scale.target, scale.target_sizes, device, has_hooks=name == "target")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a stage failed or parity does not hold."""
+    """The exit code: 1 if a stage failed, or what was compared does not agree."""
     chosen = _parser().parse_args(arguments)
     if chosen.stage:
         return stage_main(chosen, Results(chosen.output))
@@ -123,20 +161,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stage ends with this process
     environment = describe(chosen.device)
     folder = chosen.output or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen.pair = chosen.pair or (HUB_PAIR if chosen.scale == "paper" else str(BUNDLED_PAIR))
     head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
     record = Record(folder, head, chosen.minutes * 60)
+    if record.stages.get("answers", {}).get("facts", {}).get("pair") != folder_of(chosen.pair, folder).name:
+        record.stages.pop("answers", None)
     for name, of_paper in STAGES.items():
         seconds = of_paper if chosen.scale == "paper" else TINY_S
         record.stage(name, *seconds, partial(run_stage, name, chosen, folder, record))
-    print(*summary(record.stages), f"written: {folder}/gpu.json", sep="\n")
-    holds = record.stages["parity"].get("facts", {}).get("holds", True)
-    return int(not holds or "failed" in [stage["status"] for stage in record.stages.values()])
+    lines = list(summary(record.stages))
+    (folder / "summary.txt").write_text("\n".join([*lines, ""]))
+    print(*lines, f"written: {folder}/gpu.json", f"to send: {bundle(folder)}", sep="\n")
+    return int(not holds(record.stages))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m semspec.bench.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, help="folder for gpu.json and logs; default bench/results/gpu-DEVICE")
-    parser.add_argument("--minutes", type=float, default=15.0, help="time budget; stages that do not fit are left out")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time budget; stages that do not fit are left out")
+    parser.add_argument("--pair", help="its folder, or DRAFT,TARGET; default: the paper's, if the hub's cache has it")
+    parser.add_argument("--data", help="JSONL file of math500, for a machine without the hub")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)

@@ -13,12 +13,15 @@ from typing import Any
 
 from transformers import Qwen2Config
 
-from semspec.bench.gpu.record import Facts
+from semspec.bench.gpu.record import Facts, Results, without_secrets
 from semspec.bench.gpu.shapes import Shape
+from semspec.commands.plan import GRAPH_BYTES, Model, read_model
+from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.vllm.engine import VllmEngine, async_llm
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
+from semspec.errors import Mismatch
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
 
@@ -27,6 +30,8 @@ HOOKS = ("worker_cls", "scheduler_cls", "logits_processors", "additional_config"
 """Arguments by which vLLM is our engine."""
 CPU_KV_BYTES = 256 << 20
 GPU_THREADS = 4
+PLANNED_BAR = 0.05
+"""Largest relative difference between what is planned and what is measured."""
 _numbers = count()
 
 
@@ -59,7 +64,8 @@ def checkpoint(shape: Shape, window: int) -> Iterator[Path]:
 class Started:
     """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
 
-    def __init__(self, arguments: Facts) -> None:
+    def __init__(self, arguments: Facts, settings: ModelSettings) -> None:
+        self._settings = settings
         importlib.import_module("vllm.v1.engine.async_llm")  # not part of the time
 
         def start() -> Any:
@@ -80,6 +86,22 @@ class Started:
             "kv_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
         }
 
+    async def check(self, results: Results, engine: VllmEngine) -> None:
+        """Note what a service's self-test says."""
+        try:
+            said, holds = await self_test(engine, self._settings), True
+        except Mismatch as error:
+            said, holds = error.message, False
+        results.row("self-test", said=without_secrets(said), holds=holds)
+
+    async def compare(self, results: Results) -> None:
+        """Note what `semspec plan` has for this engine beside what it takes."""
+        options, model = self._settings.vllm_options, read_model(self._settings.model)
+        found = memory(model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens)
+        for what, planned, measured in found:
+            off = abs(measured / planned - 1)
+            results.row(f"planned, {what}", planned=planned, measured=measured, holds=off <= PLANNED_BAR)
+
     async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
         """Without our hooks; returns the number of tokens written."""
         from vllm import SamplingParams
@@ -89,6 +111,18 @@ class Started:
         )
         outputs = self.core.outputs(list(tokens), sampling, f"plain-{next(_numbers)}")
         return max([len(output.outputs[0].token_ids) async for output in outputs])
+
+
+def memory(model: Model, facts: Facts, num_gpus: int, batched: int) -> Iterator[tuple[str, int, int]]:
+    """What, planned bytes and measured ones of each GPU; on a CPU, which computes in fp32, of keys and values only."""
+    width = 1 if "used_bytes" in facts else 2
+    kept_bytes = width * model.token_bytes(num_gpus, is_fp8=False) * facts["kv_tokens"]
+    yield "keys and values", kept_bytes, facts["kv_bytes"]
+    if "used_bytes" in facts:
+        yield "weights", model.weight_bytes(is_fp8=False) // num_gpus, facts["weights_bytes"]
+        fixed, without = (model.fixed_bytes(num_gpus, False, tokens) for tokens in (batched, 0))
+        yield "activations and graphs", fixed - without + GRAPH_BYTES * model.state_size, facts["activation_bytes"]
+        yield "all of a GPU", fixed + kept_bytes, facts["used_bytes"]
 
 
 @asynccontextmanager
@@ -107,7 +141,7 @@ async def started(
     arguments = engine_args(chosen, described) | extra | {"worker_cls": "semspec.bench.gpu.worker.MeasuredWorker"}
     if not has_hooks:
         arguments = {name: value for name, value in arguments.items() if name not in HOOKS}
-    llm = await asyncio.to_thread(Started, arguments)
+    llm = await asyncio.to_thread(Started, arguments, chosen)
     try:
         yield llm, VllmEngine(llm.core, tokenizer, Writer.TARGET)
     finally:

@@ -1,24 +1,38 @@
 """The record of a run: stages within a time budget, saved after each; and what one stage has found so far."""
 
-import json
+import os
+import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from semspec.training.files import read_json, write_json
+
 Facts = dict[str, Any]
+LEAST_SECRET = 6
+"""Characters; shorter values of environment variables are not looked for."""
 
 
 class Record:
     """Writes `gpu.json` in a folder, complete after every stage.
 
-    A stage that fails or does not fit into the time is recorded, and the next one runs.
+    A stage that fails or does not fit into the time is recorded, and the next one runs. What a run with the same `head`
+    has done in the folder before stays.
     """
 
     def __init__(self, folder: Path, head: Facts, budget_s: float) -> None:
-        self._folder, self._start, self._budget_s = folder, perf_counter(), budget_s
-        self._document: Facts = {**head, "budget_s": budget_s, "seconds": 0.0, "stages": {}}
-        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._start, self._budget_s = folder / "gpu.json", perf_counter(), budget_s
+        self._document: Facts = {**head, "seconds": 0.0, "stages": {}}
+        if self._path.exists():
+            known = read_json(self._path)
+            if differing := [name for name in head if known.get(name) != head[name]]:
+                print(f"{self._path} has another {' and '.join(differing)}: its stages are measured again", flush=True)
+                for pair in folder.glob("pair-*"):
+                    shutil.rmtree(pair)
+            else:
+                self._document = known
 
     @property
     def left_s(self) -> float:
@@ -31,17 +45,31 @@ class Record:
         return stages
 
     def stage(self, name: str, least_s: float, limit_s: float, run: Callable[[float], Facts]) -> None:
-        """Record what `run` returns, given the seconds it may take; skipped when less than `least_s` are left."""
+        """Record what `run` returns, given the seconds it may take; skipped when less than `least_s` are left, or when
+        it is done."""
+        if self.stages.get(name, {}).get("status") == "done":
+            return print(f"{name}: done before", flush=True)
         start = perf_counter()
         if self.left_s < least_s:
             row: Facts = {"status": "skipped", "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}"}
         else:
             row = run(min(limit_s, self.left_s))
-        self.stages[name] = row | {"seconds": round(perf_counter() - start, 2)}
-        self._document["seconds"] = round(self._budget_s - self.left_s, 1)
-        write_json(self._folder / "gpu.json", self._document)
+        if "reason" in row:
+            row["reason"] = without_secrets(row["reason"])
+        seconds = perf_counter() - start
+        self.stages[name] = row | {"seconds": round(seconds, 2)}
+        self._document["seconds"] = round(self._document["seconds"] + seconds, 1)
+        write_json(self._path, self._document)
         reason = f" ({row['reason']})" if "reason" in row else ""
-        print(f"{name}: {row['status']} after {perf_counter() - start:.0f} s{reason}", flush=True)
+        print(f"{name}: {row['status']} after {seconds:.0f} s{reason}", flush=True)
+
+
+def without_secrets(text: str) -> str:
+    """`text` with names in place of values of environment variables and of the home folder."""
+    names = {value: f"${name}" for name, value in os.environ.items()} | {str(Path.home()): "~"}
+    for value in sorted(names, key=len, reverse=True):
+        text = text.replace(value, names[value]) if len(value) >= LEAST_SECRET else text
+    return text
 
 
 def summary(stages: Facts) -> Iterator[str]:
@@ -52,9 +80,34 @@ def summary(stages: Facts) -> Iterator[str]:
                 work = f"{row['streams']} x {row['tokens']:,} tokens after {row['context']:,}"
                 states = ", states" if row.get("states") else ""
                 floor = f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
-                yield f"{name}, {row['what']}, {work}{states}: {row['ms']['median']:.1f} ms{floor}"
+                said = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
+            elif "num_whole" in row:
+                rate, cut = row["num_tokens"] / row["seconds"], row["num_answers"] - row["num_whole"]
+                said = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
             else:
-                yield f"{name}, {row['what']}: {'holds' if row['holds'] else 'DOES NOT HOLD'}"
+                numbers = f", {row['planned']:,} planned, {row['measured']:,} measured" if "planned" in row else ""
+                said = f"{numbers}: {row.get('said') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
+            yield f"{name}, {row['what']}{said}"
+
+
+def holds(stages: Facts) -> bool:
+    """Whether no stage failed, and whatever was compared agrees."""
+    rows = [row for stage in stages.values() for row in stage.get("facts", {}).get("rows", [])]
+    return "failed" not in [stage["status"] for stage in stages.values()] and all(
+        row.get("holds", True) for row in rows
+    )
+
+
+def bundle(folder: Path) -> Path:
+    """One file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
+    path = folder / "bundle.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for one in (folder / "gpu.json", folder / "summary.txt", *sorted(folder.glob("pair-*/answers.jsonl.gz"))):
+            info = tarfile.TarInfo(str(one.relative_to(folder)))
+            info.size = one.stat().st_size
+            with one.open("rb") as file:
+                tar.addfile(info, file)
+    return path
 
 
 class Results:
@@ -71,10 +124,3 @@ class Results:
     def row(self, what: str, **values: Any) -> None:
         self.facts["rows"].append({"what": what, **values})
         write_json(self._path, self.facts)
-
-
-def write_json(path: Path, document: Facts) -> None:
-    """Replace the file atomically, so that an interrupted run leaves the last complete one."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=2) + "\n")
-    partial.replace(path)

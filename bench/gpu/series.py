@@ -24,19 +24,24 @@ Write: TypeAlias = Callable[[Sequence[int], int, int], Awaitable[int]]
 """Prompt, tokens to write, seed -> tokens written."""
 
 
-async def measure_shape(results: Results, shape: Shape, sizes: Sizes, device: str, has_hooks: bool = True) -> None:
+async def measure_shape(
+    results: Results, shape: Shape, sizes: Sizes, device: str, has_hooks: bool = True, num_gpus: int = 1
+) -> None:
     """vLLM with random weights of a shape: our engine, or alone, which tells what our hooks cost."""
     options = {"gpu_memory_utilization": sizes.memory_share, "max_num_batched_tokens": 2048, "max_num_seqs": 64}
+    options["tensor_parallel_size"] = num_gpus
     with checkpoint(shape, sizes.window) as folder:
         settings = {"model": str(folder), "max_context_tokens": sizes.window, "vllm_options": options}
         async with started(device, settings, {"load_format": "dummy"}, has_hooks) as (llm, engine):
             results.note(shape=shape.name, options=options, start=await llm.facts(has_hooks))
             series = _Series(results, shape, sizes)
             if has_hooks:
+                await llm.check(results, engine)
                 for states in (True, False):
                     await series.decode({"states": states}, _our_write(engine, states))
                 await series.long(_our_write(engine, True))
                 await series.reads(engine)
+                await llm.compare(results)
             else:
                 for temperature in (0.0, TEMPERATURE):
                     await series.decode({"temperature": temperature}, partial(llm.write, temperature=temperature))

@@ -40,10 +40,6 @@ class Shape:
         return self.num_layers * self.num_layer_parameters + self.hidden_size
 
     @property
-    def weight_bytes(self) -> int:
-        return ELEMENT_BYTES * (self.num_body_parameters + 2 * self.num_head_parameters)
-
-    @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * ELEMENT_BYTES
 
@@ -73,8 +69,13 @@ class Scale:
     target: Shape
     draft_sizes: Sizes
     target_sizes: Sizes
+    tp2_sizes: Sizes
+    """Of the target over two GPUs."""
     num_problems: int
     """Of the bundled pair, for parity."""
+    num_questions: int
+    """To a pair, by each strategy."""
+    answer_tokens: int
     copy_bytes: int
     matrix_side: int
 
@@ -85,7 +86,10 @@ PAPER = Scale(
     target=Shape("DeepSeek-R1-Distill-Qwen-32B", 64, 5120, 27648, 40, 8, 152064),
     draft_sizes=Sizes(26_000, 0.5, (1, 8), 900, LONG[:2], READ[:1], (20, 40, 128), 3),
     target_sizes=Sizes(26_000, 0.92, (1, 8, 32), 900, LONG, READ, (20, 40, 128, 512), 3),
+    tp2_sizes=Sizes(26_000, 0.92, (1, 8, 32), 900, LONG[-1:], READ[:1], (20, 128), 2),
     num_problems=16,
+    num_questions=20,
+    answer_tokens=512,
     copy_bytes=4 << 30,
     matrix_side=8192,
 )
@@ -94,7 +98,10 @@ TINY = Scale(
     target=Shape("tiny target", 3, 256, 128, 4, 2, 2048),
     draft_sizes=Sizes(512, 0.2, (1,), 40, (96,), (48,), (4,), 1),
     target_sizes=Sizes(512, 0.2, (1, 2), 40, (96,), (48, 96), (4, 8), 1),
+    tp2_sizes=Sizes(512, 0.2, (1,), 40, (), (48,), (4,), 1),
     num_problems=4,
+    num_questions=2,
+    answer_tokens=96,
     copy_bytes=1 << 20,
     matrix_side=128,
 )

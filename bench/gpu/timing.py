@@ -45,6 +45,9 @@ def with_floors(facts: Facts, shape: Shape, light: Light) -> Facts:
     """`facts` whose times have their lower bound and its share of their median."""
     rows = []
     for row in facts["rows"]:
+        if "ms" not in row:
+            rows.append(row)
+            continue
         floor_ms = light.floor_ms(shape, row)
         share = floor_ms / row["ms"]["median"]
         rows.append(row | {"floor_ms": round(floor_ms, 3), "share_of_floor": round(share, 3)})

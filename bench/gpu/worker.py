@@ -8,9 +8,14 @@ from semspec.engine.vllm.internals import SemspecWorker
 
 class MeasuredWorker(SemspecWorker):
     def measured(self) -> Facts:
-        """Peak: of the allocator, since the process began."""
-        facts: Facts = {"attention": str(self.model_runner.attn_groups[0][0].backend.get_name())}
+        """Peak: of the allocator, since the process began; used: of the GPU, by all processes."""
+        runner = self.model_runner
+        facts: Facts = {"attention": str(runner.attn_groups[0][0].backend.get_name())}
+        facts["kv_bytes"] = sum(one.nbytes for one in runner.kv_caches)
         if torch.cuda.is_available():
-            facts["weights_bytes"] = int(self.model_runner.model_memory_usage)
+            facts["weights_bytes"] = int(runner.model_memory_usage)
+            facts["activation_bytes"] = int(self.peak_activation_memory)
             facts["peak_bytes"] = torch.cuda.max_memory_allocated()
+            free, total = torch.cuda.mem_get_info()
+            facts["used_bytes"] = total - free
         return facts

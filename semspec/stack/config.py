@@ -69,8 +69,9 @@ class StackConfig:
         """The configuration of a pair in one folder with the layout of the bundled pair."""
         probes, models = folder / "probes", (folder / "draft", folder / "target")
         datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
-        if datastore and not models[0].exists():
-            return cls(None, models[1], None, None, datastore=datastore)
+        draft = None if datastore and not models[0].exists() else models[0]
+        if draft is None or not probes.exists():
+            return cls(draft, models[1], None, None, datastore=datastore)
         if not (probes / "target.safetensors").exists() and (probes / CALIBRATION_FILE).exists():
             return cls(*models, None, None, probes / CALIBRATION_FILE, datastore=datastore)
         return cls(*models, probes / "draft.safetensors", probes / "target.safetensors", datastore=datastore)

@@ -1,18 +1,27 @@
 """The GPU bench without vLLM: its record, the lower bounds, the shapes. tests/vllm runs all of its stages."""
 
 import json
+import signal
+import subprocess
+import sys
+import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from semspec.bench.gpu import __main__ as gpu
-from semspec.bench.gpu.record import Record, summary
-from semspec.bench.gpu.shapes import TINY
+from semspec.bench.gpu.engines import config_of, memory
+from semspec.bench.gpu.pair import linked
+from semspec.bench.gpu.record import Record, bundle, holds, summary
+from semspec.bench.gpu.shapes import PAPER, TINY
 from semspec.bench.gpu.timing import Light, with_floors
-
-pytestmark = pytest.mark.slow
+from semspec.commands.plan import Model
+from semspec.errors import Mismatch
+from semspec.stack import BUNDLED_PAIR
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
@@ -20,14 +29,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return stages
 
 
-def test_main_says_so_and_writes_nothing_without_cuda(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert gpu.main(["--output", str(tmp_path / "out")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
+@pytest.mark.slow
 def test_light_is_measured_without_vllm_and_the_other_stages_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,8 +37,11 @@ def test_light_is_measured_without_vllm_and_the_other_stages_say_what_to_install
     assert gpu.main(["--scale", "tiny", "--device", "cpu", "--output", str(tmp_path)]) == 0
     light, *others = on_disk(tmp_path).values()
     assert light["status"] == "done" and light["facts"]["bandwidth_bytes_per_s"] > 0
-    assert len(others) == 4
+    assert len(others) == 6
     assert all(row["status"] == "skipped" and "semspec[vllm,engine]" in row["reason"] for row in others)
+    with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
+        assert tar.getnames() == ["gpu.json", "summary.txt"]
+        assert {(one.uid, one.uname, one.mtime) for one in tar} == {(0, "", 0)}
 
 
 def test_stage_that_is_killed_at_its_limit_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +76,80 @@ def test_record_on_disk_is_complete_while_a_later_stage_runs(tmp_path: Path) -> 
     assert [row["status"] for row in on_disk(tmp_path).values()] == ["done", "failed", "skipped"]
 
 
+def test_same_run_keeps_what_is_done_and_another_device_does_not(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def measured(name: str) -> dict[str, Any]:
+        asked.append(name)
+        return {"status": "failed" if asked == ["first", "second"] else "done"}
+
+    for device, expected in (("one", ["first", "second"]), ("one", ["second"]), ("other", ["first", "second"])):
+        asked.clear()
+        record = Record(tmp_path, {"environment": {"device": device}}, 60)
+        for name in ("first", "second"):
+            record.stage(name, 0, 5, lambda _, name=name: measured(name))  # type: ignore[misc]
+        assert asked == expected and list(on_disk(tmp_path)) == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_stage_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    code = "import sys; from semspec.bench.gpu.__main__ import _run_group; _run_group(sys.argv[1:], 1, 60)"
+    stage = ["sh", "-c", f"echo $$ > {tmp_path}/pid; kill -9 $PPID; exec sleep 60"]
+    assert subprocess.run([sys.executable, "-c", code, *stage], check=False).returncode == -signal.SIGKILL
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
+
+
+def test_bundle_has_no_secrets_paths_or_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("SHLVL", "1")
+    record = Record(tmp_path, {}, 60)
+    reason = "401 of hf_secret in /home/somebody/models, 1 of 2"
+    record.stage("answers", 0, 5, lambda _: {"status": "failed", "reason": reason})
+    for name in ("summary.txt", "answers.log", "pair-mine/answers.jsonl.gz", "pair-mine/run/records.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    with tarfile.open(bundle(tmp_path)) as tar:
+        assert tar.getnames() == ["gpu.json", "summary.txt", "pair-mine/answers.jsonl.gz"]
+        read = tar.extractfile("gpu.json")
+        assert read and "401 of $HF_TOKEN in ~/models, 1 of 2" in read.read().decode()
+
+
+def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(tmp_path: Path) -> None:
+    whole = linked(str(BUNDLED_PAIR), tmp_path)
+    assert (whole / "probes").is_dir() and (whole / "draft").resolve() == BUNDLED_PAIR / "draft"
+    bare = linked(f"{BUNDLED_PAIR}/draft,{BUNDLED_PAIR}/target", tmp_path)
+    assert (bare / "target").resolve() == BUNDLED_PAIR / "target" and not (bare / "probes").exists()
+    for pair, said in (
+        (f"{tmp_path}/none", "there is no folder"),
+        ("a,b,c", "DRAFT,TARGET"),
+    ):
+        with pytest.raises(Mismatch, match=said):
+            linked(pair, tmp_path)
+
+
+def test_plan_s_sums_of_the_paper_s_target_are_those_that_gpus_had() -> None:
+    """bench/results/gpu-h200, of which nothing but weights and the tokens kept was measured."""
+    shape = PAPER.target
+    num_tables = 2 * shape.num_head_parameters
+    model = Model("", config_of(shape, 26_000), shape.num_body_parameters + num_tables, num_tables, 0)
+    path = Path(gpu.__file__).parents[1] / "results" / "gpu-h200" / "gpu.json"
+    start = json.loads(path.read_text())["stages"]["target"]["facts"]["start"]
+    activations = 2_561_701_888  # of bench/results/gpu-h100, by vLLM's log
+    used = int(0.92 * (143_771 << 20))
+    facts = start | {"kv_bytes": start["kv_tokens"] << 18, "activation_bytes": activations, "used_bytes": used}
+    found = {what: measured / planned for what, planned, measured in memory(model, facts, 1, 2048)}
+    assert len(found) == 4 and found == pytest.approx(dict.fromkeys(found, 1.0), rel=0.05)
+
+
+def test_what_does_not_agree_is_said_and_ends_with_a_failure() -> None:
+    row = {"what": "planned, weights", "planned": 2_000, "measured": 3_000, "holds": False}
+    stages = {"target": {"status": "done", "facts": {"rows": [row]}}}
+    assert [*summary(stages)] == ["target, planned, weights, 2,000 planned, 3,000 measured: DOES NOT HOLD"]
+    assert not holds(stages) and holds({"target": {"status": "skipped"}})
+
+
 def test_floor_is_the_larger_of_bytes_and_products() -> None:
     shape = TINY.target
     num_weights = shape.num_body_parameters + shape.num_head_parameters
@@ -90,8 +169,8 @@ def test_floor_is_the_larger_of_bytes_and_products() -> None:
 def test_shape_counts_the_parameters_of_the_model_built() -> None:
     from transformers import Qwen2ForCausalLM
 
-    from semspec.bench.gpu.engines import config_of
-
+    shape = TINY.target
     with torch.device("meta"):
-        model = Qwen2ForCausalLM(config_of(TINY.target, 512))
-    assert 2 * sum(parameter.numel() for parameter in model.parameters()) == TINY.target.weight_bytes
+        model = Qwen2ForCausalLM(config_of(shape, 512))
+    counted = shape.num_body_parameters + 2 * shape.num_head_parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == counted

@@ -243,9 +243,10 @@ def test_pair_is_named_after_its_target(target: str | Path, name: str, monkeypat
 
 
 def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> None:
+    assert not StackConfig.of_pair(tmp_path).has_probes
+    (tmp_path / "probes").mkdir()
     bare = StackConfig.of_pair(tmp_path)
     assert bare.has_probes and bare.calibration is None  # the verifier says what is missing
-    (tmp_path / "probes").mkdir()
     (tmp_path / "probes" / "likelihood.json").touch()
     (tmp_path / "probes" / "serving.json").write_text('{"strategy": "semantic", "gamma": 2}')
     pair = StackConfig.of_pair(tmp_path)

@@ -10,7 +10,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
-from semspec.types import Context, Gate, Penalties, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
+from semspec.types import Context, Gate, Penalties, Piece, SamplingParams, Segmentation, derive_seed
 from tests.grammars.schemas import MANY, grammar_of
 from tests.vllm.support import (
     assert_same_scores,
@@ -58,16 +58,6 @@ async def test_one_call_equals_one_call_a_segment(theirs: VllmEngine, segmentati
             assert single.segment == one.segment
             assert states_error(single.states, one.states) < 1e-5
             context, num_left = context.extended(one.segment), num_left - len(one.segment.token_ids)
-
-
-async def test_written_states_are_the_states_that_are_read(theirs: VllmEngine, ours: TransformersEngine) -> None:
-    for seed, context in enumerate(await contexts(ours, 4)):
-        all_ = await written(theirs, context, params(seed))
-        assert all_[-1].segment.end is SegmentEnd.EOS or len(all_) > 1
-        scores = await theirs.score(context, segments_of(all_))
-        for one, score in zip(all_, scores, strict=True):
-            assert states_error(one.states, score.states) < 1e-5
-        assert_same_scores(scores, await ours.score(context, segments_of(all_)))
 
 
 async def test_states_are_projected_beside_the_model_as_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
