@@ -127,7 +127,7 @@ def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sess
 
 
 def settings(layout: Layout, context: int) -> Iterator[str]:
-    """Lines for an environment file."""
+    """Lines that a shell and an environment file of compose take."""
     chosen = VllmOptions(
         tensor_parallel_size=len(layout.target_gpus),
         quantization="fp8" if layout.is_fp8 else None,
@@ -139,10 +139,11 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
     ):
         yield f"# {role.lower()}: CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}"
         yield f"SEMSPEC_{role}_ENGINE=vllm"
+        yield f"SEMSPEC_{role}_DEVICE={'cuda' if len(gpus) > 1 else f'cuda:{gpus[0]}'}"
         yield f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS={context}"
         yield f"SEMSPEC_{role}_KV_BYTES={kv_bytes}"
         if options := own.model_dump(exclude_defaults=True):
-            yield f"SEMSPEC_{role}_VLLM_OPTIONS={json.dumps(options)}"
+            yield f"SEMSPEC_{role}_VLLM_OPTIONS='{json.dumps(options)}'"
 
 
 def run(arguments: argparse.Namespace) -> int:
