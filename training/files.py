@@ -138,8 +138,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def read_rows(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
-    rows: list[Row] = pq.read_table(path).to_pylist()
-    return rows
+    return list(pq.read_table(path).to_pylist())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
