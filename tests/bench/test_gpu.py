@@ -85,10 +85,12 @@ def test_same_run_keeps_what_is_done_and_another_device_does_not(tmp_path: Path)
 
     for device, expected in (("one", ["first", "second"]), ("one", ["second"]), ("other", ["first", "second"])):
         asked.clear()
+        (tmp_path / "pair-mine" / "run").mkdir(parents=True, exist_ok=True)
         record = Record(tmp_path, {"environment": {"device": device}}, 60)
         for name in ("first", "second"):
             record.stage(name, 0, 5, lambda _, name=name: measured(name))  # type: ignore[misc]
         assert asked == expected and list(on_disk(tmp_path)) == ["first", "second"]
+        assert (tmp_path / "pair-mine").exists() == (device == "one")  # answers are a device's, too
 
 
 @pytest.mark.slow
