@@ -88,6 +88,6 @@ bench: setup
 reproduce: setup
 	@$(BIN)/semspec bench reproduce --pair $(PAIR) $(ARGS)
 
-## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
+## make bench-gpu    first of all on one or two GPUs: 30 minutes, no weights needed, one file to send (docs/two-gpus.md)
 bench-gpu: setup
 	$(BIN)/python -m semspec.bench.gpu $(ARGS)

@@ -75,7 +75,7 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
     context = min(CONTEXT, *(model.config.max_position_embeddings for model in (draft, target)))
     fitting = (one for one in layouts(draft, target, gpus, context, SESSIONS) if one.num_tokens >= SESSIONS * context)
     if (layout := next(fitting, None)) is None:
-        raise Mismatch(f"the pair does not fit on {len(gpus)} GPUs: `semspec plan` says what does")
+        raise Mismatch(f"the pair does not fit on {len(gpus)} x {gpus[0] >> 30} GiB: `semspec plan` says what does")
     print(f"as planned: {layout}", flush=True)
     for name, _, value in (line.partition("=") for line in settings(layout, context) if line[0] != "#"):
         yield name, value.strip("'")

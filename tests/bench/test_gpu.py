@@ -15,7 +15,7 @@ import torch
 
 from semspec.bench.gpu import __main__ as gpu
 from semspec.bench.gpu.engines import config_of, memory
-from semspec.bench.gpu.pair import linked
+from semspec.bench.gpu.pair import _services, linked
 from semspec.bench.gpu.record import Record, bundle, holds, summary
 from semspec.bench.gpu.shapes import PAPER, TINY
 from semspec.bench.gpu.timing import Light, with_floors
@@ -129,6 +129,15 @@ def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(tmp
     ):
         with pytest.raises(Mismatch, match=said):
             linked(pair, tmp_path)
+
+
+def test_services_are_laid_out_as_planned(tmp_path: Path) -> None:
+    folder = linked(str(BUNDLED_PAIR), tmp_path)
+    services = dict(_services(folder, [80 << 30] * 2))
+    assert json.loads(services["SEMSPEC_TARGET_VLLM_OPTIONS"]) == {"tensor_parallel_size": 2}
+    assert (services["SEMSPEC_DRAFT_DEVICE"], services["SEMSPEC_TARGET_DEVICE"]) == ("cuda:0", "cuda")
+    with pytest.raises(Mismatch, match="does not fit on 1 x 1 GiB"):
+        dict(_services(folder, [1 << 30]))
 
 
 def test_plan_s_sums_of_the_paper_s_target_are_those_that_gpus_had() -> None:
