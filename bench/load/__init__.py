@@ -1,1 +1,1 @@
-"""Load tests of the stack: overload and soak."""
+"""Load tests of the stack."""
