@@ -57,8 +57,9 @@ class Stage:
     batch_size: int = 32
 
 
-PLAIN = {"plain solutions": 0.5, "plain claims": 0.4, "passes": 0.05, "look-ups": 0.05}
-"""Texts in the plainest style, without planted mistakes and grades."""
+PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
+"""Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
+where it starts."""
 WHOLE = {"solutions": 0.5, "claims": 0.4, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
@@ -295,7 +296,20 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
     weights = np.ones(len(tokenizer), np.float32)
     people, numbers = {*WOMEN, *MEN, *ROLES, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
-    signs = {"higher", "lower", "greater", "smaller", "larger", "lesser", "bigger", "less", "not", "No", "So"}
+    signs = {
+        "higher",
+        "lower",
+        "greater",
+        "smaller",
+        "larger",
+        "lesser",
+        "bigger",
+        "less",
+        "not",
+        "No",
+        "So",
+        "</think>",
+    }
     for piece, index in tokenizer.get_vocab().items():
         word = piece.strip("Ġ")
         if word in people or word.isdigit() or word in numbers or word in signs:
@@ -332,9 +346,9 @@ class Skills:
         """Whether a stage for texts of this kind is over."""
         if kind == "passes":
             return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
-        names = LOOKED_UP if kind == "look-ups" else ("digits", "1", "2") + ("4",) * (self._role == "target")
+        names = LOOKED_UP if kind == "look-ups" else ("digits", "end", "1", "2") + ("4",) * (self._role == "target")
         is_learnt = min(self._shares.get(f"{kind} {name}", 0.0) for name in names) > 0.96
-        return kind in ("look-ups", "plain solutions") and is_learnt and (self._role == "draft" or self._least() > 0.98)
+        return kind in ("look-ups", "plain solutions") and is_learnt
 
     def note(self, name: str, hits: np.ndarray) -> None:
         """Update an accuracy by that in a batch, if there is any."""
@@ -369,6 +383,7 @@ class Learner:
         self.tokenizer = tokenizer_of_pair()
         self._people = torch.tensor(_texts()[0].people, device=device)
         kinds = {"people": {*WOMEN, *MEN}, "roles": {*ROLES}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}}
+        kinds["end"] = {"</think>"}
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
         self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
         self._is_looked_up = np.zeros(len(self.tokenizer), bool)
