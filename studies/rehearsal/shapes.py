@@ -79,7 +79,7 @@ async def shapes(engine: str, output: Path, models: Path) -> None:
                 watch = Watch(stack, lambda: 0)
                 model = (await http.get("/v1/models")).json()["data"][0]["id"]
                 rows["tokenize"] = (await http.post("/tokenize", json={"model": model, "prompt": "52 coins"})).json()
-                bias = {"logit_bias": {str(load_tokenizer(str(pair / "target")).convert_tokens_to_ids("</think>")): 4}}
+                bias = {"logit_bias": {str(load_tokenizer(str(pair / "target")).convert_tokens_to_ids("</think>")): 12}}
                 for label, fields in REQUESTS.items():
                     fields = fields | bias if label in ("JSON", "tools") else fields  # else they think to the end
                     body = {"model": model, "messages": [{"role": "user", "content": "How many coins are 2 and 5?"}]}
