@@ -1,0 +1,1 @@
+"""Strategies of other authors that route steps between draft and target."""
