@@ -93,10 +93,8 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     if name == "answers":
         facts |= rows_of(pair)
     elif light and name in ("target", "draft", "plain", "tp2"):
-        shape, gpus = (
-            SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target,
-            1 + (name == "tp2"),
-        )
+        shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
+        gpus = 2 if name == "tp2" else 1
         facts = with_floors(facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"]))
     if code == 0:
         return {"status": "done", "facts": facts}

@@ -49,13 +49,17 @@ class CachedModel:
 
     def __init__(self, lm: CausalLM, rows_at_once: int) -> None:
         self.lm, self.rows_at_once = lm, rows_at_once
+        self._context: Context | None = None
         self._batch: ContextBatch | None = None
 
     def at(self, context: Context) -> ContextBatch:
-        tokens = self.lm.tokenizer.context_ids(context)
+        if self._batch is not None and context == self._context:  # not tokenized again
+            return self._batch
+        tokens, self._context = self.lm.tokenizer.context_ids(context), None
         if self._batch is None or not self._batch.extend(tokens):
             self._batch = None  # free its memory first
             self._batch = ContextBatch(self.lm, tokens)
+        self._context = context
         return self._batch
 
 

@@ -168,12 +168,12 @@ def label_rule(evidence: Evidence) -> list[str]:
         of_p = log_loss(labels.target_probability[rows], one.target_probability[rows])
         return of_p + log_loss(labels.draft_probability[rows], one.draft_probability[rows])
 
-    served, fitted = loss(evidence.served), [one for one in evidence.variants if one.name in LABEL_VARIANTS]
+    served = loss(evidence.served)
+    others = {LABEL_VARIANTS[one.name]: loss(one) for one in evidence.variants if one.name in LABEL_VARIANTS}
     return [
-        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(loss(one))} "
-        f"with {LABEL_VARIANTS[one.name]}, {decimal(served)} as served: "
-        f"{'set it' if loss(one) < served else 'the rule stands'}."
-        for one in fitted
+        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(other)} "
+        f"with {rule}, {decimal(served)} as served: {'set it' if other < served else 'the rule stands'}."
+        for rule, other in others.items()
     ]
 
 
@@ -196,9 +196,9 @@ def judge(
     recommendation: Recommendation,
     curve: Sequence[LearningPoint],
     num_questions: int,
-    label_rule: Sequence[str] = (),
+    of_labels: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on the served probes from `num_questions` test questions; `label_rule`: see there."""
+    """The verdict on the served probes from `num_questions` test questions; `of_labels`: what `label_rule` says."""
     claims = tuple(_claims(served, criterion))
     cautions = list(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
@@ -206,7 +206,7 @@ def judge(
         *cautions,
         *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []),
         _rule(recommendation),
-        *label_rule,
+        *of_labels,
     ]
     headline = {
         "good": GOOD_ENOUGH,

@@ -53,10 +53,8 @@ def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats 
 def log_loss(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
     """Mean cross-entropy in nats of predictions and labels. Shares of other samples are labels without bias, so that no
     probability has a lower expectation than the true one."""
-    weight, likely = (
-        _weights(weight, label),
-        predicted.astype(np.float64).clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY),
-    )
+    weight = _weights(weight, label)
+    likely = predicted.astype(np.float64).clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     losses = label * np.log(likely) + (1 - label) * np.log1p(-likely)
     return float(-(weight * losses).sum() / weight.sum()) if weight.sum() else nan
 
