@@ -79,7 +79,7 @@ def doctor_options(parser: argparse.ArgumentParser) -> None:
 def health_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDRESS", help="grpc://host:port, grpcs://..., http://... or https://...")
     parser.add_argument(
-        "--service", default="", metavar="NAME", help="such as semspec.v1.Target (default: the process)"
+        "--service", default="", metavar="NAME", help="such as semspec.v2.Target (default: the process)"
     )
     parser.add_argument(
         "--timeout-s", type=float, default=4, metavar="S", help="longest wait for an answer (default 4)"

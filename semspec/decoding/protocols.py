@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import Unavailable
@@ -49,17 +49,6 @@ class Model(Protocol):
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
-
-
-@runtime_checkable
-class WritesAtOnce(Protocol):
-    """A model that gives few segments in one answer, which costs less than a stream."""
-
-    max_segments_at_once: int
-
-    async def generate_at_once(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
-        """All segments of `Model.generate`, no more than `max_segments_at_once`."""
         ...
 
 

@@ -5,12 +5,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding.generation import Generation, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends, Drafter, Model, WritesAtOnce
+from semspec.decoding.protocols import Backends, Drafter, Model
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -22,6 +23,8 @@ from semspec.errors import (
 )
 from semspec.types import Context, Drafted, GeneratedSegment, GenerationParams, SegmentRecord, StageTimes, Writer
 
+_stages = attrgetter(*(field.name for field in fields(StageTimes)))
+"""All times; `astuple` would copy each."""
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 
 
@@ -44,7 +47,7 @@ def waited(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
 
     `engine_ms` exceeds `wall_ms` when the engine started before the wait; `wire_ms` is then 0.
     """
-    return replace(StageTimes(wire_ms=max(0.0, wall_ms - engine_ms)), **{stage: wall_ms})
+    return StageTimes(wire_ms=max(0.0, wall_ms - engine_ms), **{stage: wall_ms})
 
 
 def engine_ms(times: StageTimes) -> float:
@@ -54,12 +57,12 @@ def engine_ms(times: StageTimes) -> float:
 
 def total(*parts: StageTimes) -> StageTimes:
     """The sum of `parts` for each stage."""
-    return StageTimes(*map(sum, zip(*map(astuple, parts), strict=True)))
+    return StageTimes(*map(sum, zip(*map(_stages, parts), strict=True)))
 
 
 def shared(times: StageTimes, num_segments: int) -> StageTimes:
     """The times of `num_segments` segments, divided evenly among them."""
-    return StageTimes(*(part / num_segments for part in astuple(times)))
+    return StageTimes(*(part / num_segments for part in _stages(times)))
 
 
 T = TypeVar("T")
@@ -130,8 +133,6 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def write_all(model: Model, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
     """All segments that `model` generates under `params`."""
-    if isinstance(model, WritesAtOnce) and 0 < params.max_segments <= model.max_segments_at_once:
-        return await model.generate_at_once(context, params)
     async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
 

@@ -1,14 +1,17 @@
-"""What all calls share: bearer token, request id and trace context in the metadata, a span on client and server, and
-the server's mapping of errors to gRPC statuses."""
+"""What all calls share: bearer token, request id and trace context in the metadata, a span on client and server; and
+the methods of a service: it admits callers, maps errors to gRPC statuses, and ends its streams to drain."""
 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from typing import Any, Never, TypeAlias, TypeVar, cast
+from inspect import isasyncgen
+from typing import Any, Never, TypeVar
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
@@ -27,25 +30,18 @@ PARAMETER = "semspec-parameter"
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message that clients and services send and receive."""
 MAX_REQUEST_ID_LENGTH = 128
-OWN_METHODS = "/semspec."
-HEALTH_METHODS = "/grpc.health.v1.Health/"
 _HANDSHAKE = "/Info"
 _MAX_DETAILS_LENGTH = 500  # a status travels in a header, 8 KiB at most once percent-encoded
 
-Q = TypeVar("Q")
 R = TypeVar("R")
 Context = aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
-Unary = Callable[[Q, Context], Awaitable[R]]
-Streaming = Callable[[Q, Context], AsyncGenerator[R, None]]
-Serving = Callable[[object], AbstractContextManager[Span]]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Behaviour = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 
 logger = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 
 
-def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
+def call_metadata(opened: Span) -> dict[str, str]:
     """The metadata of a call: the trace context of its span, and the request id if set and valid in gRPC metadata."""
     carrier: dict[str, str] = {}
     if opened.get_span_context().is_valid:  # else there is no trace
@@ -53,7 +49,7 @@ def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
     identifier = request_id.get()[:MAX_REQUEST_ID_LENGTH]
     if identifier and identifier.isascii() and identifier.isprintable():
         carrier[REQUEST_ID] = identifier
-    return tuple(carrier.items())
+    return carrier
 
 
 def client_span(path: str, request: object) -> AbstractContextManager[Span]:
@@ -84,7 +80,7 @@ def _rpc_span(method: str, kind: SpanKind, request: object, parent: OtelContext 
 
 def _sizes(request: object) -> Attributes:
     """Span attributes: the number of segments and tokens of a request, if it has such fields."""
-    segments = getattr(request, "segments", None) or getattr(request, "readings", None)
+    segments = getattr(request, "segments", None) or getattr(request, "scores", None)
     proposal = getattr(request, "proposal", None)
     return {
         "semspec.num_segments": len(segments) if segments else None,
@@ -92,59 +88,88 @@ def _sizes(request: object) -> Attributes:
     }
 
 
-class TokenInterceptor(aio.ServerInterceptor):
-    """Rejects calls without the bearer token, compared in constant time, but for health checks: kubelets send none."""
+class Methods:
+    """The methods of a service as handlers of gRPC.
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler:
-        """The handler of the call, or one that rejects it."""
-        if handler_call_details.method.startswith(HEALTH_METHODS) or self._admits(handler_call_details):
-            return await continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
-
-    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        return hmac.compare_digest(_metadata(details).get(AUTHORIZATION, "").encode(), self._expected)
-
-
-class ErrorInterceptor(aio.ServerInterceptor):
-    """Maps the errors that servicers raise: `SemspecError` by `errors.TABLE`, any other to INTERNAL and logged.
-
-    Servicers are coroutines (unary) or async generators (streams); a cancelled call closes the generator at once.
+    A behaviour takes a request and returns its response, or generates its responses. What it raises is the status of
+    the call: `SemspecError` by `errors.TABLE`, any other INTERNAL and logged. A cancelled call closes the generator.
     """
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler:
-        """The handler of the call, wrapped; handlers of other services (health) are returned unchanged."""
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
-            return handler
-        metadata = _metadata(handler_call_details)
+    def __init__(self, token: str | None) -> None:
+        """`token`: callers without this bearer token, compared in constant time, are refused."""
+        self._expected = f"Bearer {token}".encode() if token else None
+        self._waiting: set[asyncio.Timeout] = set()
+        self._drains = False
 
-        def serving(request: object) -> AbstractContextManager[Span]:
-            """Sets the request id, and opens a span below the caller's."""
-            request_id.set(metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH])
-            return _rpc_span(handler_call_details.method, SpanKind.SERVER, request, _propagator.extract(metadata))
+    def handler(self, method: MethodDescriptor, behaviour: Behaviour) -> "grpc.RpcMethodHandler[Any, Any]":
+        """The handler of a method: of one call, or of a stream of calls one after another."""
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        decode = decoding(GetMessageClass(method.input_type).FromString)
 
-        codecs = decoding(handler.request_deserializer), handler.response_serializer
-        if handler.response_streaming:
-            streaming = cast(Streaming[Any, Any], handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, serving), *codecs)
-        unary = cast(Unary[Any, Any], handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(_guarded(unary, serving), *codecs)
+        async def one_call(request: Any, context: Context) -> Any:
+            try:
+                metadata = self._admitted(context)
+                with _serving(path, received(request), metadata):
+                    return await behaviour(request)  # type: ignore[misc]
+            except Exception as error:
+                await _abort(context, error)
+
+        async def calls(_: object, context: Context) -> None:
+            # It writes and does not generate: gRPC leaves a cancelled generator to the garbage collector. Here the
+            # cancellation is raised in `write` or in the behaviour's generator, which is closed immediately.
+            try:
+                self._admitted(context)
+                while (request := await self._next(context)) is not None:
+                    with _serving(path, request, request.call.metadata) as opened:
+                        await _answer(context, request, behaviour(request), opened)
+            except Exception as error:
+                await _abort(context, error)
+
+        if method.client_streaming:
+            return grpc.stream_stream_rpc_method_handler(calls, decode, encode)
+        return grpc.unary_unary_rpc_method_handler(one_call, decode, encode)
+
+    def drain(self) -> None:
+        """End the streams that have no call now, and the others after theirs."""
+        self._drains = True
+        for waiting in self._waiting:
+            waiting.reschedule(0)
+
+    def _admitted(self, context: Context) -> Mapping[str, str]:
+        """The metadata of a call; for a repeated key, the first value. Raises: Unauthenticated."""
+        metadata = {key: str(value) for key, value in reversed(tuple(context.invocation_metadata() or ()))}
+        given = metadata.get(AUTHORIZATION, "").encode()
+        if self._expected and not hmac.compare_digest(given, self._expected):
+            raise Unauthenticated("the bearer token is missing or wrong")
+        return metadata
+
+    async def _next(self, context: Context) -> Any:
+        """The next request of a stream; None when the caller or `drain` ended it. Raises: InvalidRequest."""
+        try:
+            async with asyncio.timeout(0 if self._drains else None) as waiting:
+                self._waiting.add(waiting)
+                try:
+                    request = await context.read()
+                finally:
+                    self._waiting.discard(waiting)
+        except TimeoutError:
+            return None
+        return None if request is aio.EOF else received(request)
 
 
-def decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def encode(message: Any) -> bytes:
+    """The serializer of all messages."""
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """A deserializer that returns an error instead of raising it, to be raised by `received`. gRPC itself logs a
     traceback for bytes that are no message, and has a client continue with None."""
 
     def decoded(data: bytes) -> Any:
         try:
-            return decode(data) if decode else data
+            return decode(data)
         except Exception as error:
             return InvalidRequest(f"the bytes are no message of this method: {' '.join(str(error).split())}")
 
@@ -158,44 +183,31 @@ def received(message: R) -> R:
     return message
 
 
-def _guarded(behaviour: Unary[Q, R], serving: Serving) -> Unary[Q, R]:
-    async def call(request: Q, context: Context) -> R:
-        try:
-            with serving(received(request)):
-                return await behaviour(request, context)
-        except Exception as error:
-            await _abort(context, error)
-
-    return call
+def _serving(path: str, request: object, metadata: Mapping[str, str]) -> AbstractContextManager[Span]:
+    """Sets the request id, and opens a span below the caller's."""
+    request_id.set(metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH])
+    return _rpc_span(path, SpanKind.SERVER, request, _propagator.extract(metadata))
 
 
-def _guarded_stream(behaviour: Streaming[Q, R], serving: Serving) -> Callable[[Q, Context], Awaitable[None]]:
-    # A coroutine that writes, not a generator: gRPC leaves a cancelled generator to the garbage collector. Here the
-    # cancellation is raised in `write` or in the generator, and both close the generator immediately.
-    async def call(request: Q, context: Context) -> None:
-        try:
-            with serving(received(request)) as opened:
-                num_segments = 0
-                async with aclosing(behaviour(request, context)) as responses:
-                    async for response in responses:
-                        await _send(context, response)
-                        num_segments += 1
-                        opened.set_attribute("semspec.num_segments", num_segments)
-        except Exception as error:
-            await _abort(context, error)
-
-    return call
+async def _answer(context: Context, request: Any, result: Any, opened: Span) -> None:
+    """Send the responses to a request of a stream."""
+    if not isasyncgen(result):
+        await _send(context, request, await result)
+        return
+    num_segments = 0
+    async with aclosing(result) as responses:
+        async for response in responses:
+            await _send(context, request, response)
+            num_segments += 1
+            opened.set_attribute("semspec.num_segments", num_segments)
 
 
-async def _send(context: Context, response: object) -> None:
+async def _send(context: Context, request: Any, response: Any) -> None:
+    response.call = request.call.number
     try:
         await context.write(response)
     except aio.BaseError as error:  # sometimes gRPC reports a disconnected caller this way
         raise asyncio.CancelledError("the caller disconnected") from error
-
-
-async def _refuse(request: object, context: Context) -> None:
-    await _abort(context, Unauthenticated("the bearer token is missing or wrong"))
 
 
 async def _abort(context: Context, error: Exception) -> Never:
@@ -205,8 +217,3 @@ async def _abort(context: Context, error: Exception) -> Never:
     trailer = ((PARAMETER, error.parameter or ""),)
     status = grpc.StatusCode[represent(error).grpc_status]
     await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
-
-
-def _metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
-    """Metadata as a dict; for a repeated key, the first value."""
-    return {key: str(value) for key, value in reversed(tuple(details.invocation_metadata or ()))}

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InternalError, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
-from semspec.rpc.codec.values import AMOUNT, UNKNOWN_CLUSTER, check_length, check_range, invalid
+from semspec.rpc.codec.values import UNKNOWN_CLUSTER, check_length, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.pool import Lookup, Pool, look_up
 from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
@@ -35,7 +35,7 @@ from semspec.types import (
     VerifiedTokens,
     VerifierInfo,
 )
-from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from semspec.v2 import target_pb2, types_pb2, verifier_pb2
 
 T = TypeVar("T")
 
@@ -65,8 +65,6 @@ class RemoteBackend:
 class RemoteModel(RemoteBackend):
     """The calls that draft and target share."""
 
-    max_segments_at_once: int
-
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
         view = copy(self)
@@ -85,7 +83,7 @@ class RemoteModel(RemoteBackend):
         """See `Model.generate`. A broken stream continues at another replica after its last segment.
 
         The text is the same, because each draw depends only on the seed and the position. Also raises DeadlineExceeded
-        when no segment arrives within `idle_timeout_s`.
+        when no segment arrives within `ClientOptions.timeout_s`.
         """
         tried: dict[Replica, SemspecError] = {}
         kept: list[Segment] = []
@@ -93,8 +91,8 @@ class RemoteModel(RemoteBackend):
         while (rest := _rest(params, kept)) is not None:
             replica = await self.pool.choose(params.session, tried, model)
             model = model or replica.model
-            request, written = message_of(types_pb2.WriteRequest, rest), list[GeneratedSegment]()
-            stream = replica.connection.stream("Write", request, reader(GeneratedSegment), context.extended(*kept))
+            request, written = message_of(types_pb2.GenerateRequest, rest), list[GeneratedSegment]()
+            stream = replica.connection.stream("Generate", request, _generated, context.extended(*kept))
             with replica.attempt(tried):
                 async with aclosing(stream):
                     while True:
@@ -110,19 +108,6 @@ class RemoteModel(RemoteBackend):
                         tried.clear()
                         yield generated
 
-    async def generate_at_once(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
-        """See `WritesAtOnce.generate_at_once`."""
-
-        def checked(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
-            segments = read_each(GeneratedSegment, response.segments, "segments")
-            _check_size(params, segments)
-            return segments
-
-        segments = await self._call("WriteAll", message_of(types_pb2.WriteRequest, params), checked, context)
-        for generated in segments:
-            self._note(params.projection, generated.states)
-        return segments
-
     def _note(self, digest: str, states: States | None) -> None:
         """Count states on which a replica was to apply the projection `digest`, and did not."""
         if digest and states is not None and not states.projection:
@@ -130,26 +115,22 @@ class RemoteModel(RemoteBackend):
 
 
 class RemoteDrafter(RemoteModel):
-    """A `Drafter` served by `semspec.v1.Draft`."""
+    """A `Drafter` served by `semspec.v2.Draft`."""
 
     _service = DRAFTS
-    max_segments_at_once = 8
-    """A strategy uses the segments of one call to the draft together."""
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         """See `Drafter.propose`."""
-        request = message_of(types_pb2.ProposeRequest, params, open_token_ids=open_ids, num_tokens=num_tokens)
-        return await self._call("Propose", request, reader(Proposal), context)
+        request = message_of(types_pb2.ProposeRequest, params, open_ids=open_ids, num_tokens=num_tokens)
+        return await self._call("Propose", request, lambda response: read(Proposal, response.proposal), context)
 
 
 class RemoteTarget(RemoteModel):
-    """A `Target` served by `semspec.v1.Target`."""
+    """A `Target` served by `semspec.v2.Target`."""
 
     _service = TARGETS
-    max_segments_at_once = 1
-    """What the target writes goes to the user segment by segment."""
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
@@ -161,17 +142,12 @@ class RemoteTarget(RemoteModel):
     ) -> list[SegmentScore]:
         """See `Target.score`."""
 
-        def scores_in(response: target_pb2.ReadResponse) -> list[SegmentScore]:
-            check_length(response.readings, "readings", len(segments), "segments")
-            check_range(response.duration_ms, "duration_ms", *AMOUNT)
-            num_cached = response.num_cached_tokens if response.HasField("num_cached_tokens") else None
-            return [
-                replace(score, duration_ms=response.duration_ms, num_cached_tokens=num_cached)
-                for score in read_each(SegmentScore, response.readings, "readings")
-            ]
+        def scores_in(response: target_pb2.ScoreResponse) -> list[SegmentScore]:
+            check_length(response.scores, "scores", len(segments), "segments")
+            return read_each(SegmentScore, response.scores, "scores")
 
-        request = message_of(target_pb2.ReadRequest, segments=segments, session=session, projection=projection)
-        scores = await self._call("Read", request, scores_in, context)
+        request = message_of(target_pb2.ScoreRequest, segments=segments, session=session, projection=projection)
+        scores = await self._call("Score", request, scores_in, context)
         for score in scores:
             self._note(projection, score.states)
         return scores
@@ -181,32 +157,32 @@ class RemoteTarget(RemoteModel):
     ) -> VerifiedTokens:
         """See `Target.verify_tokens`."""
 
-        def verified_in(response: target_pb2.VerifyResponse) -> VerifiedTokens:
+        def verified_in(response: target_pb2.VerifyTokensResponse) -> VerifiedTokens:
             verified, num_proposed = read(VerifiedTokens, response), len(proposal.token_ids)
             if verified.num_accepted > num_proposed:
                 raise invalid("num_accepted", f"{verified.num_accepted} of {num_proposed} proposed tokens")
             return verified
 
-        request = message_of(target_pb2.VerifyRequest, params, proposal=proposal, open_token_ids=open_ids)
-        return await self._call("Verify", request, verified_in, context)
+        request = message_of(target_pb2.VerifyTokensRequest, params, proposal=proposal, open_ids=open_ids)
+        return await self._call("VerifyTokens", request, verified_in, context)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         """See `Target.score_choices`."""
 
-        def choices_in(response: target_pb2.AskResponse) -> ChoiceScores:
+        def choices_in(response: target_pb2.ScoreChoicesResponse) -> ChoiceScores:
             check_length(response.probabilities, "probabilities", len(options), "options")
             return read(ChoiceScores, response)
 
         request = message_of(
-            target_pb2.AskRequest, question=question, prefill=prefill, options=options, session=session
+            target_pb2.ScoreChoicesRequest, question=question, prefill=prefill, options=options, session=session
         )
-        return await self._call("Ask", request, choices_in, context)
+        return await self._call("ScoreChoices", request, choices_in, context)
 
 
 class RemoteVerifier(RemoteBackend):
-    """A `Verifier` and `Clusterer` served by `semspec.v1.Verifier`."""
+    """A `Verifier` and `Clusterer` served by `semspec.v2.Verifier`."""
 
     _service = VERIFIERS
 
@@ -223,7 +199,7 @@ class RemoteVerifier(RemoteBackend):
             check_length(response.judgements, "judgements", len(draft_states), "draft_states")
             return read_each(Judgement, response.judgements, "judgements")
 
-        request = message_of(verifier_pb2.JudgeRequest, draft_states=draft_states, readings=scores, probes=probes)
+        request = message_of(verifier_pb2.JudgeRequest, draft_states=draft_states, scores=scores, probes=probes)
         return await self._call("Judge", request, judgements_in)
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
@@ -234,6 +210,11 @@ class RemoteVerifier(RemoteBackend):
             return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]
 
         return await self._call("Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in)
+
+
+def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | None:
+    """None: the call has ended."""
+    return read(GeneratedSegment, response) if response.HasField("segment") or not response.is_last else None
 
 
 def _prompt(response: types_pb2.EncodeResponse) -> Piece:
@@ -256,8 +237,8 @@ def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams
     """Parameters for the rest of a call after the segments `kept`; None when it is complete."""
     if not kept:
         return params
-    max_tokens = params.max_tokens - sum(len(segment.token_ids) for segment in kept)
-    is_last = 0 < params.max_segments <= len(kept)
-    if kept[-1].end is SegmentEnd.EOS or max_tokens <= 0 or is_last:
+    num_tokens = sum(len(segment.token_ids) for segment in kept)
+    if params.is_complete(len(kept), num_tokens, kept[-1].end):
         return None
-    return replace(params, max_tokens=max_tokens, max_segments=max(params.max_segments - len(kept), 0))
+    max_segments = max(params.max_segments - len(kept), 0)
+    return replace(params, max_tokens=params.max_tokens - num_tokens, max_segments=max_segments)

@@ -1,13 +1,16 @@
-"""A connection to a replica: one channel, and metadata, deadlines, errors and contexts of its calls."""
+"""A connection to a replica: one channel and its streams, and metadata, deadlines, errors and contexts of its calls.
+
+A stream carries one call after another, since a stream for each costs two to four times as much. A call takes one that
+has no call, or opens one, and gives it back after its last response; an error or a cancellation ends the stream.
+"""
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from operator import methodcaller
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -31,6 +34,7 @@ from semspec.rpc.calls import (
     call_metadata,
     client_span,
     decoding,
+    encode,
     received,
 )
 from semspec.rpc.contexts import TAIL, LastContexts, put_context
@@ -39,24 +43,22 @@ from semspec.types import Context
 
 T = TypeVar("T")
 
-_IDEMPOTENT_CALLS = {
-    "semspec.v1.Draft": ("Info", "Encode", "Propose"),
-    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Verify", "Ask"),
-    "semspec.v1.Verifier": ("Info", "Judge"),
-}
+MAX_IDLE = 128
+"""Streams of a method that are kept for later calls."""
+_SERVICES = [{"service": f"semspec.v2.{name}"} for name in ("Draft", "Target", "Verifier")]
 _RETRIES = {
-    "name": [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls],
-    "retryPolicy": {
-        "maxAttempts": 3,
-        "initialBackoff": "0.05s",
-        "maxBackoff": "0.5s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    },
+    "maxAttempts": 3,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "0.5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
 }
+_METHODS = [
+    {"name": _SERVICES, "retryPolicy": _RETRIES},  # of a stream: until its first call has a response
+    {"name": [{**service, "method": "Generate"} for service in _SERVICES]},  # goes on elsewhere instead
+]
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_encode = methodcaller("SerializeToString")
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +69,8 @@ class ClientOptions:
 
     token: str | None = field(default=None, repr=False)
     """Bearer token, if the service requires one."""
-    call_timeout_s: float = 60.0
-    """Deadline of a unary call, its retries included."""
-    idle_timeout_s: float = 60.0
-    """Maximum wait for the next segment of a `Write` stream; the stream as a whole has no deadline."""
+    timeout_s: float = 60.0
+    """Maximum wait for a response; of a call that generates segments, for each of them."""
     certificates: Certificates | None = None
     """For a service with TLS; None: no TLS."""
     server_name: str = ""
@@ -100,7 +100,7 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # a larger request would not be retried
-        ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
+        ("grpc.service_config", json.dumps({"methodConfig": _METHODS})),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds
         ("grpc.keepalive_time_ms", 20_000),
@@ -111,18 +111,67 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
     )
 
 
-class _Method(NamedTuple):
+class _Stream:
+    """A stream that carries one call after another."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self._number = call, 0
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._call.done())
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def send(self, request: Any) -> None:
+        """Begin a call."""
+        self._number += 1
+        request.call.number = self._number
+        with rpc_errors():
+            await self._call.write(request)
+
+    async def receive(self, timeout_s: float) -> Any:
+        """The next response of the call. Raises: DeadlineExceeded when none comes within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                with rpc_errors():
+                    response = await self._call.read()
+        except TimeoutError:
+            raise DeadlineExceeded(f"no response within {timeout_s:g} s") from None
+        if response is aio.EOF:
+            raise Unavailable("the service ended the stream")
+        with _checked_response():
+            if received(response).call != self._number:
+                raise InvalidRequest(f"it belongs to call {response.call}, not to call {self._number}")
+        return response
+
+
+class _Method:
     """A method of a service at the other end of a channel."""
 
-    path: str
-    call: Any
-    """Sends a message; the responses are for `received`."""
+    def __init__(self, channel: aio.Channel, method: MethodDescriptor) -> None:
+        self.path = f"/{method.containing_service.full_name}/{method.name}"
+        self.is_stream = method.client_streaming
+        make: Any = channel.stream_stream if self.is_stream else channel.unary_unary
+        self.open = make(self.path, encode, decoding(GetMessageClass(method.output_type).FromString))
+        """Sends a message, or opens a stream; the responses are for `received`."""
+        self._idle: list[_Stream] = []
 
-    @classmethod
-    def of(cls, channel: aio.Channel, method: MethodDescriptor) -> "_Method":
-        path = f"/{method.containing_service.full_name}/{method.name}"
-        open_method: Any = channel.unary_stream if method.server_streaming else channel.unary_unary
-        return cls(path, open_method(path, _encode, decoding(GetMessageClass(method.output_type).FromString)))
+    def stream(self, metadata: Sequence[tuple[str, str]]) -> tuple[_Stream, bool]:
+        """A stream that has no call, and whether it is new."""
+        while self._idle:
+            if not (stream := self._idle.pop()).has_ended:
+                return stream, False
+        with rpc_errors():
+            return _Stream(self.open(metadata=metadata)), True
+
+    def keep(self, stream: _Stream) -> None:
+        """Keep a stream whose call has ended for another."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(stream)
+        else:
+            stream.cancel()
 
 
 class Connection:
@@ -136,82 +185,90 @@ class Connection:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
         self._channel = open_channel(address, options)
-        self._methods = {one.name: _Method.of(self._channel, one) for one in (*service.methods, *_HEALTH.methods)}
+        self._methods = {one.name: _Method(self._channel, one) for one in (*service.methods, *_HEALTH.methods)}
         self._contexts = LastContexts()
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
         await self._channel.close()
 
-    async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
-        """What `read` makes of the response. `context`: sent with the request, without what the service remembers of
-        it; or all of it, if the service asks for that."""
-        if context is None:
-            return await self._call(name, request, read)
-        rest, before = self._contexts.rest(request.session, context)
-        try:
-            response = await self._call(name, put_context(request, rest, before), read)
-        except SemspecError as error:
-            if not before or not _wants_whole(error):
-                raise
-            response = await self._call(name, put_context(request, context), read)
-        self._contexts.note(request.session, context)
-        return response
-
     async def is_serving(self, service: str) -> bool:
         """What a health check says of `service`; without a deadline."""
         with rpc_errors():
-            answer = received(await self._methods["Check"].call(health_pb2.HealthCheckRequest(service=service)))
+            answer = received(await self._methods["Check"].open(health_pb2.HealthCheckRequest(service=service)))
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _call(self, name: str, request: Any, read: Callable[[Any], T]) -> T:
+    async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
+        """What `read` makes of the response. `context`: see `stream`."""
         method = self._methods[name]
+        if method.is_stream:
+            [response] = [response async for response in self.stream(name, request, read, context)]
+            return response
         with client_span(method.path, request) as opened, rpc_errors():
-            metadata = self._authorization + call_metadata(opened)
-            response = await method.call(request, timeout=self._options.call_timeout_s, metadata=metadata)
+            metadata = (*self._authorization, *call_metadata(opened).items())
+            response = await method.open(request, timeout=self._options.timeout_s, metadata=metadata)
         with _checked_response():
             return read(received(response))
 
     async def stream(
-        self, name: str, request: Any, read: Callable[[Any], T], context: Context
+        self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
     ) -> AsyncGenerator[T, None]:
-        """As `call`, of each response of a stream. Raises: DeadlineExceeded after `idle_timeout_s` without one."""
-        for rest, before in (self._contexts.rest(request.session, context), (context, b"")):
+        """What `read` makes of each response. `context`: sent with the request, without what the service remembers of
+        it; or all of it, if the service asks for that. Raises: DeadlineExceeded after `timeout_s` without a response.
+        """
+        for may_want_whole in self._put(context, request):
             is_first = True
             try:
-                async with aclosing(self._stream(name, put_context(request, rest, before))) as responses:
+                async with aclosing(self._responses(self._methods[name], request)) as responses:
                     async for response in responses:
-                        if is_first:
+                        if is_first and context is not None:
                             self._contexts.note(request.session, context)
-                            is_first = False
+                        is_first = False
                         with _checked_response():
-                            item = read(received(response))
+                            item = read(response)
                         yield item
                 return
             except SemspecError as error:
-                if not (before and is_first and _wants_whole(error)):
+                if not (may_want_whole and is_first and _wants_whole(error)):
                     raise
 
-    async def _stream(self, name: str, request: Any) -> AsyncGenerator[Any, None]:
-        method = self._methods[name]
-        with client_span(method.path, request) as opened:
-            with rpc_errors():
-                call = method.call(request, metadata=self._authorization + call_metadata(opened))
-            try:
-                responses = aiter(call)
-                while (response := await self._next(responses)) is not None:
-                    yield response
-            finally:
-                call.cancel()
+    def _put(self, context: Context | None, request: Any) -> Iterator[bool]:
+        """Put into the request what the service does not remember of the context; then, if that is not all, all."""
+        before = b""
+        if context is not None:
+            rest, before = self._contexts.rest(request.session, context)
+            put_context(request, rest, before)
+        yield bool(before)
+        if context is not None:
+            put_context(request, context)
+            yield False
 
-    async def _next(self, responses: AsyncIterator[T]) -> T | None:
-        timeout_s = self._options.idle_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                with rpc_errors():
-                    return await anext(responses, None)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
+    async def _responses(self, method: _Method, request: Any) -> AsyncGenerator[Any, None]:
+        with client_span(method.path, request) as opened:
+            request.call.metadata.clear()
+            request.call.metadata.update(call_metadata(opened))
+            stream, response = await self._begin(method, request)
+            has_ended = False
+            try:
+                while not has_ended:
+                    has_ended = getattr(response, "is_last", True)
+                    yield response
+                    if not has_ended:
+                        response = await stream.receive(self._options.timeout_s)
+            finally:
+                method.keep(stream) if has_ended else stream.cancel()
+
+    async def _begin(self, method: _Method, request: Any) -> tuple[_Stream, Any]:
+        """A stream with a call, and the call's first response. A stream that was kept may have lost its service."""
+        while True:
+            stream, is_new = method.stream(self._authorization)
+            try:
+                await stream.send(request)
+                return stream, await stream.receive(self._options.timeout_s)
+            except BaseException as error:
+                stream.cancel()
+                if is_new or not isinstance(error, Unavailable):
+                    raise
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
@@ -222,7 +279,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Mismatch(f"the service has an older version of the gRPC contract ({details}); upgrade it")
+        return Mismatch(f"the service has another version of the gRPC contract ({details}); upgrade it")
     parameters = [str(value) for key, value in trailer if key == PARAMETER]
     if error.code() is grpc.StatusCode.UNAVAILABLE and not parameters:  # of the transport, whose details have addresses
         _log.debug("a connection failed: %s", details)
@@ -236,8 +293,8 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
 
 
 def _wants_whole(error: SemspecError) -> bool:
-    """Whether the service does not remember the beginning of a context, or, an older one, got no context."""
-    return (isinstance(error, InternalError) and error.parameter == TAIL) or error.parameter == "context"
+    """Whether the service does not remember the beginning of a context."""
+    return isinstance(error, InternalError) and error.parameter == TAIL
 
 
 @contextmanager

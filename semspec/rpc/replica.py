@@ -23,7 +23,7 @@ from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.rpc.codec.messages import reader
 from semspec.rpc.connection import ClientOptions, Connection
 from semspec.types import ModelInfo, VerifierInfo
-from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
+from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 
 class Health(IntEnum):
@@ -66,7 +66,7 @@ class ServiceSpec:
 
     @property
     def service(self) -> str:
-        """Service name in health checks: `semspec.v1.Draft`."""
+        """Service name in health checks: `semspec.v2.Draft`."""
         return self.descriptor.full_name
 
     @property

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
-from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
+from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
 from semspec.rpc.servicers import ModelServicer, Servicer, watch_steps
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
@@ -47,9 +48,10 @@ class ServiceServer:
         self._watch: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         token = settings.service_token
-        admitting = [TokenInterceptor(token.get_secret_value())] if token else []
-        self._server = aio.server(interceptors=[*admitting, ErrorInterceptor()], options=_server_options())
-        servicer.add(self._server)
+        self._methods = methods = Methods(token.get_secret_value() if token else None)
+        handlers = {one.name: methods.handler(one, getattr(servicer, one.name)) for one in servicer.descriptor.methods}
+        self._server = aio.server(options=_server_options())
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(servicer.name, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     @property
@@ -102,6 +104,7 @@ class ServiceServer:
             self._watch.cancel()
         await self._report(NOT_SERVING)
         await asyncio.sleep(self._settings.settle_s)
+        self._methods.drain()
         await self._server.stop(self._settings.grace_s)
         if not self._is_stalled:
             await self._servicer.aclose()
@@ -135,7 +138,7 @@ def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     configure_logging(settings.log_level, settings.log_json)
     _keep_freed_memory()
     try:
-        with exported_traces(servicer.name.lower().replace("semspec.v1.", "semspec-")):
+        with exported_traces(servicer.name.lower().replace("semspec.v2.", "semspec-")):
             asyncio.run(serve(servicer, settings))
     except SemspecError as error:
         logger.critical("cannot serve %s: %s", servicer.name, error.message)

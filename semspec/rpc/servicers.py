@@ -1,20 +1,19 @@
 """The three gRPC servicers: decode the request, call the backend, encode the response.
 
-Servicers raise; the interceptor sets the status codes.
+Servicers raise; `semspec.rpc.calls` sets the status codes.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from grpc import aio
+from google.protobuf.descriptor import ServiceDescriptor
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import Unavailable
-from semspec.rpc.calls import Context
 from semspec.rpc.codec.messages import message_of, read, read_each, read_prompt
 from semspec.rpc.codec.values import (
     COUNT,
@@ -28,7 +27,7 @@ from semspec.rpc.codec.values import (
 )
 from semspec.rpc.contexts import LastContexts, read_context
 from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, States
-from semspec.v1 import draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
+from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 B = TypeVar("B")
 NUM_LOOKS = 10
@@ -59,10 +58,10 @@ async def watch_steps(steps: StepCounter, stall_s: float, report: Callable[[bool
 class Servicer(Generic[B]):
     """A gRPC service over what `load` returns."""
 
+    descriptor: ClassVar[ServiceDescriptor]
+    """Of the service, whose methods this class has by their names."""
     name: ClassVar[str]
-    """Fully qualified, as used in health checks: `semspec.v1.Draft`."""
-    add: ClassVar[Callable[[Any, aio.Server], None]]
-    """Adds it to a server: generated."""
+    """Fully qualified, as used in health checks: `semspec.v2.Draft`."""
 
     def __init__(self, load: Callable[[], B]) -> None:
         self._load = load
@@ -90,7 +89,7 @@ class Servicer(Generic[B]):
 
 
 class ModelServicer(Servicer[Engine]):
-    """The methods that draft and target share: `Info`, `Encode`, `Write` and `WriteAll`."""
+    """The methods that draft and target share: `Info`, `Encode` and `Generate`."""
 
     def __init__(self, load: Callable[[], Engine], test: Callable[[Engine], Awaitable[str]] | None = None) -> None:
         super().__init__(load)
@@ -103,110 +102,98 @@ class ModelServicer(Servicer[Engine]):
         """See `Engine.aclose`."""
         await self.backend.aclose()
 
-    async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
+    async def Info(self, request: types_pb2.ModelInfoRequest) -> types_pb2.ModelInfo:
         """The served model."""
         return message_of(types_pb2.ModelInfo, await self.backend.info())
 
-    async def Encode(self, request: types_pb2.EncodeRequest, context: Context) -> types_pb2.EncodeResponse:
+    async def Encode(self, request: types_pb2.EncodeRequest) -> types_pb2.EncodeResponse:
         """Render and tokenize a prompt."""
         prompt = await self.backend.encode(read_prompt(request))
         return message_of(types_pb2.EncodeResponse, prompt=prompt)
 
-    async def Write(
-        self, request: types_pb2.WriteRequest, context: Context
-    ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
+    async def Generate(self, request: types_pb2.GenerateRequest) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
         """Stream each segment when it is complete; closing this generator closes the engine's."""
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
+        num_segments = num_tokens = 0
         async with aclosing(self.backend.generate(prefix, params)) as segments:
             async for generated in segments:
-                yield message_of(types_pb2.WriteResponse, generated)
-
-    async def WriteAll(self, request: types_pb2.WriteRequest, context: Context) -> types_pb2.WriteAllResponse:
-        """All segments, once the last is finished."""
-        response = types_pb2.WriteAllResponse()
-        async with aclosing(self.Write(request, context)) as segments:
-            async for segment in segments:
-                response.segments.append(segment)
-                if len(response.segments) == request.max_segments:
-                    break
-        return response
+                num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
+                is_last = params.is_complete(num_segments, num_tokens, generated.segment.end)
+                yield message_of(types_pb2.GenerateResponse, generated, is_last=is_last)
+                if is_last:
+                    return
+        yield types_pb2.GenerateResponse(is_last=True)
 
 
-class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServicer):
-    """`semspec.v1.Draft` over an engine."""
+class DraftServicer(ModelServicer):
+    """`semspec.v2.Draft` over an engine."""
 
-    name = "semspec.v1.Draft"
-    add = draft_pb2_grpc.add_DraftServicer_to_server
+    descriptor = draft_pb2.DESCRIPTOR.services_by_name["Draft"]
+    name = descriptor.full_name
 
-    async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
+    async def Propose(self, request: types_pb2.ProposeRequest) -> types_pb2.ProposeResponse:
         """Tokens with their distributions, for a target to verify."""
         check_range(request.num_tokens, "num_tokens", *COUNT)
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
-        open_ids = tuple(request.open_token_ids)
-        proposal = await self.backend.propose(prefix, open_ids, params, request.num_tokens)
-        return message_of(types_pb2.Proposal, proposal)
+        proposal = await self.backend.propose(prefix, tuple(request.open_ids), params, request.num_tokens)
+        return message_of(types_pb2.ProposeResponse, proposal=proposal)
 
 
-class TargetServicer(ModelServicer, target_pb2_grpc.TargetServicer):
-    """`semspec.v1.Target` over an engine."""
+class TargetServicer(ModelServicer):
+    """`semspec.v2.Target` over an engine."""
 
-    name = "semspec.v1.Target"
-    add = target_pb2_grpc.add_TargetServicer_to_server
+    descriptor = target_pb2.DESCRIPTOR.services_by_name["Target"]
+    name = descriptor.full_name
 
-    async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
+    async def Tokenize(self, request: target_pb2.TokenizeRequest) -> target_pb2.TokenizeResponse:
         """The tokens of a text, which may be empty."""
         return message_of(target_pb2.TokenizeResponse, tokens=await self.backend.tokenize(request.text))
 
-    async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
+    async def Score(self, request: target_pb2.ScoreRequest) -> target_pb2.ScoreResponse:
         """Score segments that follow a context, in one forward pass."""
         check_filled(request.segments, "segments")
         segments = read_each(Segment, request.segments, "segments")
         prefix = read_context(request, self._contexts)
         scores = await self.backend.score(prefix, segments, request.session, request.projection)
-        response = message_of(target_pb2.ReadResponse, readings=scores)
-        if scores:
-            response.duration_ms = scores[0].duration_ms
-            if scores[0].num_cached_tokens is not None:
-                response.num_cached_tokens = scores[0].num_cached_tokens
-        return response
+        return message_of(target_pb2.ScoreResponse, scores=scores)
 
-    async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
+    async def VerifyTokens(self, request: target_pb2.VerifyTokensRequest) -> target_pb2.VerifyTokensResponse:
         """Exact speculative sampling of proposed tokens."""
         params, proposal = read(GenerationParams, request), read(Proposal, request.proposal, "proposal")
-        prefix, open_ids = read_context(request, self._contexts), tuple(request.open_token_ids)
+        prefix, open_ids = read_context(request, self._contexts), tuple(request.open_ids)
         verified = await self.backend.verify_tokens(prefix, open_ids, proposal, params)
-        return message_of(target_pb2.VerifyResponse, verified)
+        return message_of(target_pb2.VerifyTokensResponse, verified)
 
-    async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
+    async def ScoreChoices(self, request: target_pb2.ScoreChoicesRequest) -> target_pb2.ScoreChoicesResponse:
         """The probability of each one-token answer to a question about the context."""
         if not request.question.strip():
             raise invalid("question", "is empty")
         check_filled(request.options, "options")
         asked = request.question, request.prefill, list(request.options), request.session
         prefix = read_context(request, self._contexts)
-        return message_of(target_pb2.AskResponse, await self.backend.score_choices(prefix, *asked))
+        return message_of(target_pb2.ScoreChoicesResponse, await self.backend.score_choices(prefix, *asked))
 
 
-class VerifierServicer(Servicer[ServedVerifier], verifier_pb2_grpc.VerifierServicer):
-    """`semspec.v1.Verifier` over pairs of probes."""
+class VerifierServicer(Servicer[ServedVerifier]):
+    """`semspec.v2.Verifier` over pairs of probes."""
 
-    name = "semspec.v1.Verifier"
-    add = verifier_pb2_grpc.add_VerifierServicer_to_server
+    descriptor = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"]
+    name = descriptor.full_name
 
-    async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
+    async def Info(self, request: verifier_pb2.VerifierInfoRequest) -> verifier_pb2.VerifierInfo:
         """The models and states the probes were trained on."""
         return message_of(verifier_pb2.VerifierInfo, await self.backend.info())
 
-    async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
+    async def Judge(self, request: verifier_pb2.JudgeRequest) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""
         check_filled(request.draft_states, "draft_states")
-        check_length(request.readings, "readings", len(request.draft_states), "draft_states")
+        check_length(request.scores, "scores", len(request.draft_states), "draft_states")
         draft_states = read_each(States, request.draft_states, "draft_states")
-        scores = read_each(SegmentScore, request.readings, "readings")
+        scores = read_each(SegmentScore, request.scores, "scores")
         judgements = await self.backend.judge(draft_states, scores, request.probes)
         return message_of(verifier_pb2.JudgeResponse, judgements=judgements)
 
-    async def Cluster(self, request: verifier_pb2.ClusterRequest, context: Context) -> verifier_pb2.ClusterResponse:
+    async def Cluster(self, request: verifier_pb2.ClusterRequest) -> verifier_pb2.ClusterResponse:
         """Which segments of one context mean the same."""
         check_filled(request.segments, "segments")
         check_length(request.ends, "ends", len(request.segments), "segments")

@@ -4,7 +4,16 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semspec.types.generation import NO_PENALTIES, Penalties, Piece, SamplingParams, Segment, Segmentation, TokenLogprob
+from semspec.types.generation import (
+    NO_PENALTIES,
+    Penalties,
+    Piece,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    TokenLogprob,
+)
 
 FINGERPRINT = "sha256-full"
 """Prefix of models' fingerprints: a SHA-256 over the configuration and every byte of the weights."""
@@ -85,6 +94,10 @@ class GenerationParams:
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
     """Of `verify_tokens`, greedy only. None: exact verification."""
+
+    def is_complete(self, num_segments: int, num_tokens: int, end: SegmentEnd) -> bool:
+        """Whether nothing follows that many segments and tokens, the last of which ended so."""
+        return end is SegmentEnd.EOS or num_tokens >= self.max_tokens or 0 < self.max_segments <= num_segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _check_probe(one: Pod, name: str, settings: Settings) -> None:
         is_patient = name != "readinessProbe" or patience_s > settings.target_patience_s
         assert is_patient, f"{one}: loses its endpoints while it waits for a lost target"
         return
-    service = "" if name == "livenessProbe" else f"semspec.v1.{one.name.title()}"
+    service = "" if name == "livenessProbe" else f"semspec.v2.{one.name.title()}"
     if settings.tls_certificate is None:
         assert probe["grpc"] == {"port": settings.port} | ({"service": service} if service else {}), f"{one}: {name}"
         return

@@ -30,7 +30,7 @@ from semspec.types import (
     TokenLogprob,
     Writer,
 )
-from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from semspec.v2 import target_pb2, types_pb2, verifier_pb2
 from tests.fakes import TOKENIZER, FakeModel
 
 STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
@@ -57,18 +57,21 @@ def request_about(kind: type[M], context: Context, *values: object, **others: ob
 def sound_requests(context: Context, params: GenerationParams = ORDER) -> dict[str, Any]:
     """A request to each method, by its name, that a service of fakes answers."""
     score = SegmentScore(STATES, SURPRISAL, 5, 0.0)
-    write = request_about(types_pb2.WriteRequest, context, params)
+    write = request_about(types_pb2.GenerateRequest, context, params)
     return {
         "Info": types_pb2.ModelInfoRequest(),
         "Encode": encode_request([Message("user", "How many?")]),
-        "Write": write,
-        "WriteAll": write,
-        "Propose": request_about(types_pb2.ProposeRequest, context, params, open_token_ids=(8, 9), num_tokens=4),
+        "Generate": write,
+        "Propose": request_about(types_pb2.ProposeRequest, context, params, open_ids=(8, 9), num_tokens=4),
         "Tokenize": target_pb2.TokenizeRequest(text="Hello?"),
-        "Read": request_about(target_pb2.ReadRequest, context, segments=[SEGMENT], session="s"),
-        "Verify": request_about(target_pb2.VerifyRequest, context, params, proposal=PROPOSAL, open_token_ids=(1,)),
-        "Ask": request_about(target_pb2.AskRequest, context, question="Is it so?", options=("so", "not"), session="s"),
-        "Judge": message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], readings=[score]),
+        "Score": request_about(target_pb2.ScoreRequest, context, segments=[SEGMENT], session="s"),
+        "VerifyTokens": request_about(
+            target_pb2.VerifyTokensRequest, context, params, proposal=PROPOSAL, open_ids=(1,)
+        ),
+        "ScoreChoices": request_about(
+            target_pb2.ScoreChoicesRequest, context, question="Is it so?", options=("so", "not"), session="s"
+        ),
+        "Judge": message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], scores=[score]),
         "Cluster": message_of(verifier_pb2.ClusterRequest, GROUP, ends=[SegmentEnd.BOUNDARY, SegmentEnd.EOS]),
     }
 

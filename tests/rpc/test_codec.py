@@ -12,7 +12,7 @@ from google.protobuf.message import Message as Wire
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.errors import InvalidRequest, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_prompt
 from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
 from semspec.types import (
@@ -41,7 +41,7 @@ from semspec.types import (
     VerifierInfo,
     Writer,
 )
-from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from semspec.v2 import target_pb2, types_pb2, verifier_pb2
 from tests.fakes import FakeVerifier
 from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, FakeEngine, sound_requests
 
@@ -134,14 +134,14 @@ BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_
         (built(Piece), types_pb2.Piece),
         (built(Segment), types_pb2.Piece),
         (states, types_pb2.States),
-        (built(GenerationParams, frozenset({"gate", "retrieval"})), types_pb2.WriteRequest),
-        (built(GenerationParams, OF_GENERATION | {"retrieval"}), target_pb2.VerifyRequest),
+        (built(GenerationParams, frozenset({"gate", "retrieval"})), types_pb2.GenerateRequest),
+        (built(GenerationParams, OF_GENERATION | {"retrieval"}), target_pb2.VerifyTokensRequest),
         (built(GenerationParams, OF_GENERATION | BUDGETS | {"gate"}), types_pb2.ProposeRequest),
-        (generated, types_pb2.WriteResponse),
-        (scores, target_pb2.Reading),
+        (generated, types_pb2.GenerateResponse),
+        (scores, target_pb2.SegmentScore),
         (proposals, types_pb2.Proposal),
-        (built(VerifiedTokens), target_pb2.VerifyResponse),
-        (built(ChoiceScores), target_pb2.AskResponse),
+        (built(VerifiedTokens), target_pb2.VerifyTokensResponse),
+        (built(ChoiceScores), target_pb2.ScoreChoicesResponse),
         (built(Judgement), verifier_pb2.Judgement),
         (tokens, target_pb2.Token),
         (built(ModelInfo), types_pb2.ModelInfo),
@@ -174,17 +174,17 @@ def test_prompt_survives_the_wire(prompt: Prompt) -> None:
     [
         (replace(ORDER, max_tokens=-1), {}),
         (replace(ORDER, session="\ud800"), {}),
-        (ORDER, {"open_token_ids": (-1,)}),
-        (ORDER, {"open_token_ids": (2**32,)}),
+        (ORDER, {"open_ids": (-1,)}),
+        (ORDER, {"open_ids": (2**32,)}),
     ],
 )
 def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: GenerationParams, others: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        message_of(types_pb2.ProposeRequest if others else types_pb2.WriteRequest, params, **others)
+        message_of(types_pb2.ProposeRequest if others else types_pb2.GenerateRequest, params, **others)
 
 
 def test_penalties_that_change_nothing_are_not_sent() -> None:
-    assert not message_of(types_pb2.WriteRequest, ORDER).HasField("penalties")
+    assert not message_of(types_pb2.GenerateRequest, ORDER).HasField("penalties")
 
 
 WHOLE = Context((*CONTEXT.pieces, SEGMENT))
@@ -195,12 +195,12 @@ async def answer_to(method: str, request: Any) -> object:
     servicers = DraftServicer(FakeEngine), TargetServicer(FakeEngine), VerifierServicer(FakeVerifier)
     servicer = next(one for one in servicers if hasattr(one, method))
     servicer.load()
-    result = getattr(servicer, method)(request, None)
-    return await anext(result) if method == "Write" else await result
+    result = getattr(servicer, method)(request)
+    return await anext(result) if method == "Generate" else await result
 
 
 ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
-    "Write": {
+    "Generate": {
         **dict.fromkeys(("context", "context[1].end", "segmentation", "max_tokens", "max_segment_tokens"), (None,)),
         "context[1].writer": (None, 9),
         "context[0].end": (types_pb2.SEGMENT_END_EOS,),
@@ -213,20 +213,17 @@ ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
         "penalties.repetition": (1e-300, 1e300),
     },
     "Propose": {"context": (None,), "num_tokens": (None,), "retrieval.source": ("elsewhere",)},
-    "Read": {"segments": (None,)},
-    "Verify": {
+    "Score": {"segments": (None,)},
+    "VerifyTokens": {
         **dict.fromkeys(("context", "max_tokens", "proposal.distributions[0].probabilities"), (None,)),
         "proposal.distributions[0].token_ids": (b"1234567",),
     },
-    "Ask": {"context": (None,), "question": (None,), "options": (None,)},
+    "ScoreChoices": {"context": (None,), "question": (None,), "options": (None,)},
     "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
     "Judge": {
-        **dict.fromkeys(("draft_states", "readings", "readings[0].surprisal.shape"), (None,)),
-        "draft_states[0].pooled.data_type": (None,),
-        "draft_states[0].pooled.data": (b"\0" * 23,),
-        "draft_states[0].pooled.shape": (None,),
-        "draft_states[0].convention": ("states-v0",),
-        "readings[0].surprisal.data": (b"",),
+        **dict.fromkeys(("draft_states", "scores", "scores[0].surprisal", "draft_states[0].shape"), (None,)),
+        "draft_states[0].data": (b"\0" * 23, b""),
+        "scores[0].duration_ms": (math.nan, -1.0),
     },
     "Cluster": {"segments": (None,), "ends[1]": (0,), "ends[0]": (9,)},
 }
@@ -249,7 +246,7 @@ def set_field(message: Any, path: str, value: object) -> None:
 async def assert_refused(method: str, request: Any, field: str) -> None:
     with pytest.raises(SemspecError) as refusal:
         await answer_to(method, request)
-    assert type(refusal.value) is (Mismatch if field.endswith("convention") else InvalidRequest)
+    assert type(refusal.value) is InvalidRequest
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -270,25 +267,25 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
 @pytest.mark.parametrize(
     ("method", "spoil", "field"),
     [
-        ("Write", lambda m: setattr(m.tail, "before", b"x"), "context"),
-        ("Write", lambda m: m.ClearField("sampling"), "sampling.top_p"),
-        ("Write", lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
-        ("Write", lambda m: m.penalties.CopyFrom(BIASED), "penalties.7"),
+        ("Generate", lambda m: setattr(m.tail, "before", b"x"), "context"),
+        ("Generate", lambda m: m.ClearField("sampling"), "sampling.top_p"),
+        ("Generate", lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
+        ("Generate", lambda m: m.penalties.CopyFrom(BIASED), "penalties.7"),
         ("Propose", lambda m: m.ClearField("sampling"), "sampling.top_p"),
-        ("Read", lambda m: m.segments[0].CopyFrom(m.context[0]), "segments[0].writer"),
-        ("Verify", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
-        ("Verify", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
-        ("Verify", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        ("Verify", lambda m: m.proposal.parents.append(-1), "proposal.parents"),
-        ("Verify", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
-        ("Verify", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
-        ("Verify", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
+        ("Score", lambda m: m.segments[0].CopyFrom(m.context[0]), "segments[0].writer"),
+        ("VerifyTokens", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
+        ("VerifyTokens", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
+        ("VerifyTokens", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
+        ("VerifyTokens", lambda m: m.proposal.parents.append(-1), "proposal.parents"),
+        ("VerifyTokens", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
+        ("VerifyTokens", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
+        ("VerifyTokens", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
         ("Encode", lambda m: m.Clear(), "prompt"),
         ("Encode", lambda m: m.tokens.SetInParent(), "tokens.ids"),
-        ("Judge", lambda m: m.draft_states[0].pooled.shape.append(1), "draft_states[0].pooled.shape"),
-        ("Judge", lambda m: m.draft_states[0].pooled.shape.__setitem__(0, 0), "draft_states[0].pooled.shape"),
-        ("Judge", lambda m: m.readings[0].states.pooled.shape.__setitem__(0, 7), "readings[0].states.pooled.data"),
-        ("Judge", lambda m: m.readings[0].surprisal.shape.__setitem__(0, 3), "readings[0].surprisal.shape"),
+        ("Judge", lambda m: m.draft_states[0].shape.append(1), "draft_states[0].shape"),
+        ("Judge", lambda m: m.draft_states[0].shape.__setitem__(0, 0), "draft_states[0].data"),
+        ("Judge", lambda m: m.scores[0].states.shape.__setitem__(0, 7), "scores[0].states.data"),
+        ("Judge", lambda m: m.scores[0].surprisal.append(3), "scores[0].surprisal"),
         ("Cluster", lambda m: m.ends.append(types_pb2.SEGMENT_END_EOS), "ends"),
     ],
 )
@@ -309,23 +306,23 @@ INFO = VerifierInfo("d", "t", "states-v1", (), operating_points=POINTS)
 
 
 VALUES: dict[object, type[Wire]] = {
-    WRITTEN: types_pb2.WriteResponse,
+    WRITTEN: types_pb2.GenerateResponse,
     PROPOSAL: types_pb2.Proposal,
-    VerifiedTokens((SEGMENT,), (), 0, 1.0): target_pb2.VerifyResponse,
-    ChoiceScores((1.0,), "yes", 1.0): target_pb2.AskResponse,
+    VerifiedTokens((SEGMENT,), (), 0, 1.0): target_pb2.VerifyTokensResponse,
+    ChoiceScores((1.0,), "yes", 1.0): target_pb2.ScoreChoicesResponse,
     Judgement(0.5, 0.5): verifier_pb2.Judgement,
     Token(2, "b", 2, 3): target_pb2.Token,
     INFO: verifier_pb2.VerifierInfo,
 }
 ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
-    types_pb2.WriteResponse: {
+    types_pb2.GenerateResponse: {
         "duration_ms": (math.nan, math.inf, -0.001),
         "logprobs[1].logprob": (0.01, math.nan),
         "logprobs[0].alternatives[0].logprob": (-math.inf,),
     },
     types_pb2.Proposal: {"duration_ms": (math.nan, math.inf, -0.001)},
-    target_pb2.VerifyResponse: {"duration_ms": (math.nan, math.inf, -0.001)},
-    target_pb2.AskResponse: {"duration_ms": (math.nan, math.inf, -0.001), "probabilities[0]": (1.1,)},
+    target_pb2.VerifyTokensResponse: {"duration_ms": (math.nan, math.inf, -0.001)},
+    target_pb2.ScoreChoicesResponse: {"duration_ms": (math.nan, math.inf, -0.001), "probabilities[0]": (1.1,)},
     verifier_pb2.Judgement: {"target_probability": (math.nan, -0.001, 1.001), "draft_probability": (1.1,)},
     target_pb2.Token: {"stop": (1,)},
     verifier_pb2.VerifierInfo: {
@@ -350,7 +347,7 @@ def test_odd_number_is_refused_by_field(value: object, kind: type[Wire]) -> None
 
 
 def test_each_token_has_logprobs_or_none_has() -> None:
-    message = message_of(types_pb2.WriteResponse, WRITTEN)
+    message = message_of(types_pb2.GenerateResponse, WRITTEN)
     message.logprobs.pop()
     with pytest.raises(InvalidRequest) as refusal:
         read(GeneratedSegment, message)

@@ -12,7 +12,7 @@ from semspec.errors import NotFound
 from semspec.rpc.calls import client_span
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.contexts import LastContexts, read_context
+from semspec.rpc.contexts import LastContexts
 from semspec.rpc.servicers import TargetServicer
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
@@ -142,20 +142,6 @@ async def test_service_that_forgot_is_sent_the_whole_context() -> None:
         await ask(client, contexts[20:])
         await client.aclose()
     assert engine.received + restarted.received == contexts
-
-
-async def test_older_service_is_sent_the_whole_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that knows no tails gets messages without a context."""
-
-    def without_tail(message, kept):  # type: ignore[no-untyped-def]
-        message.ClearField("tail")
-        return read_context(message, kept)
-
-    monkeypatch.setattr("semspec.rpc.servicers.read_context", without_tail)
-    engine, contexts = Contexts(), grown(Random(3))
-    async with targeting(engine) as client:
-        await ask(client, contexts)
-    assert engine.received == contexts
 
 
 def _measured(sizes: list[int], path: str, request: Any) -> AbstractContextManager[Span]:

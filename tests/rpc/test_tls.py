@@ -39,7 +39,7 @@ async def called(
     service: ServiceSettings, certificates: Certificates | None, server_name: str = "", engine: FakeEngine | None = None
 ) -> AsyncIterator[tuple[str, RemoteDrafter]]:
     """The address of a service, and its client."""
-    options = ClientOptions(call_timeout_s=20, idle_timeout_s=20, certificates=certificates, server_name=server_name)
+    options = ClientOptions(timeout_s=20, certificates=certificates, server_name=server_name)
     async with (
         serving(DraftServicer(lambda: engine or FakeEngine()), service) as server,
         aclosing(RemoteDrafter(server.address, options)) as client,
@@ -130,7 +130,7 @@ async def test_renewed_authority_of_callers_counts_for_the_next_one(authority: A
         for signer, is_known in ((authority, False), (new, True)):
             pair = signer.issue("gateway")
             certificates = Certificates(authority.file, pair.certificate, pair.key)
-            options = ClientOptions(call_timeout_s=20, certificates=certificates)
+            options = ClientOptions(timeout_s=20, certificates=certificates)
             async with aclosing(RemoteDrafter(server.address, options)) as client:
                 with nullcontext() if is_known else pytest.raises(Unavailable):
                     await client.info()

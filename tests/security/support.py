@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
@@ -14,7 +14,7 @@ from grpc import aio
 
 from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, Message
-from semspec.v1 import draft_pb2, target_pb2, verifier_pb2
+from semspec.v2 import draft_pb2, target_pb2, verifier_pb2
 from tests.rpc.fakes import ORDER, sound_requests
 
 TOKEN = secrets.token_urlsafe(32)
@@ -42,11 +42,15 @@ async def status(
 ) -> grpc.StatusCode:
     """What a call with these bytes for a message ends with, or OK once a stream has begun."""
     async with aio.insecure_channel(address) as channel:
-        make: Callable[[str], Any] = channel.unary_stream if method.server_streaming else channel.unary_unary
         metadata = (("authorization", authorization),) if authorization else ()
-        call = make(path_of(method))(message, timeout=timeout_s, metadata=metadata)
         try:
-            await (anext(aiter(call), None) if method.server_streaming else call)
+            if method.client_streaming:
+                call: Any = channel.stream_stream(path_of(method))(timeout=timeout_s, metadata=metadata)
+                await call.write(message)
+                await call.read()
+            else:
+                unary: Any = channel.unary_unary(path_of(method))
+                await unary(message, timeout=timeout_s, metadata=metadata)
         except aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK

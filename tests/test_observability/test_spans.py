@@ -49,7 +49,7 @@ async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector:
                 assert [written async for written in client.generate(CONTEXT, ORDER)]
     [request] = named(collector.spans, "request")
     assert REMOTE["traceparent"] == f"00-{request.trace_id}-{request.parent_id}-01"
-    for name, num_segments in (("semspec.v1.Target/Read", 2), ("semspec.v1.Target/Write", ORDER.max_segments)):
+    for name, num_segments in (("semspec.v2.Target/Score", 2), ("semspec.v2.Target/Generate", ORDER.max_segments)):
         caller, server = both_sides(collector.spans, name)
         assert caller.parent_id == request.span_id and not server.has_failed
         assert server.attributes["semspec.num_segments"] == num_segments
@@ -62,7 +62,7 @@ async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Co
         async with targeting(FakeEngine(error=ContextTooLong("the words of a prompt"))) as client:
             with pytest.raises(ContextTooLong):
                 await client.score(CONTEXT, [SEGMENT])
-    for side in both_sides(collector.spans, "semspec.v1.Target/Read"):
+    for side in both_sides(collector.spans, "semspec.v2.Target/Score"):
         assert side.has_failed and side.attributes["error.type"] == "context_length_exceeded"
         assert side.attributes["rpc.response.status_code"] == "OUT_OF_RANGE"
     assert not any(b"the words of a prompt" in body for body in collector.bodies)
@@ -75,7 +75,7 @@ async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(col
             async with aclosing(client.generate(CONTEXT, ORDER)) as segments:
                 await anext(segments)
             await engine.closed.wait()
-    for side in both_sides(collector.spans, "semspec.v1.Target/Write"):
+    for side in both_sides(collector.spans, "semspec.v2.Target/Generate"):
         assert side.attributes["rpc.response.status_code"] == "CANCELLED"
         assert side.attributes["semspec.cancelled"] is True and not side.has_failed
 

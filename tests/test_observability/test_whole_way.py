@@ -58,7 +58,7 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
     assert 0 < generation.attributes["semspec.acceptance_rate"] <= 1
     assert request.start_ns <= generation.start_ns and generation.end_ns <= request.end_ns
 
-    calls = [span for span in spans if span.name.startswith("semspec.v1.")]
+    calls = [span for span in spans if span.name.startswith("semspec.v2.")]
     for span in calls:
         parent = by_id[span.parent_id]
         if span.kind == "server":
@@ -68,7 +68,7 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
             assert parent is (request if span.name.endswith("/Encode") else generation)
     names = {span.name for span in calls}
     assert names >= {
-        f"semspec.v1.{call}" for call in ("Target/Encode", "Draft/WriteAll", "Target/Read", "Verifier/Judge")
+        f"semspec.v2.{call}" for call in ("Target/Encode", "Draft/Generate", "Target/Score", "Verifier/Judge")
     }
     assert not any(span.has_failed for span in spans)
 

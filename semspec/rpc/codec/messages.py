@@ -12,25 +12,14 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest
 from semspec.rpc.codec.values import PUT, READ, check, invalid, known, numbers_of, within
-from semspec.types import Conversation, ModelInfo, Prompt, TokenIds, VerifiedTokens
-from semspec.v1 import types_pb2
+from semspec.types import Conversation, Prompt, TokenIds
+from semspec.v2 import types_pb2
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-RENAMED: dict[type, dict[str, str]] = {
-    ModelInfo: {
-        "supports_choices": "can_be_asked",
-        "supports_logprobs": "tells_logprobs",
-        "supports_grammars": "takes_grammars",
-        "supports_min_p": "takes_min_p",
-        "supports_penalties": "takes_penalties",
-    },
-    VerifiedTokens: {"open_ids": "open_token_ids", "open_piece": "open"},
-}
-"""Fields with another name in messages."""
 _cached = cast(Callable[[F], F], cache)  # of arguments that mypy does not take for hashable: types of messages
 
 
@@ -62,11 +51,11 @@ def encodable() -> Iterator[None]:
 def read(kind: type[T], message: Message, field: str = "") -> T:
     """A dataclass of this kind, checked. Fields that the message does not have keep their defaults.
 
-    Raises: InvalidRequest, or Mismatch, that names the invalid field; its path begins with `field`.
+    Raises: InvalidRequest that names the invalid field; its path begins with `field`.
     """
     try:
         return reader(kind)(message)
-    except (InvalidRequest, Mismatch) as error:
+    except InvalidRequest as error:
         raise within(field, error) if field else error from None
 
 
@@ -77,7 +66,7 @@ def read_each(kind: type[T], messages: Sequence[Message], field: str) -> list[T]
     try:
         for message in messages:
             found.append(read_one(message))
-    except (InvalidRequest, Mismatch) as error:
+    except InvalidRequest as error:
         raise within(f"{field}[{len(found)}]", error) from None
     return found
 
@@ -106,7 +95,7 @@ def reader(kind: type[T]) -> Callable[[Any], T]:
 
     def read_fields(message: Message) -> T:
         plan = _plan(kind, type(message))
-        values = dict(zip(plan.plain_own_names, plan.plain_fields(message)))  # noqa: B905  # strict costs as much again
+        values = dict(zip(plan.plain_names, plan.plain_values(message)))  # noqa: B905  # strict costs as much again
         for other in plan.others:
             values[other.name] = other.read(message)
         value = kind(**values)
@@ -133,19 +122,18 @@ class _Field(NamedTuple):
 class _Plan(NamedTuple):
     """How a dataclass is converted. Plain fields are those whose values are the same in the message."""
 
-    plain_own_names: tuple[str, ...]
     plain_names: tuple[str, ...]
     plain_values: Callable[[Any], tuple[Any, ...]]
-    plain_fields: Callable[[Any], tuple[Any, ...]]
+    """Of a dataclass or a message."""
     others: tuple[_Field, ...]
 
 
 @_cached
 def _plan(kind: type, message: type[Message]) -> _Plan:
-    hints, renamed = get_type_hints(kind), RENAMED.get(kind, {})
-    plain, others = list[tuple[str, str]](), list[_Field]()
+    hints = get_type_hints(kind)
+    plain, others = list[str](), list[_Field]()
     for field in fields(kind):
-        descriptor = message.DESCRIPTOR.fields_by_name.get(renamed.get(field.name, field.name))
+        descriptor = message.DESCRIPTOR.fields_by_name.get(field.name)
         if descriptor is None:
             continue
         if descriptor.is_repeated or descriptor.has_presence or descriptor.enum_type:
@@ -153,9 +141,9 @@ def _plan(kind: type, message: type[Message]) -> _Plan:
             read_field = _field_reader(descriptor, hints[field.name], default)
             others.append(_Field(field.name, default, _putter(message, descriptor.name), read_field))
         else:
-            plain.append((field.name, descriptor.name))
-    own_names, names = tuple(own for own, _ in plain), tuple(name for _, name in plain)
-    return _Plan(own_names, names, _getter(own_names), _getter(names), tuple(others))
+            plain.append(field.name)
+    names = tuple(plain)
+    return _Plan(names, _getter(names), tuple(others))
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

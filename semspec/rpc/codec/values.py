@@ -1,24 +1,21 @@
-"""Values that messages hold in another form than dataclasses do: enums, pieces, tensors; and the checks of all values.
+"""Values that messages hold in another form than dataclasses do: enums and pieces; and the checks of all values.
 
-What reads or checks one raises InvalidRequest, or Mismatch for another state convention, and names the invalid field
-from the value on.
+What reads or checks one raises InvalidRequest, and names the invalid field from the value on.
 """
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, get_args
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest
 from semspec.types import (
     LEAST_POSITIVE,
     LEAST_REPETITION,
     MOST_PENALTY,
     MOST_REPETITION,
-    STATE_CONVENTION,
     SURPRISAL_FEATURES,
     ChoiceScores,
     Conversation,
@@ -46,7 +43,7 @@ from semspec.types import (
     VerifiedTokens,
     Writer,
 )
-from semspec.v1 import target_pb2, types_pb2
+from semspec.v2 import types_pb2
 
 T = TypeVar("T")
 
@@ -55,7 +52,6 @@ UNKNOWN_CLUSTER = -1
 MAX_LOGPROBS = 20
 """Maximum number of alternatives per token, as in the OpenAI API."""
 _NUMBER_BYTES = 4
-_SURPRISAL = struct.Struct(f"<{len(SURPRISAL_FEATURES)}f")
 
 
 def invalid(field: str, complaint: str) -> InvalidRequest:
@@ -63,9 +59,9 @@ def invalid(field: str, complaint: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: {complaint}", field)
 
 
-def within(field: str, error: InvalidRequest | Mismatch) -> InvalidRequest | Mismatch:
+def within(field: str, error: InvalidRequest) -> InvalidRequest:
     """The error of a value that is `field` of another."""
-    return type(error)(f"{field}.{error.message}", f"{field}.{error.parameter}")
+    return InvalidRequest(f"{field}.{error.message}", f"{field}.{error.parameter}")
 
 
 def known(values: Mapping[int, T], number: int, field: str) -> T:
@@ -117,67 +113,9 @@ def _read_segment(message: types_pb2.Piece) -> Segment:
     return piece
 
 
-def _put_states(message: types_pb2.States, states: States) -> None:
-    _put_tensor(message.pooled, states.data, states.shape)
-    message.model = states.model
-    message.convention = STATE_CONVENTION
-    message.projection = states.projection
-
-
-def _read_states(message: types_pb2.States) -> States:
-    """The bytes are not converted."""
-    if message.convention != STATE_CONVENTION:
-        raise Mismatch(f"convention: must be {STATE_CONVENTION!r}, not {message.convention!r}", "convention")
-    shape = tuple(message.pooled.shape)
-    if len(shape) != 2:
-        raise invalid("pooled.shape", f"must have two dimensions, not {len(shape)}")
-    return States(_read_tensor(message.pooled, "pooled"), shape, message.model, message.projection)
-
-
-def _put_score(message: target_pb2.Reading, score: SegmentScore) -> None:
-    _put_states(message.states, score.states)
-    surprisal = struct.pack(f"<{len(score.surprisal)}f", *score.surprisal)
-    _put_tensor(message.surprisal, surprisal, (len(score.surprisal),))
-    message.num_tokens = score.num_tokens
-
-
-def _read_score(message: target_pb2.Reading) -> SegmentScore:
-    """Its duration and number of cached tokens are those of the response."""
-    expected = [len(SURPRISAL_FEATURES)]
-    if list(message.surprisal.shape) != expected:
-        raise invalid("surprisal.shape", f"must be {expected}, not {list(message.surprisal.shape)}")
-    surprisal = _SURPRISAL.unpack(_read_tensor(message.surprisal, "surprisal"))
-    try:
-        return SegmentScore(_read_states(message.states), surprisal, message.num_tokens, 0.0)
-    except (InvalidRequest, Mismatch) as error:
-        raise within("states", error) from None
-
-
-def _put_tensor(message: types_pb2.Tensor, data: bytes, shape: Sequence[int]) -> None:
-    message.data = data
-    message.data_type = types_pb2.Tensor.DATA_TYPE_FLOAT32
-    message.shape.extend(shape)
-
-
-def _read_tensor(message: types_pb2.Tensor, field: str) -> bytes:
-    """The raw bytes, after checking data type and length against the shape."""
-    if message.data_type != types_pb2.Tensor.DATA_TYPE_FLOAT32:
-        raise invalid(f"{field}.data_type", "must be DATA_TYPE_FLOAT32")
-    if 0 in message.shape:
-        raise invalid(f"{field}.shape", "no dimension may be 0")
-    data, num_bytes = message.data, _NUMBER_BYTES * math.prod(message.shape)
-    if len(data) != num_bytes:
-        raise invalid(f"{field}.data", f"{len(data)} bytes, but shape {list(message.shape)} takes {num_bytes}")
-    return data
-
-
-PUT: dict[type, Callable[[Any, Any], None]] = {
-    Piece: put_piece, Segment: put_piece, States: _put_states, SegmentScore: _put_score,
-}  # fmt: skip
+PUT: dict[type, Callable[[Any, Any], None]] = {Piece: put_piece, Segment: put_piece}
 """How to fill in values that messages hold in another form."""
-READ: dict[type, Callable[[Any], Any]] = {
-    Piece: read_piece, Segment: _read_segment, States: _read_states, SegmentScore: _read_score,
-}  # fmt: skip
+READ: dict[type, Callable[[Any], Any]] = {Piece: read_piece, Segment: _read_segment}
 
 
 def check_filled(values: Sequence[object], field: str) -> None:
@@ -250,6 +188,13 @@ def _check_proposal(proposal: Proposal) -> None:
         check_range(parent, f"parents[{index}]", -1, index - 1)
 
 
+def _check_states(states: States) -> None:
+    check_length(states.shape, "shape", 2, "dimensions are needed")
+    num_bytes = _NUMBER_BYTES * math.prod(states.shape)
+    if len(states.data) != num_bytes or not num_bytes:
+        raise invalid("data", f"{len(states.data)} bytes, but shape {list(states.shape)} takes {num_bytes}")
+
+
 def _check_distribution(distribution: Distribution) -> None:
     num_bytes = len(distribution.token_ids)
     if num_bytes == 0 or num_bytes % _NUMBER_BYTES:
@@ -271,6 +216,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     },
     Penalties: {"presence": PENALTY, "frequency": PENALTY, "repetition": (LEAST_REPETITION, MOST_REPETITION)},
     Proposal: {"duration_ms": AMOUNT},
+    SegmentScore: {"duration_ms": AMOUNT},
     SamplingParams: {"temperature": AMOUNT, "top_p": (LEAST_POSITIVE, 1.0), "min_p": SHARE},
     TokenLogprob: {"logprob": (-math.inf, 0.0)},
     VerifiedTokens: {"duration_ms": AMOUNT},
@@ -285,6 +231,8 @@ CHECKS: dict[type, Callable[[Any], None]] = {
     Proposal: _check_proposal,
     Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
     SamplingParams: _check_sampling,
+    SegmentScore: lambda one: check_length(one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"),
+    States: _check_states,
     Token: _check_token,
     TokenIds: lambda one: check_filled(one.ids, "ids"),
 }

@@ -5,6 +5,10 @@ Messages shared by the draft, target and verifier services.
 
 Conventions: every call names its whole context, so any call may be retried on any replica. Names of durations end
 with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
+
+Methods of the decoding loop are streams in both directions that carry calls one after another: a request, its
+responses, the next request. A stream is no session: a caller takes any that has no call. An error of a call ends its
+stream, and a caller that cancels a call cancels its stream. The service ends a stream between two calls to drain.
 """
 
 from collections import abc as _abc
@@ -98,6 +102,54 @@ WRITER_USER: Writer.ValueType  # 1
 WRITER_DRAFT: Writer.ValueType  # 2
 WRITER_TARGET: Writer.ValueType  # 3
 Global___Writer: _TypeAlias = Writer  # noqa: Y015
+
+@_typing.final
+class Call(_message.Message):
+    """A call on a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the stream's calls; its responses repeat it"""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """`x-request-id`, `traceparent`, `tracestate`: as in the metadata of unary calls"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class Piece(_message.Message):
@@ -280,80 +332,36 @@ class EncodeResponse(_message.Message):
 Global___EncodeResponse: _TypeAlias = EncodeResponse  # noqa: Y015
 
 @_typing.final
-class Tensor(_message.Message):
-    """A dense array."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    class _DataType:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
-
-    class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Tensor._DataType.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        DATA_TYPE_UNSPECIFIED: Tensor._DataType.ValueType  # 0
-        """rejected"""
-        DATA_TYPE_FLOAT32: Tensor._DataType.ValueType  # 1
-
-    class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper): ...
-    DATA_TYPE_UNSPECIFIED: Tensor.DataType.ValueType  # 0
-    """rejected"""
-    DATA_TYPE_FLOAT32: Tensor.DataType.ValueType  # 1
-
-    DATA_FIELD_NUMBER: _builtins.int
-    DATA_TYPE_FIELD_NUMBER: _builtins.int
-    SHAPE_FIELD_NUMBER: _builtins.int
-    data: _builtins.bytes
-    """little-endian, row-major; its length must match `shape`"""
-    data_type: Global___Tensor.DataType.ValueType
-    @_builtins.property
-    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        data: _builtins.bytes = ...,
-        data_type: Global___Tensor.DataType.ValueType = ...,
-        shape: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_type", b"data_type", "shape", b"shape"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
-
-@_typing.final
 class States(_message.Message):
     """Pooled hidden states of one segment, or what a projection makes of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    POOLED_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    CONVENTION_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """little-endian fp32, row-major: mean over the segment's own tokens; its length must match `shape`"""
     model: _builtins.str
     """fingerprint of the model that computed them"""
-    convention: _builtins.str
-    """"states-v1": the last block's output is taken before the final norm"""
     projection: _builtins.str
     """digest of the projection (a probe's first layer) applied to them; empty: none"""
     @_builtins.property
-    def pooled(self) -> Global___Tensor:
-        """[num_layers + 1, hidden_size], fp32 mean over the segment's own tokens; projected: [1, width]"""
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[num_layers + 1, hidden_size]; projected: [1, width]"""
 
     def __init__(
         self,
         *,
-        pooled: Global___Tensor | None = ...,
+        data: _builtins.bytes = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
         model: _builtins.str = ...,
-        convention: _builtins.str = ...,
         projection: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pooled", b"pooled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convention", b"convention", "model", b"model", "pooled", b"pooled", "projection", b"projection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "projection", b"projection", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -454,7 +462,7 @@ class Penalties(_message.Message):
 Global___Penalties: _TypeAlias = Penalties  # noqa: Y015
 
 @_typing.final
-class WriteRequest(_message.Message):
+class GenerateRequest(_message.Message):
     """What to generate after a context; the same for draft and target."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -473,6 +481,7 @@ class WriteRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PENALTIES_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -506,6 +515,8 @@ class WriteRequest(_message.Message):
     def tail(self) -> Global___Tail:
         """instead of `context`"""
 
+    @_builtins.property
+    def call(self) -> Global___Call: ...
     def __init__(
         self,
         *,
@@ -523,16 +534,17 @@ class WriteRequest(_message.Message):
         grammar: _builtins.str = ...,
         penalties: Global___Penalties | None = ...,
         tail: Global___Tail | None = ...,
+        call: Global___Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
 
-Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class Tail(_message.Message):
@@ -565,8 +577,8 @@ class Tail(_message.Message):
 Global___Tail: _TypeAlias = Tail  # noqa: Y015
 
 @_typing.final
-class WriteResponse(_message.Message):
-    """One complete segment; the stream ends after the last."""
+class GenerateResponse(_message.Message):
+    """One complete segment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -575,12 +587,19 @@ class WriteResponse(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """the engine's time for this segment"""
     num_cached_tokens: _builtins.int
     """of the context, when the call began; unset: not known"""
+    is_last: _builtins.bool
+    """whether the call ends here"""
+    call: _builtins.int
     @_builtins.property
-    def segment(self) -> Global___Piece: ...
+    def segment(self) -> Global___Piece:
+        """unset in a last response that only says so"""
+
     @_builtins.property
     def states(self) -> Global___States:
         """present iff requested"""
@@ -597,38 +616,18 @@ class WriteResponse(_message.Message):
         duration_ms: _builtins.float = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
+        is_last: _builtins.bool = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "is_last", b"is_last", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
-Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
-
-@_typing.final
-class WriteAllResponse(_message.Message):
-    """All segments of a request, in order."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEGMENTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteResponse]: ...
-    def __init__(
-        self,
-        *,
-        segments: _abc.Iterable[Global___WriteResponse] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["segments", b"segments"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WriteAllResponse: _TypeAlias = WriteAllResponse  # noqa: Y015
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -672,12 +671,13 @@ class ProposeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
-    OPEN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """maximum number, >= 1"""
     session: _builtins.str
@@ -687,8 +687,8 @@ class ProposeRequest(_message.Message):
         """the whole context, prompt first"""
 
     @_builtins.property
-    def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the incomplete segment after it; with another tokenizer it is a piece of `context`"""
+    def open_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens of the incomplete segment after it; with another tokenizer it is a piece of `context`"""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -700,20 +700,23 @@ class ProposeRequest(_message.Message):
     def tail(self) -> Global___Tail:
         """instead of `context`"""
 
+    @_builtins.property
+    def call(self) -> Global___Call: ...
     def __init__(
         self,
         *,
         context: _abc.Iterable[Global___Piece] | None = ...,
-        open_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        open_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
         num_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
         retrieval: Global___Retrieval | None = ...,
         tail: Global___Tail | None = ...,
+        call: Global___Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieval", b"retrieval", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "retrieval", b"retrieval", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_token_ids", b"open_token_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "num_tokens", b"num_tokens", "open_ids", b"open_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -729,7 +732,7 @@ class Retrieval(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
-    """VerifyResponse.state of the verification that wrote the context's last token; may be empty"""
+    """VerifyTokensResponse.state of the verification that wrote the context's last token; may be empty"""
     source: _builtins.str
     """"all", "ngrams", "context" or "datastore" """
     tree: _builtins.bool
@@ -748,6 +751,29 @@ class Retrieval(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Retrieval: _TypeAlias = Retrieval  # noqa: Y015
+
+@_typing.final
+class ProposeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def proposal(self) -> Global___Proposal: ...
+    def __init__(
+        self,
+        *,
+        proposal: Global___Proposal | None = ...,
+        call: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposeResponse: _TypeAlias = ProposeResponse  # noqa: Y015
 
 @_typing.final
 class Proposal(_message.Message):
@@ -855,16 +881,16 @@ class ModelInfo(_message.Message):
     STATE_CONVENTION_FIELD_NUMBER: _builtins.int
     SEGMENTATIONS_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
-    CAN_BE_ASKED_FIELD_NUMBER: _builtins.int
-    TELLS_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SUPPORTS_CHOICES_FIELD_NUMBER: _builtins.int
+    SUPPORTS_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
-    TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
-    TAKES_MIN_P_FIELD_NUMBER: _builtins.int
+    SUPPORTS_GRAMMARS_FIELD_NUMBER: _builtins.int
+    SUPPORTS_MIN_P_FIELD_NUMBER: _builtins.int
     DATASTORE_FIELD_NUMBER: _builtins.int
     DATASTORE_MODEL_FIELD_NUMBER: _builtins.int
-    TAKES_PENALTIES_FIELD_NUMBER: _builtins.int
+    SUPPORTS_PENALTIES_FIELD_NUMBER: _builtins.int
     NUM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     PROJECTIONS_FIELD_NUMBER: _builtins.int
@@ -883,9 +909,9 @@ class ModelInfo(_message.Message):
     """"states-v1" """
     build: _builtins.str
     """version of the serving code"""
-    can_be_asked: _builtins.bool
-    """whether its chat template keeps earlier turns; see Target.Ask"""
-    tells_logprobs: _builtins.bool
+    supports_choices: _builtins.bool
+    """whether its chat template keeps earlier turns; see Target.ScoreChoices"""
+    supports_logprobs: _builtins.bool
     """whether it returns logprobs of generated tokens"""
     cache_bytes: _builtins.int
     """current size of the prefix cache"""
@@ -893,16 +919,16 @@ class ModelInfo(_message.Message):
     """maximum size of the prefix cache"""
     chat_template: _builtins.str
     """digest of the chat template; empty if there is none"""
-    takes_grammars: _builtins.bool
+    supports_grammars: _builtins.bool
     """whether its engine can hold what it writes to a grammar"""
-    takes_min_p: _builtins.bool
+    supports_min_p: _builtins.bool
     """whether its engine knows Sampling.min_p"""
     datastore: _builtins.str
     """digest of the datastore it retrieves from; empty if there is none"""
     datastore_model: _builtins.str
     """fingerprint of the target whose answers the datastore holds"""
-    takes_penalties: _builtins.bool
-    """whether its engine knows WriteRequest.penalties"""
+    supports_penalties: _builtins.bool
+    """whether its engine knows GenerateRequest.penalties"""
     num_token_ids: _builtins.int
     """exclusive upper limit of the ids in Penalties.logit_bias; 0: not known"""
     @_builtins.property
@@ -929,23 +955,23 @@ class ModelInfo(_message.Message):
         state_convention: _builtins.str = ...,
         segmentations: _abc.Iterable[Global___Segmentation.ValueType] | None = ...,
         build: _builtins.str = ...,
-        can_be_asked: _builtins.bool = ...,
-        tells_logprobs: _builtins.bool = ...,
+        supports_choices: _builtins.bool = ...,
+        supports_logprobs: _builtins.bool = ...,
         cache_bytes: _builtins.int = ...,
         max_cache_bytes: _builtins.int = ...,
         chat_template: _builtins.str = ...,
-        takes_grammars: _builtins.bool = ...,
-        takes_min_p: _builtins.bool = ...,
+        supports_grammars: _builtins.bool = ...,
+        supports_min_p: _builtins.bool = ...,
         datastore: _builtins.str = ...,
         datastore_model: _builtins.str = ...,
-        takes_penalties: _builtins.bool = ...,
+        supports_penalties: _builtins.bool = ...,
         num_token_ids: _builtins.int = ...,
         template_variables: _abc.Iterable[_builtins.str] | None = ...,
         projections: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "supports_choices", b"supports_choices", "supports_grammars", b"supports_grammars", "supports_logprobs", b"supports_logprobs", "supports_min_p", b"supports_min_p", "supports_penalties", b"supports_penalties", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from semspec.v1 import types_pb2 as _types_pb2
+from semspec.v2 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -90,7 +90,7 @@ class Token(_message.Message):
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
-class ReadRequest(_message.Message):
+class ScoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
@@ -98,6 +98,7 @@ class ReadRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     projection: _builtins.str
@@ -114,6 +115,8 @@ class ReadRequest(_message.Message):
     def tail(self) -> _types_pb2.Tail:
         """instead of `context`"""
 
+    @_builtins.property
+    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
@@ -122,49 +125,43 @@ class ReadRequest(_message.Message):
         session: _builtins.str = ...,
         projection: _builtins.str = ...,
         tail: _types_pb2.Tail | None = ...,
+        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
 
 @_typing.final
-class ReadResponse(_message.Message):
+class ScoreResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    READINGS_FIELD_NUMBER: _builtins.int
-    DURATION_MS_FIELD_NUMBER: _builtins.int
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    duration_ms: _builtins.float
-    """time of the forward pass"""
-    num_cached_tokens: _builtins.int
-    """of the context, when the call began; unset: not known"""
+    SCORES_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
     @_builtins.property
-    def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reading]:
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentScore]:
         """one per segment, in order"""
 
     def __init__(
         self,
         *,
-        readings: _abc.Iterable[Global___Reading] | None = ...,
-        duration_ms: _builtins.float = ...,
-        num_cached_tokens: _builtins.int | None = ...,
+        scores: _abc.Iterable[Global___SegmentScore] | None = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "num_cached_tokens", b"num_cached_tokens", "readings", b"readings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
-    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
-class Reading(_message.Message):
+class SegmentScore(_message.Message):
     """The target's score of one segment."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -172,35 +169,45 @@ class Reading(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     SURPRISAL_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """length of the segment in the target's tokenizer"""
+    duration_ms: _builtins.float
+    """time of the forward pass, the same for all segments scored in it"""
+    num_cached_tokens: _builtins.int
+    """of the context, when the call began; unset: not known"""
     @_builtins.property
     def states(self) -> _types_pb2.States: ...
     @_builtins.property
-    def surprisal(self) -> _types_pb2.Tensor:
-        """[num_features], named and ordered as SURPRISAL_FEATURES in semspec/types.py"""
+    def surprisal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """[num_features], named and ordered as SURPRISAL_FEATURES in semspec/types"""
 
     def __init__(
         self,
         *,
         states: _types_pb2.States | None = ...,
-        surprisal: _types_pb2.Tensor | None = ...,
+        surprisal: _abc.Iterable[_builtins.float] | None = ...,
         num_tokens: _builtins.int = ...,
+        duration_ms: _builtins.float = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["states", b"states", "surprisal", b"surprisal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "states", b"states", "surprisal", b"surprisal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "num_cached_tokens", b"num_cached_tokens", "num_tokens", b"num_tokens", "states", b"states", "surprisal", b"surprisal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
-Global___Reading: _TypeAlias = Reading  # noqa: Y015
+Global___SegmentScore: _TypeAlias = SegmentScore  # noqa: Y015
 
 @_typing.final
-class VerifyRequest(_message.Message):
+class VerifyTokensRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
-    OPEN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPEN_IDS_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEGMENTATION_FIELD_NUMBER: _builtins.int
@@ -210,6 +217,7 @@ class VerifyRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     GATE_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
     """maximum number of segments; 0: no limit"""
@@ -224,8 +232,8 @@ class VerifyRequest(_message.Message):
         """the whole context, prompt first"""
 
     @_builtins.property
-    def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the incomplete segment after it"""
+    def open_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens of the incomplete segment after it"""
 
     @_builtins.property
     def proposal(self) -> _types_pb2.Proposal:
@@ -241,11 +249,13 @@ class VerifyRequest(_message.Message):
     def tail(self) -> _types_pb2.Tail:
         """instead of `context`"""
 
+    @_builtins.property
+    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
         context: _abc.Iterable[_types_pb2.Piece] | None = ...,
-        open_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        open_ids: _abc.Iterable[_builtins.int] | None = ...,
         proposal: _types_pb2.Proposal | None = ...,
         sampling: _types_pb2.Sampling | None = ...,
         segmentation: _types_pb2.Segmentation.ValueType = ...,
@@ -255,14 +265,15 @@ class VerifyRequest(_message.Message):
         session: _builtins.str = ...,
         gate: Global___Gate | None = ...,
         tail: _types_pb2.Tail | None = ...,
+        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gate", b"gate", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "gate", b"gate", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_token_ids", b"open_token_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+Global___VerifyTokensRequest: _TypeAlias = VerifyTokensRequest  # noqa: Y015
 
 @_typing.final
 class Gate(_message.Message):
@@ -311,17 +322,18 @@ class Gate(_message.Message):
 Global___Gate: _TypeAlias = Gate  # noqa: Y015
 
 @_typing.final
-class VerifyResponse(_message.Message):
+class VerifyTokensResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEGMENTS_FIELD_NUMBER: _builtins.int
-    OPEN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
-    OPEN_FIELD_NUMBER: _builtins.int
+    OPEN_PIECE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
     duration_ms: _builtins.float
@@ -330,16 +342,17 @@ class VerifyResponse(_message.Message):
     """of the token before the last one, in Proposal.state_layer: little-endian fp32 [hidden_size]"""
     num_cached_tokens: _builtins.int
     """of the context, when the call began; unset: not known"""
+    call: _builtins.int
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """completed segments; the first starts with the open tokens of the request"""
 
     @_builtins.property
-    def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the incomplete segment"""
+    def open_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens of the incomplete segment"""
 
     @_builtins.property
-    def open(self) -> _types_pb2.Piece:
+    def open_piece(self) -> _types_pb2.Piece:
         """the incomplete segment, WRITER_USER; unset unless the proposal is of another tokenizer"""
 
     @_builtins.property
@@ -350,26 +363,27 @@ class VerifyResponse(_message.Message):
         self,
         *,
         segments: _abc.Iterable[_types_pb2.Piece] | None = ...,
-        open_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        open_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_accepted: _builtins.int = ...,
         duration_ms: _builtins.float = ...,
-        open: _types_pb2.Piece | None = ...,
+        open_piece: _types_pb2.Piece | None = ...,
         state: _builtins.bytes = ...,
         mismatches: _abc.Iterable[_builtins.bool] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_piece", b"open_piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
-Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+Global___VerifyTokensResponse: _TypeAlias = VerifyTokensResponse  # noqa: Y015
 
 @_typing.final
-class AskRequest(_message.Message):
+class ScoreChoicesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
@@ -378,6 +392,7 @@ class AskRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """a user turn after the context"""
     prefill: _builtins.str
@@ -396,6 +411,8 @@ class AskRequest(_message.Message):
     def tail(self) -> _types_pb2.Tail:
         """instead of `context`"""
 
+    @_builtins.property
+    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
@@ -405,26 +422,29 @@ class AskRequest(_message.Message):
         options: _abc.Iterable[_builtins.str] | None = ...,
         session: _builtins.str = ...,
         tail: _types_pb2.Tail | None = ...,
+        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options", "prefill", b"prefill", "question", b"question", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "options", b"options", "prefill", b"prefill", "question", b"question", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AskRequest: _TypeAlias = AskRequest  # noqa: Y015
+Global___ScoreChoicesRequest: _TypeAlias = ScoreChoicesRequest  # noqa: Y015
 
 @_typing.final
-class AskResponse(_message.Message):
+class ScoreChoicesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROBABILITIES_FIELD_NUMBER: _builtins.int
     LIKELIEST_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     likeliest: _builtins.str
     """text of the most probable token"""
     duration_ms: _builtins.float
     """the engine's time"""
+    call: _builtins.int
     @_builtins.property
     def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of each option as the next token, at temperature 1"""
@@ -435,11 +455,12 @@ class AskResponse(_message.Message):
         probabilities: _abc.Iterable[_builtins.float] | None = ...,
         likeliest: _builtins.str = ...,
         duration_ms: _builtins.float = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "likeliest", b"likeliest", "probabilities", b"probabilities"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "duration_ms", b"duration_ms", "likeliest", b"likeliest", "probabilities", b"probabilities"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AskResponse: _TypeAlias = AskResponse  # noqa: Y015
+Global___ScoreChoicesResponse: _TypeAlias = ScoreChoicesResponse  # noqa: Y015

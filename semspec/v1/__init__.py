@@ -1,1 +1,0 @@
-"""Generated from proto/semspec/v1 by `scripts/proto`. Only semspec.rpc imports it."""

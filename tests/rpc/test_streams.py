@@ -1,0 +1,139 @@
+"""Streams that carry one call after another: which call gets which, and how they end."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semspec.errors import InternalError, InvalidRequest
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.connection import _Stream
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import TargetServicer
+from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentScore
+from tests.fakes import collected
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, settings
+from tests.rpc.pools import GENEROUS_S, targeting, until
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The streams that clients open."""
+    streams: list[object] = []
+
+    class Noted(_Stream):
+        def __init__(self, call: Any) -> None:
+            super().__init__(call)
+            streams.append(self)
+
+    monkeypatch.setattr("semspec.rpc.connection._Stream", Noted)
+    return streams
+
+
+async def score(target: RemoteTarget) -> list[SegmentScore]:
+    return await target.score(CONTEXT, [SEGMENT])
+
+
+async def test_stream_carries_one_call_after_another_and_each_call_has_its_own(opened: list[object]) -> None:
+    async with targeting(FakeEngine(step_s=0.01)) as target:
+        for _ in range(5):
+            await score(target)
+            assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
+        assert len(opened) == 2, "one of each method"
+        await asyncio.gather(*(score(target) for _ in range(4)))
+        await asyncio.gather(*(score(target) for _ in range(4)))
+        assert len(opened) == 5
+
+
+async def test_error_ends_the_stream_of_its_call_only(opened: list[object]) -> None:
+    engine = FakeEngine()
+    async with targeting(engine) as target:
+        await asyncio.gather(score(target), score(target))
+        for _ in range(3):
+            engine.error = InvalidRequest("no")
+            with pytest.raises(InvalidRequest, match="no"):
+                await score(target)
+            engine.error = None
+            await asyncio.gather(score(target), score(target))
+    assert len(opened) == 5
+
+
+async def test_call_that_is_given_up_leaves_its_stream_to_nobody(opened: list[object]) -> None:
+    engine = FakeEngine()
+    async with targeting(engine) as target:
+        for rounds in range(1, 4):
+            async with aclosing(target.generate(CONTEXT, replace(ORDER, max_segments=9))) as stream:
+                await anext(stream)
+            await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
+            assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
+            assert len(opened) == rounds + 1
+
+
+async def test_answer_to_another_call_is_the_service_s_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(context: Any, request: Any, response: Any) -> None:
+        response.call = request.call.number + 1
+        await context.write(response)
+
+    monkeypatch.setattr("semspec.rpc.calls._send", send)
+    async with targeting(FakeEngine()) as target:
+        for _ in range(2):
+            with pytest.raises(InternalError, match="malformed answer: it belongs to call 2, not to call 1"):
+                await score(target)
+
+
+async def test_answer_that_nobody_waits_for_is_no_answer_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def twice(context: Any, request: Any, response: Any) -> None:
+        response.call = request.call.number
+        await context.write(response)
+        await context.write(response)
+
+    monkeypatch.setattr("semspec.rpc.calls._send", twice)
+    async with targeting(FakeEngine()) as target:
+        await score(target)
+        with pytest.raises(InternalError, match="malformed answer: it belongs to call 1, not to call 2"):
+            await score(target)
+
+
+class Flooding(FakeEngine):
+    """Generates without end, faster than anybody reads."""
+
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        while True:
+            self.num_steps += 1
+            yield GeneratedSegment(replace(SEGMENT, text="x" * 100_000), None, 1.0)
+
+
+async def test_callers_that_do_not_read_hold_no_other_call() -> None:
+    engine = Flooding()
+    endless = replace(ORDER, max_segments=0, max_tokens=2**31)
+    async with targeting(engine) as target:
+        streams = [target.generate(CONTEXT, endless) for _ in range(30)]
+        for stream in streams:
+            await anext(stream)
+        before = 0
+        while before != engine.num_steps:  # until flow control holds them all
+            before = engine.num_steps
+            await asyncio.sleep(0.3)
+        for _ in range(20):
+            async with asyncio.timeout(GENEROUS_S):
+                await score(target)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_drain_ends_streams_without_a_call_and_waits_for_the_calls_of_others() -> None:
+    engine = FakeEngine()
+    server = ServiceServer(TargetServicer(lambda: engine), settings(grace_s=GENEROUS_S))
+    await server.start()
+    await server.load()
+    async with aclosing(RemoteTarget(server.address)) as target:
+        await asyncio.gather(score(target), score(target), collected(target.generate(CONTEXT, ORDER)))
+        engine.delay_s, before = 0.1, engine.num_steps
+        running = asyncio.create_task(collected(target.generate(CONTEXT, replace(ORDER, max_segments=6))))
+        await until(lambda: engine.num_steps > before)
+        async with asyncio.timeout(GENEROUS_S / 2):
+            await server.stop()
+        assert len(await running) == 6
