@@ -28,12 +28,11 @@ def flush():
     sizes.update(waiting.values())
     waiting.clear()
 def noted(method):
-    def call(self, name, *arguments, **named):
-        if name != "Check":
-            if not waiting:
-                asyncio.get_running_loop().call_soon(flush)
-            waiting[id(self)] += 1
-        return method(self, name, *arguments, **named)
+    def call(self, *arguments):
+        if not waiting:
+            asyncio.get_running_loop().call_soon(flush)
+        waiting[id(self)] += 1
+        return method(self, *arguments)
     return call
 def dump(*_):
     with open(os.environ["FRAMES"], "w") as file:
@@ -44,7 +43,7 @@ class Finder(importlib.abc.MetaPathFinder):
         if name == "semspec.gateway.app":
             sys.meta_path.remove(self)
             from semspec.rpc.connection import Connection
-            Connection.call, Connection.stream = noted(Connection.call), noted(Connection.stream)
+            Connection._responses = noted(Connection._responses)
 if "semspec.gateway" in sys.orig_argv:
     sys.meta_path.insert(0, Finder())
     signal.signal(signal.SIGUSR1, dump)

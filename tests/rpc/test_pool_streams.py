@@ -13,7 +13,7 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.chaos.proxy import Link
 from tests.fakes import FakeModel
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
+from tests.rpc.fakes import SEGMENT, serving, settings
 from tests.rpc.pools import (
     GENEROUS_S,
     LENIENT,
@@ -111,20 +111,6 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
             if len(segments) == 2:
                 links[0 if models[0].num_written else 1].set(Link(is_silent=True))
     assert segments == whole
-
-
-async def test_cancelling_leaves_nothing_behind() -> None:
-    engine = FakeEngine(step_s=30)
-    async with targets(engine) as (target, _):
-        calls = [collected(target.generate(CONTEXT, ORDER)), target.score(CONTEXT, [SEGMENT])]
-        tasks = [asyncio.create_task(call) for call in calls]
-        await until(lambda: engine.num_steps == 1 and target.pool.num_in_flight == 2)
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
-        assert target.pool.num_in_flight == 0
-        await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
 
 
 async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:

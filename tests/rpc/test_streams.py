@@ -48,52 +48,39 @@ async def test_stream_carries_one_call_after_another_and_each_call_has_its_own(o
         assert len(opened) == 5
 
 
-async def test_error_ends_the_stream_of_its_call_only(opened: list[object]) -> None:
+async def test_error_or_a_call_given_up_ends_the_stream_of_its_call_only(opened: list[object]) -> None:
     engine = FakeEngine()
     async with targeting(engine) as target:
         await asyncio.gather(score(target), score(target))
-        for _ in range(3):
+        for rounds in range(3):
             engine.error = InvalidRequest("no")
             with pytest.raises(InvalidRequest, match="no"):
                 await score(target)
             engine.error = None
             await asyncio.gather(score(target), score(target))
-    assert len(opened) == 5
-
-
-async def test_call_that_is_given_up_leaves_its_stream_to_nobody(opened: list[object]) -> None:
-    engine = FakeEngine()
-    async with targeting(engine) as target:
-        for rounds in range(1, 4):
             async with aclosing(target.generate(CONTEXT, replace(ORDER, max_segments=9))) as stream:
                 await anext(stream)
             await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
+            engine.closed.clear()
             assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
-            assert len(opened) == rounds + 1
+            assert len(opened) == 3 + 2 * (rounds + 1)
 
 
-async def test_answer_to_another_call_is_the_service_s_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("offset", "times"), [(1, 1), (0, 2)])
+async def test_answer_to_another_call_is_the_defect_of_the_service(
+    offset: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names another call, or came beside the answer to an earlier one."""
+
     async def send(context: Any, request: Any, response: Any) -> None:
-        response.call = request.call.number + 1
-        await context.write(response)
+        response.call = request.call.number + offset
+        for _ in range(times):
+            await context.write(response)
 
     monkeypatch.setattr("semspec.rpc.calls._send", send)
     async with targeting(FakeEngine()) as target:
-        for _ in range(2):
-            with pytest.raises(InternalError, match="malformed answer: it belongs to call 2, not to call 1"):
-                await score(target)
-
-
-async def test_answer_that_nobody_waits_for_is_no_answer_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(context: Any, request: Any, response: Any) -> None:
-        response.call = request.call.number
-        await context.write(response)
-        await context.write(response)
-
-    monkeypatch.setattr("semspec.rpc.calls._send", twice)
-    async with targeting(FakeEngine()) as target:
-        await score(target)
-        with pytest.raises(InternalError, match="malformed answer: it belongs to call 1, not to call 2"):
+        with pytest.raises(InternalError, match=r"malformed answer: it belongs to call \d, not to call \d"):
+            await score(target)
             await score(target)
 
 

@@ -8,7 +8,6 @@ import pytest
 from semspec.bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
-from studies.simulate.__main__ import main
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
@@ -125,24 +124,6 @@ def test_stated_lengths_and_acceptance_are_met() -> None:
     assert all(sum(one.draft_tokens for one in answer.segments) == 3000 for answer in answers)
     assert sum(one.draft_tokens for one in segments) / len(segments) == pytest.approx(30, rel=0.05)
     assert sum(one.is_accepted for one in segments) / len(segments) == pytest.approx(0.8, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("run --pace b200", "unknown pace"),
-        ("run --sessions 0", "num_sessions must be at least 1"),
-        ("run --answers 0", "at least one answer"),
-        ("run --call-ms -1", "--call-ms is -1"),
-        ("validate nowhere", "has no paced run"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments.split())
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
-    assert said in line
 
 
 def test_label_without_traces_is_refused() -> None:
