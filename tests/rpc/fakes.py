@@ -40,8 +40,6 @@ SEGMENT = Segment("Two.\n\n", (4, 5), "tokens-1", Writer.DRAFT, SegmentEnd.BOUND
 ORDER = GenerationParams(SamplingParams(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
 PROPOSAL = Proposal((5, 104), (HALVES, HALVES), TOKENIZER, 0.5)
-
-
 GROUP = Alternatives("", "How many?", "Tom has 20.\n\n", ("Tom has 25.", "Tom now has 25."))
 
 M = TypeVar("M", bound=Wire)

@@ -5,11 +5,14 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from semspec.errors import Unavailable
 from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.connection import _Stream
+from semspec.rpc.servicers import TargetServicer
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.chaos.proxy import Link
 from tests.fakes import FakeModel
@@ -113,22 +116,51 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
     assert segments == whole
 
 
-async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:
-    engines = [FakeModel(Writer.TARGET, delay_s=0.2), FakeModel(Writer.TARGET)]
-    patient = settings(settle_s=1.0, grace_s=GENEROUS_S)
+LATER = b"\xa2\x7d\x05later"
+"""A field that this version of the contract does not have, in bytes."""
+
+
+class Later(TargetServicer):
+    """Of a later version: its messages have a field more."""
+
+    async def Generate(self, request: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(super().Generate(request)) as responses:
+            async for response in responses:
+                response.MergeFromString(LATER)
+                yield response
+
+
+async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a gateway of the later version. A replica that drains ends its streams and gets no new call."""
+    send = _Stream.send
+
+    def send_more(stream: _Stream, request: Any) -> Any:
+        request.MergeFromString(LATER)
+        return send(stream, request)
+
+    monkeypatch.setattr(_Stream, "send", send_more)
+    patient = settings(settle_s=0.5, grace_s=GENEROUS_S)
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
-    async with targets(*engines, service=patient) as (target, (first, second)):
-        session = session_at(first, second)
-        async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
-            segments = [(await anext(stream)).segment]
-            stopping = asyncio.create_task(first.stop())
-            await until(lambda: target.pool.num_replicas == 1)
-            await target.score(PROMPT, [SEGMENT], session)
-            segments += [written.segment async for written in stream]
-        await stopping
-    assert segments == whole
-    assert (engines[0].num_written, engines[1].num_written) == (6, 0)
-    assert (engines[0].num_read, engines[1].num_read) == (0, 1)
+    engines, upgraded = ([FakeModel(Writer.TARGET, delay_s=0.05) for _ in range(2)] for _ in range(2))
+    num_answers = 0
+    async with targets(*engines, service=patient) as (target, servers), AsyncExitStack() as stack:
+
+        async def ask(session: str) -> None:
+            nonlocal num_answers
+            while not all(engine.num_written > 6 for engine in upgraded):
+                assert await collected(target.generate(PROMPT, replace(NOVEL, session=session))) == whole
+                num_answers += 1
+
+        asking = [asyncio.create_task(ask(f"session-{number}")) for number in range(16)]
+        for old, engine, new in zip(servers, engines, upgraded, strict=True):
+            await until(lambda engine=engine: engine.num_written > 0)  # type: ignore[misc]
+            await old.stop()
+            at = settings(port=old.port, settle_s=0, grace_s=GENEROUS_S)
+            await stack.enter_async_context(serving(Later(lambda new=new: new), at))  # type: ignore[misc]
+            await until(lambda: target.pool.num_replicas == 2)
+        await asyncio.gather(*asking)
+    assert num_answers >= 32
+    assert sum(engine.num_written for engine in (*engines, *upgraded)) == num_answers * len(whole)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")

@@ -87,28 +87,36 @@ async def test_answer_to_another_call_is_the_defect_of_the_service(
 class Flooding(FakeEngine):
     """Generates without end, faster than anybody reads."""
 
+    num_running = 0
+
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        while True:
-            self.num_steps += 1
-            yield GeneratedSegment(replace(SEGMENT, text="x" * 100_000), None, 1.0)
+        self.num_running += 1
+        try:
+            while True:
+                self.num_steps += 1
+                yield GeneratedSegment(replace(SEGMENT, text="x" * 100_000), None, 1.0)
+        finally:
+            self.num_running -= 1
 
 
-async def test_callers_that_do_not_read_hold_no_other_call() -> None:
-    engine = Flooding()
-    endless = replace(ORDER, max_segments=0, max_tokens=2**31)
+async def test_callers_that_do_not_read_hold_no_other_call(caplog: pytest.LogCaptureFixture) -> None:
+    engine, before = Flooding(), 0
     async with targeting(engine) as target:
-        streams = [target.generate(CONTEXT, endless) for _ in range(30)]
+        streams = [target.generate(CONTEXT, replace(ORDER, max_segments=0, max_tokens=2**31)) for _ in range(30)]
         for stream in streams:
             await anext(stream)
-        before = 0
-        while before != engine.num_steps:  # until flow control holds them all
+        while before != engine.num_steps:  # until flow control holds the engine back
             before = engine.num_steps
             await asyncio.sleep(0.3)
-        for _ in range(20):
-            async with asyncio.timeout(GENEROUS_S):
+        async with asyncio.timeout(GENEROUS_S):
+            for _ in range(20):
                 await score(target)
+        assert engine.num_running == 30
         for stream in streams:
             await stream.aclose()
+        await until(lambda: engine.num_running == 0)
+        assert engine.num_steps <= before + 30
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_drain_ends_streams_without_a_call_and_waits_for_the_calls_of_others() -> None:
