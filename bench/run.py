@@ -26,11 +26,11 @@ from semspec.bench.runners.vllm import open_vllm
 from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
-from semspec.records import SegmentTrace, statistics
+from semspec.records import SegmentText, SegmentTrace, statistics
 from semspec.stack import StackConfig
 from semspec.training.files import write_json
 from semspec.training.progress import Reporter
-from semspec.types import Writer, derive_seed
+from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 
 LOADED_BYTES_PER_S = 1e8
 """Least rate at which the services are expected to load weights; the disk's, mostly."""
@@ -304,8 +304,20 @@ def default_folder(plan: Plan) -> Path:
     return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{sessions}{digest}"
 
 
+def _counted(row: SegmentTrace) -> SegmentRecord:
+    """The part of a record that `statistics` counts."""
+    segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
+    accepted = {"accepted": True, "rewritten": False, "unjudged": None}[row.verdict]
+    numbers = {name: getattr(row, name) for name in ("index", "num_proposed_tokens", "num_accepted_tokens")}
+    return SegmentRecord(segment=segment, accepted=accepted, rejected=rejected, **numbers)
+
+
+def _segment(text: SegmentText) -> Segment:
+    return Segment(text.text, tuple(text.token_ids), text.tokenizer, text.writer, text.end)
+
+
 def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
-    numbers = statistics(SegmentTrace.model_validate(row).record() for row in outcome.trace)
+    numbers = statistics(_counted(SegmentTrace.model_validate(row)) for row in outcome.trace)
     stages: Counter[str] = Counter()
     for row in outcome.trace:
         stages.update(row["times"])

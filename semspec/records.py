@@ -1,6 +1,6 @@
 """Records of a generation's kept segments as JSON, and statistics of a generation.
 
-The JSON is the same in streams, responses, Redis and `GET .../trace`.
+The JSON is the same in streams, responses and `GET .../trace`; Redis holds a shorter one.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
@@ -43,9 +43,6 @@ class SegmentText(Body):
     def of_segment(cls, segment: Segment) -> Self:
         return cls(**_text(segment))
 
-    def segment(self) -> Segment:
-        return Segment(self.text, tuple(self.token_ids), self.tokenizer, self.writer, self.end)
-
 
 class RecordToken(Body):
     """A token in a trace."""
@@ -59,10 +56,6 @@ class RecordToken(Body):
     def of(cls, token: TokenLogprob) -> Self:
         alternatives = [RecordToken.of(alternative) for alternative in token.alternatives]
         return cls(token_id=token.token_id, bytes=list(token.data), logprob=token.logprob, alternatives=alternatives)
-
-    def token(self) -> TokenLogprob:
-        alternatives = tuple(alternative.token() for alternative in self.alternatives)
-        return TokenLogprob(self.token_id, bytes(self.bytes), self.logprob, alternatives)
 
 
 _SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "num_cached_tokens")
@@ -104,20 +97,19 @@ class SegmentTrace(_Plain):
             num_cached_tokens=record.num_cached_tokens,
         )
 
-    def record(self) -> SegmentRecord:
-        """The record of this JSON; the inverse of `of`."""
-        judgement = None
-        if self.draft_probability is not None and self.target_probability is not None:
-            judgement = Judgement(self.draft_probability, self.target_probability)
-        return SegmentRecord(
-            **{name: getattr(self, name) for name in _PLAIN},
-            segment=self.segment(),
-            accepted=next(accepted for accepted, verdict in _VERDICTS.items() if verdict == self.verdict),
-            judgement=judgement,
-            rejected=None if self.rejected is None else self.rejected.segment(),
-            logprobs=None if self.logprobs is None else tuple(token.token() for token in self.logprobs),
-            num_cached_tokens=self.num_cached_tokens,
-        )
+
+_STORED = TypeAdapter(tuple[SegmentRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64"))
+"""Of one record: an adapter of a dataclass alone takes no configuration."""
+
+
+def stored(record: SegmentRecord) -> str:
+    """What Redis holds of a record, as JSON: what differs from the defaults, and nothing that follows from the rest."""
+    return _STORED.dump_json((record,), exclude_defaults=True).decode()
+
+
+def read_stored(line: str) -> SegmentRecord:
+    """The inverse of `stored`. Raises: ValueError."""
+    return _STORED.validate_json(line)[0]
 
 
 def verdict(record: SegmentRecord) -> Verdict:

@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from semspec.decoding import Prompts
+from semspec.decoding import Generation, Prompts
 from semspec.errors import Conflict
 from semspec.gateway.generation.parsers import END_OF_THINKING, THINK, CallParser, Delta, ReasoningParser, StopChecker
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.served import Served
 from semspec.gateway.store.store import Store, reading
-from semspec.records import SegmentTrace, share, statistics
+from semspec.records import read_stored, share, statistics
 from semspec.types import Drafted, FinishReason, Message, Piece, SegmentRecord, TokenLogprob
 
 
@@ -199,20 +199,15 @@ _PIECE = TypeAdapter(Piece)
 
 def stored_fields(choice: Choice) -> dict[str, str]:
     """The fields that Redis stores when a generation begins; its segments are stored separately."""
-    generation, prompts = choice.generation, choice.prompts
+    prompts = choice.prompts
     return {
         "status": "running",
-        "created": str(choice.request.created),
-        "model": choice.request.model,
-        "seed": str(generation.sampling.seed),
-        "session": choice.request.session or "",
-        "parameters": choice.parameters.model_dump_json(),
         "prompt": _PIECE.dump_json(prompts.target).decode(),
         "draft_prompt": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
         "fallback": prompts.fallback or "",
         "models": json.dumps(choice.served.identity),
         "index": str(choice.index),
-        "budget": str(generation.max_tokens),
+        "budget": str(choice.generation.max_tokens),
         "num_turns": str(choice.num_turns),
         "call": _REQUEST.dump_json(choice.request).decode(),
     }
@@ -224,11 +219,11 @@ def stored_request(id: str, meta: Mapping[str, str]) -> Request:
         return _REQUEST.validate_json(meta["call"])
 
 
-async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentTrace]:
+async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
     """The records of the generation `id` from number `start` on. Raises: Unavailable, also if they cannot be read."""
     lines = await store.trace(id, start)
     with reading(f"generation {id}"):
-        return [SegmentTrace.model_validate_json(line) for line in lines]
+        return list(map(read_stored, lines))
 
 
 def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> Choice:
@@ -240,8 +235,17 @@ def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> Choice:
     with reading(f"generation {id}"):
         if meta["status"] not in ("finished", "cancelled") and json.loads(meta["models"]) != served.identity:
             raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-        target = _PIECE.validate_json(meta["prompt"])
-        draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
-        prompts = Prompts(target, draft, meta.get("fallback") or None)
         index, max_tokens, num_turns = (int(meta[name]) for name in ("index", "budget", "num_turns"))
-        return Choice(request, index, prompts, max_tokens, served, num_turns)
+        return Choice(request, index, _stored_prompts(meta), max_tokens, served, num_turns)
+
+
+def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Generation]:
+    """The request of the generation `id`, and the decoding loop's input. Raises: Unavailable if they cannot be read."""
+    request = stored_request(id, meta)
+    with reading(f"generation {id}"):
+        return request, request.generation(int(meta["index"]), _stored_prompts(meta), int(meta["budget"]))
+
+
+def _stored_prompts(meta: Mapping[str, str]) -> Prompts:
+    draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
+    return Prompts(_PIECE.validate_json(meta["prompt"]), draft, meta.get("fallback") or None)

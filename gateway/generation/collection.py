@@ -162,7 +162,7 @@ class Collection:
         is_own &= choice.generation.segmentation is self._settings.defaults.segmentation
         if not (is_own and self._keys.has(choice.request.owner, CONSENTS)):
             return None
-        segments = [record.segment() for record in await stored_trace(id, self._store)]
+        segments = [record.segment for record in await stored_trace(id, self._store)]
         if self._is_excepted(choice.prompt + "".join(segment.text for segment in segments)):
             return None
         return CollectedAnswer.of(choice, segments)

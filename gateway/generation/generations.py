@@ -188,7 +188,7 @@ class Generations:
             message = f"only {num_stored} segments were stored, not the {num_seen} you have; start a new generation"
             raise Conflict(message, "last-event-id")
         for record in records:
-            choice.add(record.record())
+            choice.add(record)
 
     async def _outcome(self, choice: Choice) -> Ended:
         meta = await self.leases.store.generation(choice.id)

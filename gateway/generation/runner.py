@@ -27,7 +27,7 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
-from semspec.records import SegmentTrace, statistics
+from semspec.records import statistics, stored
 from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, SegmentRecord
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -135,7 +135,7 @@ class ChoiceRunner:
             _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
             self.metrics.fallbacks.inc()
             self.readiness.suspect(record.fallback)
-        await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
+        await journal.append(record.index, stored(record))
         if not choice.records:
             self.metrics.first_segment_seconds.labels(choice.generation.strategy).observe(choice.latency_s)
         self.metrics.segment(record, choice.request.owner)

@@ -47,7 +47,7 @@ def waited(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
 
     `engine_ms` exceeds `wall_ms` when the engine started before the wait; `wire_ms` is then 0.
     """
-    return StageTimes(wire_ms=max(0.0, wall_ms - engine_ms), **{stage: wall_ms})
+    return StageTimes(wire_ms=round(max(0.0, wall_ms - engine_ms), 3), **{stage: round(wall_ms, 3)})
 
 
 def engine_ms(times: StageTimes) -> float:
@@ -62,7 +62,7 @@ def total(*parts: StageTimes) -> StageTimes:
 
 def shared(times: StageTimes, num_segments: int) -> StageTimes:
     """The times of `num_segments` segments, divided evenly among them."""
-    return StageTimes(*(part / num_segments for part in _stages(times)))
+    return StageTimes(*(round(part / num_segments, 3) for part in _stages(times)))
 
 
 T = TypeVar("T")

@@ -212,7 +212,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Wall time the loop waited for each stage of one segment, in milliseconds."""
+    """Wall time the loop waited for each stage of one segment, in milliseconds, rounded to microseconds."""
 
     draft_ms: float = 0.0
     read_ms: float = 0.0

@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -19,8 +19,8 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.records import SegmentTrace
-from semspec.types import Acceptance, Finished, FinishReason, Writer
+from semspec.records import read_stored, stored
+from semspec.types import Acceptance, Finished, FinishReason, TokenLogprob, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -101,9 +101,10 @@ async def test_waits_are_told_by_stage_and_wire_is_what_no_engine_spent(
 
 
 @pytest.mark.parametrize("strategy", VARIANTS)
-async def test_record_is_read_from_its_json_as_it_was(strategy: str) -> None:
+async def test_record_is_read_from_what_is_stored_as_it_was(strategy: str) -> None:
     for record in records(await run(await generation(strategy=strategy), players(num_segments=12, remarks=CUES))):
-        assert SegmentTrace.model_validate_json(SegmentTrace.of(record).model_dump_json()).record() == record
+        for one in (record, replace(record, logprobs=(TokenLogprob(7, b"\xf0\x9f", -2.0),))):
+            assert read_stored(stored(one)) == one
 
 
 @pytest.mark.parametrize("strategy", VARIANTS)

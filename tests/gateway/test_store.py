@@ -214,15 +214,13 @@ async def test_claim_that_ran_out_still_counts_if_nobody_came(store: Store, name
     assert await store.claim(name, SECOND, 100) == (turn,)
 
 
-async def test_end_of_a_generation_is_said_once(store: Store, begun: str) -> None:
+async def test_end_of_a_generation_is_said_once(store: Store, redis: Redis, begun: str) -> None:
     for _ in range(2):
         await store.finish(begun, FIRST_FENCE, {"status": "finished"})
-    await assert_conflicts(
-        store.finish(begun, FIRST_FENCE, {"status": "interrupted"}),
-        store.append(begun, FIRST_FENCE, 0, "{}"),
-        store.hold(begun, FIRST_FENCE),
-    )
+    interrupted = store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
+    await assert_conflicts(interrupted, store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE))
     assert (await store.generation(begun))["status"] == "finished" and await store.take(begun) == "ended"
+    assert 0 < await redis.ttl(f"semspec:{{{begun}}}:events") <= 10, "no one waits for a change any more"
 
 
 async def test_turns_may_be_many(store: Store, name: str) -> None:

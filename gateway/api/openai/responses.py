@@ -38,7 +38,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             raise NotFound(f"response {id} does not exist, or has expired", "id")
         choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
         for record in await stored_trace(id, store):
-            choice.add(record.record())
+            choice.add(record)
         if fields["status"] == "finished":
             with reading(f"response {id}"):
                 choice.finish(FinishReason(fields["finish_reason"]))

@@ -17,7 +17,7 @@ from semspec.gateway.api.shared.middleware import OwnerOf
 from semspec.gateway.api.shared.requests import SESSION_NAME
 from semspec.gateway.api.shared.resolver import model_names
 from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.generation.choice import stored_request, stored_trace
+from semspec.gateway.generation.choice import stored_generation, stored_request, stored_trace
 from semspec.gateway.generation.collection import Collection, CollectionPage, GenerationPrompt
 from semspec.gateway.generation.request import Parameters
 from semspec.gateway.readiness import Readiness
@@ -155,7 +155,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         """The records of all kept segments so far, in order."""
         stored, segments = _public(id, await owned(id, owner, store)), await stored_trace(id, store)
         state = {"status": stored.status, "degraded": stored.degraded}
-        return GenerationTrace(id=id, object="generation.trace", segments=segments, **state)
+        return GenerationTrace(id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state)
 
     @routes.get("/{id}/events", response_class=Response, responses=EVENTS)
     async def events(
@@ -283,13 +283,14 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
 
 def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
+    request, generation = stored_generation(id, meta)
+    parameters = Parameters.of(generation, request.strictness, request.stops)
+    asked = {"created": request.created, "model": request.model, "session": request.session, "parameters": parameters}
     with reading(f"generation {id}"):
-        texts = {name: meta[name] for name in ("status", "created", "model", "seed")}
-        names = ("parameters", "models", "prompt", "draft_prompt", "usage")
-        parsed = {name: json.loads(meta.get(name) or "null") for name in names}
-        ended = {"finish_reason": meta.get("finish_reason"), "degraded": json.loads(meta.get("degraded", "false"))}
-        fields = {"id": id, "object": "generation", "session": meta["session"] or None, **texts, **parsed, **ended}
-        return StoredGeneration.model_validate(fields)
+        parsed = {name: json.loads(meta.get(name) or "null") for name in ("models", "prompt", "draft_prompt", "usage")}
+        state = {"finish_reason": meta.get("finish_reason"), "degraded": json.loads(meta.get("degraded", "false"))}
+        fields = {**asked, **parsed, **state, "seed": generation.sampling.seed, "status": meta["status"]}
+        return StoredGeneration.model_validate({"id": id, "object": "generation", **fields})
 
 
 def _missing(id: str) -> NotFound:
