@@ -158,13 +158,15 @@ class _Method:
         """Sends a message, or opens a stream; the responses are for `received`."""
         self._idle: list[_Stream] = []
 
-    def stream(self, metadata: Sequence[tuple[str, str]]) -> tuple[_Stream, bool]:
-        """A stream that has no call, and whether it is new."""
+    def streams(self, metadata: Sequence[tuple[str, str]]) -> Iterator[tuple[_Stream, bool]]:
+        """Streams to try a call on, and whether that is the last: one that has no call, then a new one."""
         while self._idle:
             if not (stream := self._idle.pop()).has_ended:
-                return stream, False
+                yield stream, False
+                break
         with rpc_errors():
-            return _Stream(self.open(metadata=metadata)), True
+            stream = _Stream(self.open(metadata=metadata))
+        yield stream, True
 
     def keep(self, stream: _Stream) -> None:
         """Keep a stream whose call has ended for another."""
@@ -260,15 +262,15 @@ class Connection:
 
     async def _begin(self, method: _Method, request: Any) -> tuple[_Stream, Any]:
         """A stream with a call, and the call's first response. A stream that was kept may have lost its service."""
-        while True:
-            stream, is_new = method.stream(self._authorization)
+        for stream, is_last in method.streams(self._authorization):
             try:
                 await stream.send(request)
                 return stream, await stream.receive(self._options.timeout_s)
             except BaseException as error:
                 stream.cancel()
-                if is_new or not isinstance(error, Unavailable):
+                if is_last or not isinstance(error, Unavailable):
                     raise
+        raise AssertionError("the last stream returns or raises")
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
