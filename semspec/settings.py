@@ -21,6 +21,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
@@ -219,18 +220,19 @@ def read_settings(settings_class: type[S]) -> S:
         names = [name for name in _variables(settings_class) if os.environ.get(name) == error.filename]
         problems = [f"{', '.join(names)}: {error.strerror}"]
     except ValidationError as error:
-        problems = [_problem(settings_class, [*detail["loc"]], detail["msg"]) for detail in error.errors()]
+        problems = [_problem(settings_class, detail) for detail in error.errors()]
     except SettingsError as error:
         name = str(error).split('"')[1]  # 'error parsing value for field "defaults" from source ...'
         problems = [f"{_variable(settings_class, name)}: Input should be a JSON object"]
     raise InvalidRequest("; ".join(problems))
 
 
-def _problem(settings_class: type[BaseSettings], location: list[int | str], complaint: str) -> str:
-    name = str(location[0]) if location else ""
+def _problem(settings_class: type[BaseSettings], detail: ErrorDetails) -> str:
+    name, *keys = map(str, detail["loc"] or ("",))
     field = settings_class.model_fields.get(name)
     remedy = f" ({field.description})" if field and field.description else ""
-    part = "".join(f"{key}: " for key in location[1:])
+    part = "".join(f"{key}: " for key in keys)
+    complaint = "not among the keys, leave it out" if detail["type"] == "extra_forbidden" else detail["msg"]
     return f"{_variable(settings_class, name)}: {part}{complaint}{remedy}"
 
 

@@ -19,6 +19,7 @@ from tests.hub import serving, use
 
 pytestmark = pytest.mark.slow
 Checks = dict[str, Check]
+PROBES = [f"--{role}-probe={BUNDLED_PAIR / 'probes' / role}.safetensors" for role in ("draft", "target")]
 
 
 @pytest.fixture(autouse=True)
@@ -95,14 +96,7 @@ def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
     ("words", "name", "message", "remedy"),
     [
         (
-            [
-                "--draft-model",
-                str(BUNDLED_PAIR / "target"),
-                "--draft-probe",
-                str(BUNDLED_PAIR / "probes/draft.safetensors"),
-                "--target-probe",
-                str(BUNDLED_PAIR / "probes/target.safetensors"),
-            ],
+            ["--draft-model", str(BUNDLED_PAIR / "target"), *PROBES],
             "pair",
             "the verifier's draft probe was trained on model sha256-full:",
             "start the verifier with that model's probe",
@@ -131,6 +125,14 @@ def test_fault_is_named_with_its_remedy(
     (tmp_path / "probes" / "serving.json").write_text('{"strategy": "retrieval"}')
     failure = only_failure(doctor(capsys, *(word.format(tmp_path) for word in words)))
     assert failure.name == name and message in failure.message and remedy in failure.remedy
+
+
+def test_vllm_where_it_is_chosen_and_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", "vllm")
+    failure = only_failure(doctor(capsys))
+    assert (failure.name, failure.message) == ("target", "vLLM is not installed")
 
 
 def test_dead_redis_is_named_and_its_password_kept(

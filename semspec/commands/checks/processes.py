@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
 
         check_installed()
         model, tokenizer = load_model(settings, writer)
-        return Outline(model.info, tokenizer, "vLLM")
+        return Outline(model.info, tokenizer, f"vLLM {version('vllm')}")
     from semspec.engine.causal_lm import CausalLM
 
     name, limit = settings.model, settings.max_context_tokens
@@ -189,7 +189,8 @@ def _memory(models: list[Started]) -> Check:
     from semspec.engine.hub import size_of
 
     place, free_bytes, weight_bytes = _free()
-    needed, kv_bytes = weight_bytes * sum(m.num_weights for m in models), sum(m.settings.kv_bytes for m in models)
+    needed = weight_bytes * sum(m.num_weights for m in models)
+    kv_bytes = sum(m.report.max_cache_bytes or m.settings.kv_bytes for m in models)
     if not free_bytes:
         return warn("memory", f"weights {size_of(needed)}; what is free is unknown here", "see that they fit")
     words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
