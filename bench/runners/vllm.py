@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.vllm.options import token_bytes
 from semspec.stack.child import Child, StackError
 
 MODEL = "pair"
@@ -69,8 +70,8 @@ class Site:
             networks.append(self.pair / "draft")
         kv_bytes = self.kv_bytes
         if kv_bytes is None:
-            bytes_per_number = 2 if self.has_gpu else 4
-            kv_bytes = NUM_CACHED_WINDOWS * sum(_kv_bytes(one, num_tokens, bytes_per_number) for one in networks)
+            sizes = [token_bytes(_config(one), 1, 2 if self.has_gpu else 4) for one in networks]
+            kv_bytes = NUM_CACHED_WINDOWS * num_tokens * sum(sizes)
         options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
         device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32"]
@@ -289,14 +290,6 @@ def _message(response: httpx.Response) -> str:
 
 def _config(model: Path) -> Any:
     return AutoConfig.from_pretrained(str(model), trust_remote_code=False).get_text_config()
-
-
-def _kv_bytes(model: Path, num_tokens: int, bytes_per_number: int) -> int:
-    """Size of the keys and values of `num_tokens` tokens in all layers."""
-    config = _config(model)
-    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * num_heads * head_size * bytes_per_number * num_tokens)
 
 
 def _free_port() -> int:

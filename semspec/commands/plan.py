@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from semspec.engine.hub import look_up
 from semspec.engine.settings import VllmOptions
-from semspec.engine.vllm.options import head_size
+from semspec.engine.vllm.options import token_bytes
 from semspec.engine.vllm.recorder import LOGITS_ROWS, POOLED_ROWS
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import HIDDEN_SIZES
@@ -57,10 +57,7 @@ class Model:
 
     def token_bytes(self, tensor_parallel: int, is_fp8: bool) -> int:
         """Keys and values of a token on each of `tensor_parallel` GPUs."""
-        config = self.config
-        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        per_head = 2 * config.num_hidden_layers * head_size(config) * (1 if is_fp8 else 2)
-        return int(per_head * max(1, num_heads // tensor_parallel))
+        return token_bytes(self.config, tensor_parallel, 1 if is_fp8 else 2)
 
     def fixed_bytes(self, tensor_parallel: int, is_fp8: bool, batched: int) -> int:
         """All else on each GPU; `batched`: tokens of a step."""

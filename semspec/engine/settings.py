@@ -18,18 +18,11 @@ class VllmOptions(SettingObject):
         None, min_length=1, description="quantisation at the start, such as fp8; unset: as in the checkpoint"
     )
     gpu_memory_utilization: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of the memory for weights, keys and values; unset: kv_bytes for keys and values, and on a "
-        "GPU where that is unset, too, 0.92",
+        None, gt=0, le=1, description="share of the memory for all; unset: as kv_bytes says, where unset on a GPU 0.92"
     )
     kv_cache_dtype: Literal["fp8"] | None = Field(None, description="keys and values in FP8; unset: as computed")
     max_num_batched_tokens: int = Field(
-        2048,
-        ge=32,
-        le=1 << 20,
-        description="tokens of a step; (layers + 1) x tokens x hidden size is the memory of their states",
+        2048, ge=32, le=1 << 20, description="tokens of a step, whose states take (layers + 1) x tokens x hidden size"
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="requests of a step")
     enforce_eager: bool | None = Field(None, description="true: without CUDA graphs; unset: on a CPU alone")
@@ -57,8 +50,8 @@ class ModelSettings(ServiceSettings):
     kv_bytes: int = Field(
         4 << 30,
         ge=0,
-        description="keys and values of running calls and of the prefix cache together, in bytes; beyond it, calls "
-        "wait, or are evicted and computed again",
+        description="keys and values of running calls and of the prefix cache, in bytes; beyond it, calls wait, or are "
+        "evicted and computed again; vLLM's default on a CPU: at most 8 of the longest contexts",
     )
     probes: DirectoryPath | None = Field(
         None,

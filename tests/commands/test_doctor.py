@@ -127,9 +127,7 @@ def test_fault_is_named_with_its_remedy(
     assert failure.name == name and message in failure.message and remedy in failure.remedy
 
 
-def test_vllm_where_it_is_chosen_and_not_installed_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", "vllm")
     failure = only_failure(doctor(capsys))
     assert (failure.name, failure.message) == ("target", "vLLM is not installed")

@@ -1,24 +1,30 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from pydantic import ValidationError
+from transformers import AutoConfig
 
 from semspec.engine import protocol
 from semspec.engine.protocol import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.engine.vllm.options import fingerprint, prepare_environment
+from semspec.engine.vllm.options import default_kv_bytes, fingerprint, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
+from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
+from tests.processes import left_alive
+
+REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes".split()
 
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
@@ -42,12 +48,17 @@ def test_vllm_is_imported_only_where_it_is_chosen() -> None:
     assert told.stdout == "False\n"
 
 
-def test_settings_of_vllm_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = '{"tensor_parallel_size": 2, "quantization": "fp8"}'
-    for name, value in {"MODEL": "m", "ENGINE": "vllm", "VLLM_OPTIONS": chosen}.items():
-        monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
-    options = load_settings(TargetSettings).vllm_options
-    assert (options.tensor_parallel_size, options.quantization, options.max_num_seqs) == (2, "fp8", 64)
+def test_process_whose_parent_is_killed_while_it_starts_ends(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing, os, pathlib, signal, sys, time; from semspec.engine.vllm.process import Core\n"
+        "def start():\n"
+        "    (child := multiprocessing.get_context('spawn').Process(target=time.sleep, args=(600,))).start()\n"
+        "    pathlib.Path(sys.argv[1]).write_text(str(child.pid)); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Core.start('m', start, print)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "pid")], timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert left_alive([int((tmp_path / "pid").read_text())], timeout_s=60) == []
 
 
 def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
@@ -64,32 +75,22 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "complaint"),
+    ("engine", "options", "complaint"),
     [
-        ("VLLM_OPTIONS", '{"quantization": "fp8"}', "only for the engine vllm"),
-        ("ENGINE", "vlm", "ENGINE: Input should be 'auto'"),
-        (
-            "VLLM_OPTIONS",
-            '{"gpu_memory_utilization": 1.5}',
-            "gpu_memory_utilization: Input should be less than or equal",
-        ),
+        *(("vllm", f'{{"{name}": "dummy"}}', f"OPTIONS: {name}: not among the keys, leave it out") for name in REFUSED),
+        ("vllm", '{"gpu_memory_utilization": 1.5}', "gpu_memory_utilization: Input should be less than or equal"),
+        ("fast", '{"quantization": "fp8"}', "vllm_options: only for the engine vllm"),
     ],
 )
-def test_bad_setting_ends_the_start_with_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, complaint: str
+def test_option_that_is_not_listed_or_out_of_bounds_ends_the_start(
+    engine: str, options: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "m")
-    monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
+    for name, value in {"MODEL": "m", "ENGINE": engine, "VLLM_OPTIONS": options}.items():
+        monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
     with pytest.raises(SystemExit):
         load_settings(TargetSettings)
     [line] = capsys.readouterr().err.splitlines()
     assert complaint in line
-
-
-@pytest.mark.parametrize("name", ["load_format", "hf_overrides", "trust_remote_code", "speculative_config", "nnodes"])
-def test_option_that_changes_numbers_runs_code_or_hangs_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"vllm_options.{name}\n  Extra inputs are not permitted"):
-        ModelSettings(model="m", engine="vllm", vllm_options={name: "x"})
 
 
 async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
@@ -100,6 +101,11 @@ async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngin
     found = [fingerprint(info, one) for one in changes]
     assert len({info.fingerprint, fingerprint(other, changes[0]), *found}) == 5
     assert {(one.partition(":")[0], len(one)) for one in found} == {("sha256-full", len(info.fingerprint))}
+
+
+def test_keys_and_values_of_a_small_model_take_little_of_a_cpu_by_default() -> None:
+    config = AutoConfig.from_pretrained(BUNDLED_PAIR / "target")
+    assert 8 * 512 < default_kv_bytes(config, 512) / (24 * 2 * 128 * 4) < 9 * 512
 
 
 LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "

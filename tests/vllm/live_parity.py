@@ -103,9 +103,8 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -
         for told, expected in zip(one.logprobs, other.logprobs, strict=True):
             assert (told.token_id, told.data) == (expected.token_id, expected.data)
             assert told.logprob == pytest.approx(expected.logprob, abs=1e-4)
-            assert [a.logprob for a in told.alternatives] == pytest.approx(
-                [a.logprob for a in expected.alternatives], abs=1e-3
-            )
+            one_row, other_row = ([a.logprob for a in row.alternatives] for row in (told, expected))
+            assert one_row == pytest.approx(other_row, abs=1e-3)
 
 
 async def test_penalties_and_grammars_change_the_same_draws(theirs: VllmEngine, ours: TransformersEngine) -> None:
@@ -137,9 +136,7 @@ async def test_proposals_and_their_verification_are_ours(
             np.testing.assert_allclose(told, wanted, atol=1e-5)
     for seed, (context, proposal) in enumerate(zip(started, proposals, strict=True)):
         what = params(seed, temperature)
-        verified, expected_tokens = await asyncio.gather(
-            theirs.verify_tokens(context, (), proposal, what), ours.verify_tokens(context, (), proposal, what)
-        )
+        verified, expected_tokens = [await one.verify_tokens(context, (), proposal, what) for one in (theirs, ours)]
         assert replace(verified, duration_ms=0) == replace(expected_tokens, duration_ms=0)
         num_accepted += verified.num_accepted
     assert num_accepted == 6 * NUM_STREAMS if temperature == 0 else num_accepted > 3 * NUM_STREAMS
@@ -148,18 +145,14 @@ async def test_proposals_and_their_verification_are_ours(
     assert replace(both[0], duration_ms=0) == replace(both[1], duration_ms=0) and both[0].mismatches
 
 
-async def test_sentence_ended_by_another_writer_goes_on_as_ours_does(
-    theirs: VllmEngine, ours: TransformersEngine
-) -> None:
+async def test_sentence_of_another_writer_goes_on_as_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
     """The first token after a sentence that a look-ahead ended begins with white space."""
     started = await contexts(ours, NUM_STREAMS)
     for seed, context in enumerate(started):
         what = params(seed, 1.2, segmentation=Segmentation.SENTENCE, max_segments=1)
         [first] = await written(ours, context, what)
-        context, again = (
-            context.extended(first.segment),
-            replace(what, sampling=SamplingParams(1.2, 1.0, 0, 1000 + seed)),
-        )
+        context = context.extended(first.segment)
+        again = replace(what, sampling=SamplingParams(1.2, 1.0, 0, 1000 + seed))
         mine, expected = await written(theirs, context, again), await written(ours, context, again)
         assert_same_segments(ours, context, again, mine, expected)
 

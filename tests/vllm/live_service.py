@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
 from semspec.stack import Stack, StackConfig
 from tests.processes import left_alive
-from tests.vllm.support import KV_BYTES, START_TIMEOUT_S, TARGET
+from tests.vllm.support import START_TIMEOUT_S, TARGET
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMMAND = [sys.executable, "-m", "semspec.services.target"]
-SETTINGS = {"ENGINE": "vllm", "KV_BYTES": str(KV_BYTES)}
 NUM_STREAMS = 8
 DONE = "DONE"
 STALL_S = 5.0
@@ -34,9 +34,9 @@ STALL_S = 5.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served() -> AsyncIterator[Stack]:
-    """A stack whose target runs in vLLM, whose CPU build has no attention for the draft's small heads."""
-    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in SETTINGS.items()}
-    environment |= {"SEMSPEC_STALL_S": str(STALL_S), "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
+    """`SEMSPEC_TARGET_ENGINE=vllm semspec serve`: the CPU build has no attention for the draft's small heads."""
+    own = {"SEMSPEC_STALL_S": str(STALL_S), "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
+    environment = {"SEMSPEC_TARGET_ENGINE": "vllm", **own}
     async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
         yield stack
 
@@ -148,20 +148,33 @@ async def test_core_that_is_killed_ends_streams_and_its_service_with_the_reason(
     assert "cannot serve any longer: vLLM ended: it was killed" in target.log.read_text()
 
 
-async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["its core has begun", "it serves"])
+async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path, moment: str) -> None:
     port = tmp_path / "port"
-    with (tmp_path / "log").open("wb") as log:
-        service = subprocess.Popen(
-            COMMAND, env=environment(TARGET, {}) | {"SEMSPEC_PORT_FILE": str(port)}, stdout=log, stderr=log
-        )
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not port.exists() and service.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    family = psutil.Process(service.pid).children(recursive=True)
-    assert port.exists() and family
+    own = environment(TARGET, {}) | {"SEMSPEC_PORT_FILE": str(port)}
+    service = subprocess.Popen(COMMAND, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    family, deadline = [], time.monotonic() + START_TIMEOUT_S
+    while service.poll() is None and time.monotonic() < deadline:
+        with suppress(psutil.NoSuchProcess):  # vLLM also runs commands that end
+            family = psutil.Process(service.pid).children(recursive=True)
+            has_core = any("spawn_main" in " ".join(one.cmdline()) for one in family)
+            if has_core and (moment == "its core has begun" or port.exists()):
+                break
+        time.sleep(0.02)
+    assert service.poll() is None and family
     service.kill()
     service.wait()
-    assert left_alive([one.pid for one in family]) == []
+    assert left_alive([one.pid for one in family], timeout_s=10) == []
+
+
+async def test_doctor_names_vllm_and_probes_of_other_numbers() -> None:
+    own = os.environ | {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_TARGET_VLLM_OPTIONS": '{"kv_cache_dtype": "fp8"}'}
+    command = [sys.executable, "-m", "semspec.cli", "doctor", "--json", "--port", "0"]
+    ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
+    assert checks["target"]["message"].endswith(f"vLLM {version('vllm')}, 5.0 M weights")
+    assert [name for name, check in checks.items() if check["level"] == "fail"] == ["pair"]
+    assert "target probe was trained on model sha256-full:4858186ce46e8520, but" in checks["pair"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +195,12 @@ async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
 
 async def test_heads_that_the_cpu_build_lacks_are_refused(checkpoints: dict[str, Path]) -> None:
     code, lines = start(checkpoints["qwen2"], {})
-    assert code == EXIT_ENGINE_ENDED
-    assert "vLLM's CPU build has no attention for heads of" in lines[-1]
+    assert code == EXIT_ENGINE_ENDED and "vLLM's CPU build has no attention for heads of" in lines[-1]
 
 
 def environment(model: Path, settings: dict[str, str]) -> dict[str, str]:
     """Of a target service."""
-    own = SETTINGS | {"MODEL": str(model), "PORT": "0"} | settings
+    own = {"ENGINE": "vllm", "MODEL": str(model), "PORT": "0"} | settings
     return os.environ | {f"SEMSPEC_TARGET_{name}": value for name, value in own.items()}
 
 

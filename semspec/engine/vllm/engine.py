@@ -15,7 +15,7 @@ from semspec.engine.requests import Generate, Propose, Request, Result
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
-from semspec.engine.vllm.requests import KEY, request_to_wire, result_from_wire
+from semspec.engine.vllm.requests import KEY, REQUEST, result_from_wire
 from semspec.engine.worker import MAX_CALLS
 from semspec.errors import Overloaded, Unavailable
 from semspec.types import ModelInfo, Writer
@@ -153,5 +153,5 @@ def _parameters(request: Request, num_left: int) -> Any:
         ignore_eos=True,  # a segment's end is fed, for its states
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args=request_to_wire(request),
+        extra_args={KEY: REQUEST.dump_python(request)},
     )

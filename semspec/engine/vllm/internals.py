@@ -24,9 +24,8 @@ from semspec.engine.logits import draw_each
 from semspec.engine.shaping import Grammars
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, first_row
-from semspec.engine.vllm.process import exit_with_parent
 from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
-from semspec.engine.vllm.requests import KEY, model_from_wire, request_from_wire
+from semspec.engine.vllm.requests import KEY, MODEL, request_in
 from semspec.probes.projection import Projections
 from semspec.types import SamplingParams
 
@@ -44,7 +43,6 @@ class SemspecScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        exit_with_parent()
         self._outcomes: dict[str, Outcome] = {}
         """Of the step whose output is being processed."""
         self._first_rows: dict[str, int | None] = {}
@@ -59,8 +57,7 @@ class SemspecScheduler(Scheduler):
 
     def _first_row(self, request: Any) -> int | None:
         if request.request_id not in self._first_rows:
-            params = request.sampling_params
-            own = request_from_wire(params.extra_args) if params else None
+            own = request_in(request.sampling_params)
             self._first_rows[request.request_id] = first_row(own, request.num_prompt_tokens) if own else None
         return self._first_rows[request.request_id]
 
@@ -102,7 +99,7 @@ class SemspecWorker(Worker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
         super().load_model(*args, **kwargs)
-        model, wire = self.model_runner.get_model(), model_from_wire(self.vllm_config.additional_config)
+        model, wire = self.model_runner.get_model(), MODEL.validate_python(self.vllm_config.additional_config[KEY])
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
         model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
@@ -135,7 +132,7 @@ class SemspecWorker(Worker):
             self._recorder.drop(request_id)
         for new in scheduler_output.scheduled_new_reqs:
             params = new.sampling_params
-            if (request := request_from_wire(params.extra_args if params else None)) is not None:
+            if (request := request_in(params)) is not None:
                 params.extra_args[CALL] = self._recorder.start(new.req_id, new.prompt_token_ids, request)
         output = super().execute_model(scheduler_output)
         state = self.model_runner.execute_model_state

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.requests import Model, model_to_wire
+from semspec.engine.vllm.requests import KEY, MODEL, Model
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo, Writer
 
@@ -26,6 +26,9 @@ OTHER_ENGINE = "set the engine to fast or transformers"
 
 CPU_HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 """Of the attention kernels of vLLM's CPU build."""
+
+NUM_WHOLE_CONTEXTS = 8
+"""Of the longest kind, whose keys and values are kept on a CPU by default: they are allocated at the start."""
 
 CPU_BLOCK_SIZE = 32
 """Tokens that the prefix cache shares or not: on a CPU the smallest, on a GPU vLLM's default."""
@@ -76,7 +79,10 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         raw = load_tokenizer(folder)
         info = model_info(settings.model, folder, config, raw, settings.max_context_tokens)
     _check_device(settings, config)
-    info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=settings.kv_bytes)
+    kv_bytes = settings.kv_bytes
+    if "kv_bytes" not in settings.model_fields_set:
+        kv_bytes = min(kv_bytes, default_kv_bytes(config, info.max_context_tokens))
+    info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=kv_bytes)
     ends = eos_ids(generation_config(folder), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
     probes = None if settings.probes is None else str(settings.probes.absolute())
@@ -113,10 +119,10 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
         "logits_processors": ["semspec.engine.vllm.internals:SeededSampling"],
         # Also part of the key of compiled graphs, which must return all states.
-        "additional_config": model_to_wire(model),
+        "additional_config": {KEY: MODEL.dump_python(model, mode="json")},
     }
     if options.gpu_memory_utilization is None and (is_cpu or "kv_bytes" in settings.model_fields_set):
-        arguments["kv_cache_memory_bytes"] = settings.kv_bytes
+        arguments["kv_cache_memory_bytes"] = model.info.max_cache_bytes
         if not is_cpu:  # all that is left of it is a demand of free memory at the start: another model may be there
             arguments["gpu_memory_utilization"] = 0.01
     if is_cpu:
@@ -124,6 +130,18 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
     return arguments | options.model_dump(exclude_none=True)
+
+
+def default_kv_bytes(config: PretrainedConfig, max_context_tokens: int) -> int:
+    """Of the longest contexts on a CPU, in fp32."""
+    return NUM_WHOLE_CONTEXTS * (max_context_tokens + CPU_BLOCK_SIZE) * token_bytes(config.get_text_config(), 1, 4)
+
+
+def token_bytes(config: PretrainedConfig, tensor_parallel: int, number_bytes: int) -> int:
+    """Keys and values of a token on each of `tensor_parallel` GPUs."""
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    per_head = 2 * config.num_hidden_layers * head_size(config) * number_bytes
+    return int(per_head * max(1, num_heads // tensor_parallel))
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -38,21 +39,25 @@ _GENERAL = ("EngineDeadError", "Engine core initialization failed", "EngineCore"
 logger = logging.getLogger(__name__)
 
 
-def exit_with_parent() -> None:
-    """End this process, a child of `multiprocessing`, at once when its parent ends, however that ends.
+class EndsWithParent:
+    """Where `multiprocessing` spawns a process that has this in its configuration, which that one's own processes
+    inherit, it ends at once when its parent ends, however that ends. It watches before it imports what it runs.
 
-    A parent-death signal would also come when only the thread ends that started this process.
+    A parent-death signal would also come when only the thread ends that started the process.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
 
-    def wait() -> None:
-        connection.wait([sentinel])
+    def __reduce__(self) -> tuple[Callable[[int], "EndsWithParent"], tuple[int]]:
+        return _ends_with, (os.getpid(),)
+
+
+def _ends_with(parent: int) -> EndsWithParent:
+    def watch() -> None:
+        while os.getppid() == parent:  # `multiprocessing` knows the parent only later
+            time.sleep(0.1)
         os._exit(1)
 
-    threading.Thread(target=wait, name="semspec-parent", daemon=True).start()
+    threading.Thread(target=watch, name="semspec-parent", daemon=True).start()
+    return EndsWithParent()
 
 
 class Output:
@@ -125,6 +130,7 @@ class Core:
     def start(cls, model: str, start: Callable[[], Any], ended: Callable[[str], None]) -> "Core":
         """`start` makes an `AsyncLLM`. Raises: Mismatch, with the reason that vLLM gives and a remedy."""
         output, before = Output(), set(multiprocessing.active_children())
+        vars(multiprocessing.current_process())["_config"]["semspec"] = EndsWithParent()
         try:
             with output.captured():
                 llm = start()
@@ -143,30 +149,32 @@ class Core:
 
     async def outputs(self, tokens: list[int], parameters: Any, key: str) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a request. Raises: Unavailable when vLLM has ended, InternalError when it fails."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         if self._is_closed:
             raise Unavailable("the engine is shut down; retry on another replica")
-        try:
+        with _alive():
             async with aclosing(self._llm.generate({"prompt_token_ids": tokens}, parameters, key)) as outputs:
                 async for output in outputs:
                     yield output
-        except EngineDeadError as error:
-            raise Unavailable("vLLM has ended; retry on another replica") from error
 
     async def ask(self, method: str, *arguments: str) -> Any:
         """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
+        with _alive():
             return (await self._llm.collective_rpc(method, args=arguments))[0]
-        except EngineDeadError as error:
-            raise Unavailable("vLLM has ended; retry on another replica") from error
 
     async def close(self) -> None:
         """End vLLM's processes and with them all requests."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise Unavailable("vLLM has ended; retry on another replica") from error
 
 
 def remedy_for(reason: str) -> str:

@@ -17,8 +17,7 @@ KEY = "semspec"
 ERROR = "error"
 """Where the name of an error, its message and its parameter stand instead of a result."""
 
-
-_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
     "generate": TypeAdapter(GeneratedSegment),
     "propose": TypeAdapter(Proposal),
@@ -41,18 +40,13 @@ class Model:
     """The folder of probes whose first layers are applied to states."""
 
 
-_MODEL = TypeAdapter(Model)
+MODEL = TypeAdapter(Model)
 
 
-def request_to_wire(request: Request) -> dict[str, Any]:
-    """Plain values for `extra_args`."""
-    return {KEY: _REQUEST.dump_python(request)}
-
-
-def request_from_wire(extra_args: dict[str, Any] | None) -> Request | None:
-    """The request in `extra_args`; None for one of vLLM's own, such as its warm-up."""
-    wire = (extra_args or {}).get(KEY)
-    return None if wire is None else _REQUEST.validate_python(wire)
+def request_in(params: Any) -> Request | None:
+    """The request in vLLM's `SamplingParams`; None for one of vLLM's own, such as its warm-up."""
+    wire = ((params and params.extra_args) or {}).get(KEY)
+    return None if wire is None else REQUEST.validate_python(wire)
 
 
 def results_to_wire(kind: str, results: Sequence[object]) -> list[Any]:
@@ -71,13 +65,3 @@ def result_from_wire(kind: str, wire: object) -> Any:
         name, message, parameter = wire[ERROR]
         raise getattr(errors, name)(message, parameter)
     return _RESULTS[kind].validate_python(wire)
-
-
-def model_to_wire(model: Model) -> dict[str, Any]:
-    """Plain values for `additional_config`."""
-    return {KEY: _MODEL.dump_python(model, mode="json")}
-
-
-def model_from_wire(additional_config: dict[str, Any]) -> Model:
-    """The model in `additional_config`."""
-    return _MODEL.validate_python(additional_config[KEY])
