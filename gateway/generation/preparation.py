@@ -184,6 +184,11 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     if plan.grammar and not all(one.supports_grammars for one in writers):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+    if plan.min_tokens and (strategy.needs_one_vocabulary or strategy.needs_datastore or plan.grammar):
+        message = "neither in a format nor with a strategy that verifies tokens"
+        yield f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out", "min_tokens"
+    if plan.min_tokens and not all(one.supports_penalties for one in writers):
+        yield "min_tokens, ignore_eos: a server writes for one of the models; leave them out", "min_tokens"
     if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
         yield "min_p: a server writes for one of the models that may not know it; leave it out", "min_p"
     if not (penalties.is_neutral or strategy.supports_grammars):

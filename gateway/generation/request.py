@@ -51,6 +51,7 @@ class Parameters(_Sampling):
     logit_bias: dict[str, float]
     """By token id."""
     max_tokens: int
+    min_tokens: int
     stop: list[str]
 
     @classmethod
@@ -69,6 +70,7 @@ class Parameters(_Sampling):
             repetition_penalty=penalties.repetition,
             logit_bias={str(token): bias for token, bias in penalties.logit_bias},
             max_tokens=generation.max_tokens,
+            min_tokens=min(generation.min_tokens, generation.max_tokens),
             stop=list(stops),
         )
 

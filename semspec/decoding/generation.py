@@ -90,6 +90,8 @@ class Generation:
     """See `GenerationParams`; only for strategies that take one."""
     penalties: Penalties = NO_PENALTIES
     """See `GenerationParams`; only for strategies that take grammars."""
+    min_tokens: int = 0
+    """No end-of-sequence is drawn before so many; only for strategies whose kept text is drawn by `generate`."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
 
@@ -141,6 +143,7 @@ class Progress:
             segmentation=generation.segmentation,
             max_segments=max_segments,
             max_tokens=self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left),
+            min_tokens=max(0, generation.min_tokens - (generation.max_tokens - self.tokens_left)),
             want_states=want_states,
             num_logprobs=generation.num_logprobs,
             session=generation.session,

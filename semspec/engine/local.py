@@ -38,6 +38,7 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
     for field, is_unsupported in (
         (GRAMMAR, params.grammar and not info.supports_grammars),
         ("penalties", not (params.penalties.is_neutral or info.supports_penalties)),
+        ("min_tokens", params.min_tokens and (params.grammar or not info.supports_penalties)),
         ("logprobs", params.num_logprobs is not None and not info.supports_logprobs),
         ("min_p", params.sampling.min_p and not info.supports_min_p),
     ):

@@ -35,7 +35,8 @@ class Generate:
     @property
     def is_shaped(self) -> bool:
         """Whether logits are changed before a draw."""
-        return bool(self.params.grammar) or not self.params.penalties.is_neutral
+        params = self.params
+        return bool(params.grammar) or params.min_tokens > 0 or not params.penalties.is_neutral
 
     @property
     def projection(self) -> str:

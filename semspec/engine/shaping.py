@@ -1,9 +1,10 @@
-"""What a request changes of a copy of the logits before each draw: biases, penalties, a grammar by llguidance."""
+"""What a request changes of a copy of the logits before each draw: biases, penalties, a grammar by llguidance, and
+end-of-sequence, which is not to be drawn yet."""
 
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, Thread
@@ -223,31 +224,40 @@ class Counts:
 class Shaping:
     """The changes to a generation's logits, draw by draw. Not thread-safe."""
 
-    def __init__(self, matcher: Matcher | None, counts: Counts | None) -> None:
+    def __init__(self, matcher: Matcher | None, counts: Counts | None, eos_ids: Iterable[int], min_tokens: int) -> None:
+        """`eos_ids` are not drawn before `min_tokens` others."""
         self._matcher, self._counts = matcher, counts
+        self._eos_ids, self._num_left = sorted(eos_ids), min_tokens
 
     def first(self) -> Shape:
         """For the first draw."""
-        return partial(self._shaped, allowed=self._matcher.allowed() if self._matcher else None)
+        return partial(
+            self._shaped, allowed=self._matcher.allowed() if self._matcher else None, may_end=self._num_left <= 0
+        )
 
     def after(self, token: int) -> Shape:
         """For the draw after `token`, which is written now. It is to be used before the next call."""
         if self._counts:
             self._counts.add(token)
-        return partial(self._shaped, allowed=self._matcher.allowed_after(token) if self._matcher else None)
+        self._num_left -= 1
+        allowed = self._matcher.allowed_after(token) if self._matcher else None
+        return partial(self._shaped, allowed=allowed, may_end=self._num_left <= 0)
 
-    def _shaped(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+    def _shaped(self, logits: Tensor, allowed: Tensor | None, may_end: bool) -> Tensor:
         changed = self._counts.applied(logits) if self._counts else logits
+        if not may_end:
+            changed = changed.clone()
+            changed[self._eos_ids] = -torch.inf
         return changed if allowed is None else changed.masked_fill(~allowed.to(logits.device), -torch.inf)
 
 
 def shaping_of(
     request: Generate, tokens: Sequence[int], tokenizer: ModelTokenizer, grammars: Grammars | None
 ) -> Shaping | None:
-    """Grammar, checked before, and penalties of a request after `tokens`; None without. Raises: InvalidRequest."""
+    """What a request changes after `tokens`, its grammar checked before; None for nothing. Raises: InvalidRequest."""
     params, counts, matcher = request.params, None, None
     if not params.penalties.is_neutral:
         counts = Counts(params.penalties, tokens, request.written, tokenizer.num_embeddings)
     if params.grammar and grammars:
         matcher = grammars.matcher(params.grammar, request.written)
-    return Shaping(matcher, counts) if request.is_shaped else None
+    return Shaping(matcher, counts, tokenizer.eos_ids, params.min_tokens) if request.is_shaped else None

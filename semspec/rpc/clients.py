@@ -241,4 +241,5 @@ def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams
     if params.is_complete(len(kept), num_tokens, kept[-1].end):
         return None
     max_segments = max(params.max_segments - len(kept), 0)
-    return replace(params, max_tokens=params.max_tokens - num_tokens, max_segments=max_segments)
+    max_tokens, min_tokens = params.max_tokens - num_tokens, max(params.min_tokens - num_tokens, 0)
+    return replace(params, max_tokens=max_tokens, min_tokens=min_tokens, max_segments=max_segments)

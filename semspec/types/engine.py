@@ -74,6 +74,8 @@ class GenerationParams:
     """0: no limit other than end-of-sequence and token budget."""
     max_tokens: int = 1024
     """Token budget of all segments together, end-of-sequence included."""
+    min_tokens: int = 0
+    """End-of-sequence is not drawn before so many tokens. Only for models with `ModelInfo.supports_penalties`."""
     max_segment_tokens: int = 512
     """Token limit of one segment; a segment without boundary ends there."""
     want_states: bool = False
@@ -235,7 +237,7 @@ class ModelInfo:
     supports_min_p: bool = False
     """Whether its engine knows `SamplingParams.min_p`."""
     supports_penalties: bool = False
-    """Whether its engine knows `GenerationParams.penalties`."""
+    """Whether its engine knows `GenerationParams.penalties` and `GenerationParams.min_tokens`."""
     num_token_ids: int = 0
     """Exclusive upper limit of the token ids that `Penalties.logit_bias` may name; 0: not known."""
     datastore: str = ""

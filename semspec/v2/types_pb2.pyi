@@ -482,6 +482,7 @@ class GenerateRequest(_message.Message):
     PENALTIES_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -501,6 +502,8 @@ class GenerateRequest(_message.Message):
     """draft-ahead: starts after other calls and is evicted before them"""
     grammar: _builtins.str
     """in llguidance's Lark syntax, of all segments after the prompt; empty: none"""
+    min_tokens: _builtins.int
+    """end-of-sequence is not drawn before so many tokens of all segments"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -535,10 +538,11 @@ class GenerateRequest(_message.Message):
         penalties: Global___Penalties | None = ...,
         tail: Global___Tail | None = ...,
         call: Global___Call | None = ...,
+        min_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -928,7 +932,7 @@ class ModelInfo(_message.Message):
     datastore_model: _builtins.str
     """fingerprint of the target whose answers the datastore holds"""
     supports_penalties: _builtins.bool
-    """whether its engine knows GenerateRequest.penalties"""
+    """whether its engine knows GenerateRequest.penalties and min_tokens"""
     num_token_ids: _builtins.int
     """exclusive upper limit of the ids in Penalties.logit_bias; 0: not known"""
     @_builtins.property

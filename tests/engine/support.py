@@ -142,8 +142,9 @@ async def one_by_one(engine: TransformersEngine, context: Context, what: Generat
     """What calls for a segment each write until `what` is fulfilled."""
     segments: list[Segment] = []
     while not is_fulfilled(segments, what):
-        left = what.max_tokens - sum(len(segment.token_ids) for segment in segments)
-        single = replace(what, max_segments=1, max_tokens=left)
+        written = sum(len(segment.token_ids) for segment in segments)
+        least, left = max(0, what.min_tokens - written), what.max_tokens - written
+        single = replace(what, max_segments=1, max_tokens=left, min_tokens=least)
         segments += await segments_of(engine, context.extended(*segments), single)
     return segments
 

@@ -72,10 +72,15 @@ async def test_one_call_writes_what_several_do(engine: TransformersEngine, uncac
         assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
-async def test_penalty_on_repeating_makes_greedy_text_repeat_less(engine: TransformersEngine) -> None:
-    plain = ids_of(await answered(engine, params(Penalties(), temperature=0, max_tokens=60)))
-    varied = ids_of(await answered(engine, params(Penalties(frequency=2.0), temperature=0, max_tokens=60)))
-    assert len(set(varied)) / len(varied) > len(set(plain)) / len(plain)
+async def test_end_is_drawn_once_it_may_be(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+    """By a model that would end at once, in one call or in several."""
+    end, context = min(engine.tokenizer.eos_ids), await prompt(engine)
+    for least in (1, 30, 60):
+        eager = params(Penalties(logit_bias=((end, 50.0),)), max_tokens=60, max_segment_tokens=12, min_tokens=least)
+        segments = await segments_of(engine, context, eager)
+        ids = [token for segment in segments for token in segment.token_ids]
+        assert [place for place, token in enumerate(ids) if token == end] == [least] * (least < 60)
+        assert len(ids) == min(least + 1, 60) and segments == await one_by_one(uncached, context, eager)
 
 
 async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(engine: TransformersEngine) -> None:

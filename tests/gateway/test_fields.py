@@ -122,6 +122,18 @@ async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: Gat
     assert "takes no penalties" in assert_error(await gateway.chat(**given), 400, param=name)["message"]
 
 
+@pytest.mark.parametrize(("fields", "least"), [({"min_tokens": 9}, 9), ({"ignore_eos": True}, 64)])
+async def test_end_is_put_off_for_both_models(start_gateway: GatewayFactory, fields: Any, least: int) -> None:
+    fakes = Fakes.make()
+    gateway = await start_gateway(fakes)
+    answer = (await gateway.chat(**fields, max_tokens=64, semspec={"strategy": "semantic"})).json()
+    assert answer["semspec"]["parameters"]["min_tokens"] == least
+    assert fakes.drafter.asked[0].min_tokens >= least
+    for other in ({"semspec": {"strategy": "token-level"}}, {"response_format": {"type": "json_object"}}):
+        refused = assert_error(await gateway.chat(**fields, **other), 400, param="min_tokens")
+        assert "leave them out" in refused["message"]
+
+
 async def test_bias_on_tokens_of_another_model_is_refused(start_gateway: GatewayFactory) -> None:
     fakes = Fakes.make().told(drafter={"tokenizer": "another.tokenizer"}, verifier={"draft_tokenizer": ""})
     gateway = await start_gateway(fakes)

@@ -38,11 +38,11 @@ OPENAI_DEFAULTS: Neutral = {
     # Fields that vLLM and TGI add.
     **_neutral("chat_template prompt_logprobs structured_outputs tool_prompt truncate_prompt_tokens"),
     **_neutral("add_generation_prompt skip_special_tokens spaces_between_special_tokens", True),
-    **_neutral("continue_final_message ignore_eos include_stop_str_in_output use_beam_search", False),
+    **_neutral("continue_final_message include_stop_str_in_output use_beam_search", False),
     **_neutral("bad_words stop_token_ids", []),
     **_neutral("chat_template_kwargs", {}),
     **_neutral("length_penalty typical_p", 1),
-    **_neutral("min_tokens priority", 0),
+    **_neutral("priority", 0),
 }
 """Of OpenAI's API and of its extensions in vLLM and TGI."""
 
@@ -244,5 +244,8 @@ class GenerationRequest(TextRequest):
     logit_bias: LogitBias | None = None
     stop: Stops | None = None
     max_tokens: MaxTokens | None = None
+    min_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
+    ignore_eos: bool | None = None
+    """True: as `min_tokens` without end."""
     store: False_ | None = None
     """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""

@@ -38,6 +38,7 @@ OPTIONS = (
     *("segmentation", "strictness", "session"),
 )
 """Own options of a request that errors below this layer name."""
+_NEVER = 2**31 - 1
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
 
 
@@ -206,6 +207,7 @@ class Resolver:
             segmentation=Segmentation(options.segmentation or defaults.segmentation),
             show_drafts=bool(options.trace and body.stream),
             grammar=asked.grammar,
+            min_tokens=_NEVER if body.ignore_eos else body.min_tokens or 0,
         )
 
     def _num_choices(self, asked: ClientRequest) -> int:
