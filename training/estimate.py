@@ -117,7 +117,7 @@ def run_pilot(
         for stage in stages:
             found[stage.name] += timed(partial(stage.make, [number], bars))[1]
         found["questions"] += len(group)
-        found["contexts"] += clusters.contexts.num_contexts(number)
+        found["num_contexts"] += clusters.contexts.num_contexts(number)
         found["bytes"] += clusters.samples.folder.file(number, ".safetensors").stat().st_size
         num_done += 1
         kind = "for the report" if is_test else "to train on"
@@ -131,7 +131,7 @@ def run_pilot(
     rows = [row for number in range(num_done) for row in clusters.labels(number)]
     return Piloted(
         {stage.name: whole(stage.name) for stage in stages},
-        {kind: found["contexts"] / found["questions"] for kind, found in totals.items()},
+        {kind: found["num_contexts"] / found["questions"] for kind, found in totals.items()},
         whole("bytes"),
         arranged(rows, clusters.contexts.questions.all),
         clusters.folder.path.parent,

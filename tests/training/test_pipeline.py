@@ -98,6 +98,7 @@ def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None
 
 def test_status_check_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
+    monkeypatch.setattr("semspec.training.estimate.timed", lambda make: (make(), 1000.0))
     shutil.copytree(run / "work", tmp_path / "work")
     pipeline = Pipeline(load_config(run / "pair.yaml"), tmp_path / "work")
     assert "clusters  5 of 5 shards" in pipeline.status() and pipeline.damaged() == []
