@@ -244,7 +244,7 @@ def mean(values: Floats) -> Measured:
 def ratio(above: Floats, below: Floats) -> Measured:
     """Ratio of the means of paired values, with its error by resampling the pairs."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
-    error = (above[picks].mean(1) / below[picks].mean(1)).std()
+    error = (above[picks].mean(1) / below[picks].mean(1)).std() if len(above) > 1 else float("nan")
     return Measured(float(above.mean() / below.mean()), float(error))
 
 

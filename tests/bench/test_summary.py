@@ -53,7 +53,8 @@ def test_row_counts_what_the_records_say() -> None:
 
 def test_only_questions_answered_by_all_count() -> None:
     records = [record("target", i) for i in range(3)] + [record("draft", 1, is_right=False)]
-    assert [row.num_questions for row in summarise(records, ["target", "draft"])] == [1, 1]
+    rows = summarise(records, ["target", "draft"])
+    assert [row.num_questions for row in rows] == [1, 1] and np.isnan(rows[1].speedup.error)
 
 
 def test_several_samples_count_as_one_question() -> None:
