@@ -7,7 +7,6 @@ python -m studies.rehearsal reproduce     the pipeline and the paper's compariso
 
 import argparse
 import asyncio
-import shutil
 from pathlib import Path
 
 from semspec.stack import StackError
@@ -37,7 +36,8 @@ def main() -> None:
             asyncio.run(shapes(chosen.engine, chosen.output, MODELS))
         else:
             reproduce(work := MODELS.with_name("reproduce"), MODELS, chosen.questions)
-            shutil.copy(work / "report" / "report.md", chosen.output / "reproduce.md")
+            lines = (work / "report" / "report.md").read_text().splitlines(keepends=True)
+            (chosen.output / "reproduce.md").write_text("".join(line for line in lines if not line.startswith("![")))
     except StackError as error:
         raise SystemExit(f"{error.log_tail}\n{error}") from error
 
