@@ -1,7 +1,6 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,8 +55,7 @@ def test_process_whose_parent_is_killed_while_it_starts_ends(tmp_path: Path) -> 
         "    pathlib.Path(sys.argv[1]).write_text(str(child.pid)); os.kill(os.getpid(), signal.SIGKILL)\n"
         "Core.start('m', start, print)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "pid")], timeout=120, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "pid")], timeout=120, check=False)
     assert left_alive([int((tmp_path / "pid").read_text())], timeout_s=60) == []
 
 
