@@ -210,6 +210,8 @@ class StreamOptions(RequestModel):
 
     include_usage: bool | None = None
     include_obfuscation: False_ | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: accepted, and the counts come once, at the end."""
 
 
 LogitBias = Annotated[
