@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -48,7 +49,8 @@ async def answers(stack: Stack, number: int, **fields: Any) -> list[str]:
         for index in range(number):
             response = await http.post("/v1/chat/completions", json=body(index) | fields)
             assert response.status_code == 200, response.text
-            texts.append(_text(response.json()))
+            message = response.json()["choices"][0]["message"]
+            texts.append((message.get("reasoning_content") or "") + (message.get("content") or ""))
     return texts
 
 
@@ -101,11 +103,6 @@ async def readiness(stack: Stack) -> tuple[int, str]:
         response = await http.get("/ready")
     told = response.json()
     return response.status_code, told["detail"] if response.status_code == 200 else told["error"]["message"]
-
-
-def _text(answer: Any) -> str:
-    message = answer["choices"][0]["message"]
-    return (message.get("reasoning_content") or "") + (message.get("content") or "")
 
 
 async def test_gateway_answers_with_the_same_text_over_either_engine(served: Stack) -> None:
@@ -193,9 +190,12 @@ async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
     assert re.search(named, lines[-1]), lines[-1]
 
 
-async def test_heads_that_the_cpu_build_lacks_are_refused(checkpoints: dict[str, Path]) -> None:
-    code, lines = start(checkpoints["qwen2"], {})
-    assert code == EXIT_ENGINE_ENDED and "vLLM's CPU build has no attention for heads of" in lines[-1]
+async def test_checkpoint_that_it_cannot_read_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    pickled = shutil.copytree(TARGET, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    (pickled / "pytorch_model.bin").touch()
+    for model, reason in ((checkpoints["qwen2"], "has no attention for heads of"), (pickled, "has no safetensors")):
+        code, lines = start(model, {})
+        assert code == EXIT_ENGINE_ENDED and reason in lines[-1]
 
 
 def environment(model: Path, settings: dict[str, str]) -> dict[str, str]:

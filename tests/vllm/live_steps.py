@@ -8,7 +8,6 @@ import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
-from semspec.types import GeneratedSegment
 from tests.vllm.support import (
     SMALL_TOKENS,
     assert_same_scores,
@@ -66,10 +65,9 @@ async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: Transfor
     """vLLM merges outputs that wait for their reader."""
     [context] = await contexts(ours, 1)
     expected = await written(ours, context, params(2))
-    mine: list[GeneratedSegment] = []
     async with aclosing(theirs.generate(context, params(2))) as segments:
-        async for one in segments:
-            await asyncio.sleep(0.5 if not mine else 0)
-            mine.append(one)
+        first = await anext(segments)
+        await asyncio.sleep(0.5)
+        mine = [first, *[one async for one in segments]]
     assert len(mine) > 2
     assert_same_segments(ours, context, params(2), mine, expected)

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,7 +18,7 @@ from semspec.engine.vllm.options import check_installed, engine_args, load_model
 from semspec.engine.vllm.process import Core
 from semspec.engine.vllm.requests import KEY, REQUEST, result_from_wire
 from semspec.engine.worker import MAX_CALLS
-from semspec.errors import Overloaded, Unavailable
+from semspec.errors import Mismatch, Overloaded, Unavailable
 from semspec.types import ModelInfo, Writer
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     prepare_environment(settings.threads, settings.device)
     check_installed()
     model, tokenizer = load_model(settings, writer)
+    if not any(Path(model.folder).glob("*.safetensors")):
+        raise Mismatch(f"{settings.model} has no safetensors weights; convert the checkpoint: no others are read")
     core = Core.start(settings.model, lambda: async_llm(engine_args(settings, model)), ended)
     return VllmEngine(core, tokenizer, writer)
 

@@ -109,6 +109,8 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
     arguments: dict[str, Any] = {
         "model": model.folder,
+        "load_format": "safetensors",  # these, and config.json, are in the fingerprint; others may be pickles
+        "config_format": "hf",
         "dtype": dtype,
         "max_model_len": model.info.max_context_tokens + 1,
         "skip_tokenizer_init": True,
