@@ -1,5 +1,6 @@
 """What all calls share: bearer token, request id and trace context in the metadata, a span on client and server; and
-the methods of a service: it admits callers, maps errors to gRPC statuses, and ends its streams to drain."""
+the methods of a service: it admits callers, ends its streams to drain, and maps errors to gRPC statuses; clients map
+these back."""
 
 import asyncio
 import hmac
@@ -17,7 +18,16 @@ from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from semspec.errors import InternalError, InvalidRequest, SemspecError, Unauthenticated, represent
+from semspec.errors import (
+    InternalError,
+    InvalidRequest,
+    Mismatch,
+    SemspecError,
+    Unauthenticated,
+    Unavailable,
+    from_grpc_status,
+    represent,
+)
 from semspec.observability import Attributes, detached_span, request_id
 
 AUTHORIZATION = "authorization"
@@ -31,6 +41,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Largest message that clients and services send and receive."""
 MAX_REQUEST_ID_LENGTH = 128
 _HANDSHAKE = "/Info"
+_OF_TRANSPORT = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN
 _MAX_DETAILS_LENGTH = 500  # a status travels in a header, 8 KiB at most once percent-encoded
 
 R = TypeVar("R")
@@ -217,3 +228,42 @@ async def _abort(context: Context, error: Exception) -> Never:
     trailer = ((PARAMETER, error.parameter or ""),)
     status = grpc.StatusCode[represent(error).grpc_status]
     await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
+
+
+@contextmanager
+def rpc_errors() -> Iterator[None]:
+    """Map gRPC errors to `SemspecError`."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except aio.UsageError as error:
+        raise Unavailable(f"this client is closed: {error}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Unavailable(
+            "this client was closed during the call"
+        ) from None  # gRPC cancels its calls, not the tasks that await them
+
+
+def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
+    """The error a service raised, or the equivalent of a transport failure."""
+    details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return Unavailable(f"the service ended the call: {details}")
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
+        return Unavailable(f"the service refuses this caller: {details}")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Mismatch(f"the service has another version of the gRPC contract ({details}); upgrade it")
+    parameters = [str(value) for key, value in trailer if key == PARAMETER]
+    if error.code() in _OF_TRANSPORT and not parameters:  # whose details have addresses
+        logger.debug("a connection failed: %s", details)
+        return Unavailable("the connection failed")
+    parameter = parameters[0] or None if parameters else None
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
+        return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return InvalidRequest(f"too large for the link: {details}; send less")
+    return from_grpc_status(error.code().name, details, parameter)

@@ -12,30 +12,21 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from semspec.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    Mismatch,
-    SemspecError,
-    Unavailable,
-    from_grpc_status,
-)
+from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, SemspecError, Unavailable
 from semspec.rpc.calls import (
     AUTHORIZATION,
     MAX_MESSAGE_BYTES,
-    PARAMETER,
     call_metadata,
     client_span,
     decoding,
     encode,
     received,
+    rpc_errors,
 )
 from semspec.rpc.contexts import TAIL, LastContexts, put_context
 from semspec.rpc.tls import Certificates, channel_credentials
@@ -273,48 +264,9 @@ class Connection:
         raise AssertionError("the last stream returns or raises")
 
 
-def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
-    """The error a service raised, or the equivalent of a transport failure."""
-    details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
-    if error.code() is grpc.StatusCode.CANCELLED:
-        return Unavailable(f"the service ended the call: {details}")
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
-        return Unavailable(f"the service refuses this caller: {details}")
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Mismatch(f"the service has another version of the gRPC contract ({details}); upgrade it")
-    parameters = [str(value) for key, value in trailer if key == PARAMETER]
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not parameters:  # of the transport, whose details have addresses
-        _log.debug("a connection failed: %s", details)
-        return Unavailable("the connection failed")
-    parameter = parameters[0] or None if parameters else None
-    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
-        return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return InvalidRequest(f"too large for the link: {details}; send less")
-    return from_grpc_status(error.code().name, details, parameter)
-
-
 def _wants_whole(error: SemspecError) -> bool:
     """Whether the service does not remember the beginning of a context."""
     return isinstance(error, InternalError) and error.parameter == TAIL
-
-
-@contextmanager
-def rpc_errors() -> Iterator[None]:
-    """Map gRPC errors to `SemspecError`."""
-    try:
-        yield
-    except aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
-    except aio.UsageError as error:
-        raise Unavailable(f"this client is closed: {error}") from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise Unavailable(
-            "this client was closed during the call"
-        ) from None  # gRPC cancels its calls, not the tasks that await them
 
 
 @contextmanager

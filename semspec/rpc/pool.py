@@ -109,7 +109,7 @@ class Pool:
         reason = f": {errors[-1].message}" if errors else ""
         if self.num_hung:
             return Unavailable(f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}")
-        return Unavailable(f"no replica of the {self._spec.role} answers{reason}")
+        return Unavailable(f"no replica of the {self._spec.role} answers{reason}; retry")
 
     def _candidates(self, tried: Container[Replica], model: object) -> list[Replica]:
         return [

@@ -2,9 +2,7 @@
 
 from semspec.types.engine import (
     FINGERPRINT,
-    GOOD_ENOUGH,
     GRAMMAR,
-    MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
     ChoiceScores,
@@ -24,8 +22,10 @@ from semspec.types.engine import (
     VerifierInfo,
 )
 from semspec.types.generation import (
+    GOOD_ENOUGH,
     LEAST_POSITIVE,
     LEAST_REPETITION,
+    MIN_CONTEXT_TOKENS,
     MOST_PENALTY,
     MOST_REPETITION,
     NO_PENALTIES,

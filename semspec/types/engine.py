@@ -20,8 +20,6 @@ FINGERPRINT = "sha256-full"
 STATE_CONVENTION = "states-v1"
 """Pooled states `[num_layers + 1, hidden_size]`: the embeddings and the output of every block, the last one before the
 final norm; fp32 mean over all tokens of the segment, its delimiter included. Every token is fed."""
-MIN_CONTEXT_TOKENS = 128
-"""The smallest context window that a model is served with: a short prompt and one segment."""
 GRAMMAR = "grammar"
 """The parameter of errors about `GenerationParams.grammar`, which a client may cause."""
 SURPRISAL_FEATURES = (
@@ -75,23 +73,22 @@ class GenerationParams:
     max_tokens: int = 1024
     """Token budget of all segments together, end-of-sequence included."""
     min_tokens: int = 0
-    """End-of-sequence is not drawn before so many tokens. Only for models with `ModelInfo.supports_penalties`."""
+    """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
     max_segment_tokens: int = 512
     """Token limit of one segment; a segment without boundary ends there."""
     want_states: bool = False
     num_logprobs: int | None = None
     """Number of alternatives to return per token; 0: only logprobs of the generated tokens; None: no logprobs."""
     session: str = ""
-    """Hint for prefix caching and routing; does not affect results."""
+    """Hint for prefix caching and routing."""
     projection: str = ""
     """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
     is_ahead: bool = False
     """Draft-ahead: the call starts after others and is evicted before them."""
     grammar: str = ""
-    """Grammar of all segments of the context and of this call together, in llguidance's Lark syntax; empty: none.
-    Tokens that it does not allow are not drawn. Only for models with `ModelInfo.supports_grammars`."""
+    """Of all segments of the context and of this call, in llguidance's Lark syntax; only if `supports_grammars`."""
     penalties: Penalties = NO_PENALTIES
-    """On all segments of the context and of this call together. Only for models with `ModelInfo.supports_penalties`."""
+    """On all segments of the context and of this call together; only if `ModelInfo.supports_penalties`."""
     retrieval: Retrieval | None = None
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
@@ -121,9 +118,7 @@ class GeneratedSegment:
     segment: Segment
     states: States | None
     duration_ms: float
-    """Time the engine spent on this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One per token of the segment, if requested."""
     num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the engine had cached when the call began; None: not known."""
 
@@ -179,9 +174,7 @@ class VerifiedTokens:
     segments: tuple[Segment, ...]
     """The completed segments; the first starts with the open tokens of the call."""
     open_ids: tuple[int, ...]
-    """Tokens of the incomplete segment."""
     num_accepted: int
-    """Number of proposed tokens kept."""
     duration_ms: float
     open_piece: Piece | None = None
     """The incomplete segment as text with its ids, if the proposal was of another tokenizer."""
@@ -209,7 +202,6 @@ class ModelInfo:
     """Handshake of a model service."""
 
     model: str
-    """Name or path as configured."""
     fingerprint: str
     """Digest of weights and configuration, `FINGERPRINT:` and 16 hexadecimal digits; empty without a model."""
     tokenizer: str
@@ -225,9 +217,7 @@ class ModelInfo:
     supports_logprobs: bool = True
     """Whether it can return logprobs of generated tokens."""
     cache_bytes: int = field(default=0, compare=False)
-    """Current size of the prefix cache."""
     max_cache_bytes: int = 0
-    """Maximum size of the prefix cache."""
     chat_template: str = ""
     """Digest of the chat template and of the special tokens it may name; empty if there is none."""
     template_variables: tuple[str, ...] = ()
@@ -251,10 +241,6 @@ class ModelInfo:
     def has_model(self) -> bool:
         """Whether the service runs a model; a draft service may have a datastore alone."""
         return bool(self.fingerprint)
-
-
-GOOD_ENOUGH = "Good enough to serve."
-"""The verdict in the cards of probes that clear every bar of their report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from semspec.errors import (
     represent,
 )
 from semspec.observability import request_id
+from semspec.rpc.calls import from_rpc_error
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import TargetServicer
@@ -138,7 +139,7 @@ async def test_error_arrives_as_raised(error_class: type[SemspecError]) -> None:
                 await call
             assert type(caught.value) is error_class
             if error_class is Unavailable:  # of all replicas
-                assert caught.value.message == "no replica of the target answers: what went wrong: ü"
+                assert caught.value.message == "no replica of the target answers: what went wrong: ü; retry"
             else:
                 assert (caught.value.message, caught.value.parameter) == ("what went wrong: ü", "messages[0]")
 
@@ -240,6 +241,11 @@ async def test_segments_are_clustered_remotely() -> None:
     ends = [SegmentEnd.BOUNDARY, SegmentEnd.EOS, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
     async with verifying(FakeVerifier()) as verifier:
         assert await verifier.cluster(group, ends) == [0, 1, 0, None]
+
+
+def test_lost_stream_is_told_without_the_words_of_the_transport() -> None:
+    lost = aio.AioRpcError(grpc.StatusCode.UNKNOWN, aio.Metadata(), aio.Metadata(), "Stream removed (Socket closed)")
+    assert repr(from_rpc_error(lost)) == repr(Unavailable("the connection failed"))
 
 
 @pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])
