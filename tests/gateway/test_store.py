@@ -75,10 +75,9 @@ async def test_running_generation_without_a_lease_reads_as_interrupted(store: St
 
 
 async def test_append_to_an_expired_generation_is_refused(store: Store, name: str) -> None:
-    with pytest.raises(NotFound):
-        await store.append(name, FIRST_FENCE, 0, "{}")
-    with pytest.raises(NotFound):
-        await store.generation(name)
+    for refused in (store.append(name, FIRST_FENCE, 0, "{}"), store.generation(name)):
+        with pytest.raises(NotFound):
+            await refused
     assert await store.trace(name) == []
 
 
@@ -108,8 +107,7 @@ async def test_a_session_has_one_holder(store: Store, redis: Redis, name: str) -
 
 
 async def test_of_many_claims_one_wins(store: Store, name: str) -> None:
-    claims = [store.claim(name, f"{i} 1 x", 100) for i in range(20)]
-    results = await asyncio.gather(*claims, return_exceptions=True)
+    results = await asyncio.gather(*(store.claim(name, f"{i} 1 x", 100) for i in range(20)), return_exceptions=True)
     assert sum(result == () for result in results) == 1
     assert sum(isinstance(result, Conflict) for result in results) == 19
 
@@ -157,11 +155,8 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str)
     await store.append(begun, FIRST_FENCE, 0, "{}")
     await store.cancel(begun)
     await store.cancel(begun)
-    for refused in (
-        store.append(begun, FIRST_FENCE, 1, "{}"),
-        store.hold(begun, FIRST_FENCE),
-        store.finish(begun, FIRST_FENCE, {"status": "finished"}),
-    ):
+    late = store.append(begun, FIRST_FENCE, 1, "{}"), store.hold(begun, FIRST_FENCE)
+    for refused in (*late, store.finish(begun, FIRST_FENCE, {"status": "finished"})):
         with pytest.raises(Cancelled):
             await refused
     assert (await store.generation(begun))["status"] == "cancelled" and len(await store.trace(begun)) == 1
