@@ -72,8 +72,6 @@ class GenerationParams:
     """0: no limit other than end-of-sequence and token budget."""
     max_tokens: int = 1024
     """Token budget of all segments together, end-of-sequence included."""
-    min_tokens: int = 0
-    """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
     max_segment_tokens: int = 512
     """Token limit of one segment; a segment without boundary ends there."""
     want_states: bool = False
@@ -93,6 +91,8 @@ class GenerationParams:
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
     """Of `verify_tokens`, greedy only. None: exact verification."""
+    min_tokens: int = 0
+    """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
 
     def is_complete(self, num_segments: int, num_tokens: int, end: SegmentEnd) -> bool:
         """Whether nothing follows that many segments and tokens, the last of which ended so."""

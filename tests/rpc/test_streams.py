@@ -24,12 +24,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The streams that clients open."""
     streams: list[object] = []
 
-    class Noted(_Stream):
-        def __init__(self, call: Any) -> None:
-            super().__init__(call)
-            streams.append(self)
+    def noted(call: Any) -> _Stream:
+        streams.append(call)
+        return _Stream(call)
 
-    monkeypatch.setattr("semspec.rpc.connection._Stream", Noted)
+    monkeypatch.setattr("semspec.rpc.connection._Stream", noted)
     return streams
 
 
