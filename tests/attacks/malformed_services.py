@@ -29,8 +29,8 @@ from tests.variants import VARIANTS
 RECOVERY_S = 300.0
 KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
 STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
-ALTERED = ("Draft.Info", "Draft.Write", "Draft.WriteAll", "Draft.Propose", "Target.Info", "Target.Read", "Target.Write",
-        "Target.WriteAll", "Target.Verify", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
+ALTERED = ("Draft.Info", "Draft.Generate", "Draft.Propose", "Target.Info", "Target.Score", "Target.Generate",
+        "Target.VerifyTokens", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
 """Methods whose answers are altered."""
 STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "likelihood", "target")
 Json = dict[str, Any]
@@ -80,12 +80,12 @@ class AlteringProxy(grpc.GenericRpcHandler):
         self.alteration: Alteration | None = None
 
     def service(self, handler_call_details: Any) -> Any:
-        return grpc.unary_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
+        return grpc.stream_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
 
-    async def _answer(self, path: str, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        """A stream, which is the same on the wire where there is one response."""
+    async def _answer(self, path: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """A stream, which is the same on the wire where there is one request or response."""
         own = tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
-        call = self._upstream.unary_stream(path)(request, metadata=own)
+        call = self._upstream.stream_stream(path)(requests, metadata=own)
         try:
             async for truth in call:
                 alteration = self.alteration
@@ -112,7 +112,7 @@ class AlteredSite:
         """The answer. Raises: Broken when it is no answer, or blames the client or the gateway."""
         response = await self.http.post("/v1/chat/completions", json=body)
         answer: Json = response.json()
-        if response.status_code not in (200, 503, 504):
+        if response.status_code not in (200, 429, 503, 504):
             raise Broken(Verdict.MEDIUM, f"{response.status_code}: {response.text[:300]}")
         return answer if response.status_code == 200 else {}
 
