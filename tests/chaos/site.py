@@ -8,7 +8,6 @@ All gateways reach Redis through one proxy.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec import client
+from semspec.records import SegmentTrace, read_stored
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
 from tests.chaos.proxy import Proxy, listening
@@ -74,11 +74,11 @@ class Site:
                 await asyncio.sleep(POLL_S)
 
     async def stored(self, generation: str) -> tuple[str, list[Json]]:
-        """The status of a generation, empty if there is none, and its segments' records, as they are in Redis."""
+        """The status of a generation in Redis, empty if there is none, and its records as clients get them."""
         async with self.redis as redis:
             status = await redis.hget(f"semspec:{{{generation}}}:meta", "status")
             records = await redis.lrange(SEGMENTS.format(generation), 0, -1)
-        return str(status or ""), [json.loads(record) for record in records]
+        return str(status or ""), [SegmentTrace.of(read_stored(str(one))).model_dump(mode="json") for one in records]
 
 
 @asynccontextmanager
