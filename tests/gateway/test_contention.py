@@ -56,9 +56,9 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: Gat
 
 
 async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
-    first, second = await start_gateway(max_generation_bytes=1500), await start_gateway()
-    seen = await first.hang_up_after(4, **TARGET)
-    refused = await second.events(seen[0]["id"], after="4")
+    first, second = await start_gateway(max_generation_bytes=1024), await start_gateway()
+    seen = await first.hang_up_after(5, **TARGET)
+    refused = await second.events(seen[0]["id"], after="5")
     assert refused.status_code == 409 and refused.json()["error"]["param"] == "last-event-id"
     assert (await second.events(seen[0]["id"], after="2")).status_code == 200
 
