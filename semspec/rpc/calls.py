@@ -48,6 +48,11 @@ R = TypeVar("R")
 Context = aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 
+
+class ConnectionLost(Unavailable):
+    """A call ended without a word of the service."""
+
+
 logger = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 
@@ -252,7 +257,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     """The error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
     if error.code() is grpc.StatusCode.CANCELLED:
-        return Unavailable(f"the service ended the call: {details}")
+        return ConnectionLost(f"the service ended the call: {details}")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -260,7 +265,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     parameters = [str(value) for key, value in trailer if key == PARAMETER]
     if error.code() in _OF_TRANSPORT and not parameters:  # whose details have addresses
         logger.debug("a connection failed: %s", details)
-        return Unavailable("the connection failed")
+        return ConnectionLost("the connection failed")
     parameter = parameters[0] or None if parameters else None
     if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
         return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)

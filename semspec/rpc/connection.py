@@ -17,10 +17,11 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, SemspecError, Unavailable
+from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, SemspecError
 from semspec.rpc.calls import (
     AUTHORIZATION,
     MAX_MESSAGE_BYTES,
+    ConnectionLost,
     call_metadata,
     client_span,
     decoding,
@@ -131,7 +132,7 @@ class _Stream:
         except TimeoutError:
             raise DeadlineExceeded(f"no response within {timeout_s:g} s") from None
         if response is aio.EOF:
-            raise Unavailable("the service ended the stream")
+            raise ConnectionLost("the service ended the stream")
         with _checked_response():
             if received(response).call != self._number:
                 raise InvalidRequest(f"it belongs to call {response.call}, not to call {self._number}")
@@ -259,7 +260,7 @@ class Connection:
                 return stream, await stream.receive(self._options.timeout_s)
             except BaseException as error:
                 stream.cancel()
-                if is_last or not isinstance(error, Unavailable):
+                if is_last or not isinstance(error, ConnectionLost):
                     raise
         raise AssertionError("the last stream returns or raises")
 

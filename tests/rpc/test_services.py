@@ -245,7 +245,7 @@ async def test_segments_are_clustered_remotely() -> None:
 
 def test_lost_stream_is_told_without_the_words_of_the_transport() -> None:
     lost = aio.AioRpcError(grpc.StatusCode.UNKNOWN, aio.Metadata(), aio.Metadata(), "Stream removed (Socket closed)")
-    assert repr(from_rpc_error(lost)) == repr(Unavailable("the connection failed"))
+    assert str(from_rpc_error(lost)) == "the connection failed" and isinstance(from_rpc_error(lost), Unavailable)
 
 
 @pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])
@@ -376,9 +376,11 @@ async def test_unavailable_calls_are_retried_and_those_that_generate_are_not() -
             engine.calls = 0
             await call
             assert engine.calls == 2
+        await collected(target.generate(CONTEXT, ORDER))
         engine.calls = 0
         with pytest.raises(Unavailable, match="starting"):
             await collected(target.generate(CONTEXT, ORDER))
+        assert engine.calls == 1
 
 
 async def test_service_of_an_older_contract_is_refused_by_name() -> None:
