@@ -26,7 +26,7 @@ from semspec.bench.runners.vllm import open_vllm
 from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
-from semspec.records import SegmentText, SegmentTrace, statistics
+from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
 from semspec.stack import StackConfig
 from semspec.training.files import write_json
 from semspec.training.progress import Reporter
@@ -307,7 +307,7 @@ def default_folder(plan: Plan) -> Path:
 def _counted(row: SegmentTrace) -> SegmentRecord:
     """The part of a record that `statistics` counts."""
     segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
-    accepted = {"accepted": True, "rewritten": False, "unjudged": None}[row.verdict]
+    accepted = next(accepted for accepted, verdict in VERDICTS.items() if verdict == row.verdict)
     numbers = {name: getattr(row, name) for name in ("index", "num_proposed_tokens", "num_accepted_tokens")}
     return SegmentRecord(segment=segment, accepted=accepted, rejected=rejected, **numbers)
 

@@ -14,7 +14,8 @@ from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, TokenLo
 
 Verdict = Literal["accepted", "rewritten", "unjudged"]
 
-_VERDICTS: dict[bool | None, Verdict] = {True: "accepted", False: "rewritten", None: "unjudged"}
+VERDICTS: dict[bool | None, Verdict] = {True: "accepted", False: "rewritten", None: "unjudged"}
+"""By `SegmentRecord.accepted`."""
 
 
 class Body(BaseModel):
@@ -114,7 +115,7 @@ def read_stored(line: str) -> SegmentRecord:
 
 def verdict(record: SegmentRecord) -> Verdict:
     """Whether the segment was accepted, rewritten or not judged."""
-    return _VERDICTS[record.accepted]
+    return VERDICTS[record.accepted]
 
 
 def _text(segment: Segment) -> dict[str, Any]:

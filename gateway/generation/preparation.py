@@ -184,7 +184,7 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     if plan.grammar and not all(one.supports_grammars for one in writers):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
-    if plan.min_tokens and (strategy.needs_one_vocabulary or strategy.needs_datastore or plan.grammar):
+    if plan.min_tokens and (strategy.verifies_tokens or plan.grammar):
         message = "neither in a format nor with a strategy that verifies tokens"
         yield f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out", "min_tokens"
     if plan.min_tokens and not all(one.supports_penalties for one in writers):
@@ -217,8 +217,7 @@ def check_strategy(strategy: Strategy, plan: Generation, served: Served) -> None
     plain = replace(plan, options=replace(plan.options, rewrite="target", probes=""))
     if served.unsupported_reason(served.strategy(plain)) is not None:
         raise InvalidRequest(unsupported_reason, "strategy")
-    is_of_rewrite = strategy.needs_one_vocabulary or strategy.needs_datastore
-    raise InvalidRequest(unsupported_reason, "rewrite" if is_of_rewrite else "probes")
+    raise InvalidRequest(unsupported_reason, "rewrite" if strategy.verifies_tokens else "probes")
 
 
 def supported_logprobs(num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served) -> int | None:

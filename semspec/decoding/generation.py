@@ -193,6 +193,11 @@ class Strategy:
     """Whether each kept token has the log-probability that its writer assigned to it."""
 
     @property
+    def verifies_tokens(self) -> bool:
+        """Whether the target writes by verifying proposed tokens one by one."""
+        return self.needs_one_vocabulary or self.needs_datastore
+
+    @property
     def is_judged_by_main_probes(self) -> bool:
         return self.uses_probes and not self.options.probes
 

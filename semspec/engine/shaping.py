@@ -231,16 +231,16 @@ class Shaping:
 
     def first(self) -> Shape:
         """For the first draw."""
-        return partial(
-            self._shaped, allowed=self._matcher.allowed() if self._matcher else None, may_end=self._num_left <= 0
-        )
+        return self._shape(self._matcher.allowed() if self._matcher else None)
 
     def after(self, token: int) -> Shape:
         """For the draw after `token`, which is written now. It is to be used before the next call."""
         if self._counts:
             self._counts.add(token)
         self._num_left -= 1
-        allowed = self._matcher.allowed_after(token) if self._matcher else None
+        return self._shape(self._matcher.allowed_after(token) if self._matcher else None)
+
+    def _shape(self, allowed: Tensor | None) -> Shape:
         return partial(self._shaped, allowed=allowed, may_end=self._num_left <= 0)
 
     def _shaped(self, logits: Tensor, allowed: Tensor | None, may_end: bool) -> Tensor:

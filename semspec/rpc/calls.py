@@ -57,6 +57,11 @@ logger = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 
 
+def path_of(method: MethodDescriptor) -> str:
+    """The path of a method in gRPC."""
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
 def call_metadata(opened: Span) -> dict[str, str]:
     """The metadata of a call: the trace context of its span, and the request id if set and valid in gRPC metadata."""
     carrier: dict[str, str] = {}
@@ -119,7 +124,7 @@ class Methods:
 
     def handler(self, method: MethodDescriptor, behaviour: Behaviour) -> "grpc.RpcMethodHandler[Any, Any]":
         """The handler of a method: of one call, or of a stream of calls one after another."""
-        path = f"/{method.containing_service.full_name}/{method.name}"
+        path = path_of(method)
         decode = decoding(GetMessageClass(method.input_type).FromString)
 
         async def one_call(request: Any, context: Context) -> Any:

@@ -26,6 +26,7 @@ from semspec.rpc.calls import (
     client_span,
     decoding,
     encode,
+    path_of,
     received,
     rpc_errors,
 )
@@ -143,7 +144,7 @@ class _Method:
     """A method of a service at the other end of a channel."""
 
     def __init__(self, channel: aio.Channel, method: MethodDescriptor) -> None:
-        self.path = f"/{method.containing_service.full_name}/{method.name}"
+        self.path = path_of(method)
         self.is_stream = method.client_streaming
         make: Any = channel.stream_stream if self.is_stream else channel.unary_unary
         self.open = make(self.path, encode, decoding(GetMessageClass(method.output_type).FromString))

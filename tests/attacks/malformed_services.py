@@ -18,11 +18,12 @@ import httpx
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
+from semspec.rpc.calls import path_of
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
 from tests.attacks.fixtures import Logs, Victim
 from tests.gateway.support import free_port
 from tests.processes import Process, another_gateway
-from tests.security.support import METHODS, path_of, spoil
+from tests.security.support import METHODS, spoil
 from tests.stack.support import LONG_QUESTION, answer_of, chat_body, http_of
 from tests.variants import VARIANTS
 

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message as Wire
 from grpc import aio
 
+from semspec.rpc.calls import path_of
 from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, Message
 from semspec.v2 import draft_pb2, target_pb2, verifier_pb2
@@ -31,10 +32,6 @@ ODD_VALUES: dict[type, tuple[object, ...]] = {
     str: ("", "x", "\0", "\u2028", "{{ 7 * 7 }}", "</think>", "x" * 5000),
     bytes: (b"", b"\0", b"\xff" * 4, b"\xff\xff\xff\x7f" * 6, b"\0" * 4096),
 }
-
-
-def path_of(method: Any) -> str:
-    return f"/{method.containing_service.full_name}/{method.name}"
 
 
 async def status(

@@ -13,8 +13,9 @@ import grpc
 import psutil
 import pytest
 
+from semspec.rpc.calls import path_of
 from tests.attacks.case import edited
-from tests.security.support import METHODS, path_of, sound_messages, status
+from tests.security.support import METHODS, sound_messages, status
 
 pytestmark = pytest.mark.slow
 FUZZ_S = float(os.environ.get("SEMSPEC_FUZZ_S", "60"))

@@ -14,12 +14,13 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
+from semspec.rpc.calls import path_of
 from semspec.rpc.server import serve
 from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
 from tests.fakes import FakeVerifier
 from tests.gateway.support import eventually
 from tests.rpc.fakes import FakeEngine, serving, settings
-from tests.security.support import METHODS, TOKEN, path_of, sound_messages, spoil, status
+from tests.security.support import METHODS, TOKEN, sound_messages, spoil, status
 
 pytestmark = pytest.mark.slow
 SERVICES: dict[str, Servicer[Any]] = {
