@@ -1,8 +1,8 @@
-"""A small client of the gateway's REST API for the command line, the demo and the benchmarks."""
+"""A small client of the gateway's REST API for notebooks, the command line, the demo and the benchmarks."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from semspec.errors import (
     Unauthenticated,
     Unavailable,
 )
+from semspec.records import SegmentTrace
 
 Json = dict[str, Any]
 
@@ -62,6 +63,21 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
     raise httpx.RemoteProtocolError("the stream ended before it was done")
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole chat completion."""
+
+    id: str
+    content: str
+    """The text after `</think>`."""
+    reasoning: str
+    finish_reason: str
+    statistics: Json
+    """The response's `semspec`: strategy, acceptance rate, share of the target, tokens/s, ..."""
+    trace: tuple[SegmentTrace, ...]
+    """Each kept segment with its verdict and probabilities."""
+
+
 class Gateway:
     """A gateway. All calls raise SemspecError: `Unavailable` without a response, else the gateway's error."""
 
@@ -100,6 +116,18 @@ class Gateway:
     async def cancel(self, id: str) -> Json:
         """Cancel a running generation."""
         return await self._call("POST", _path(id, "/cancel"))
+
+    async def ask(self, question: str | Sequence[Json], **fields: Any) -> Answer:
+        """The answer to a question, or to the messages of a conversation. `fields`: others of the request, such as
+        `temperature`, `seed` or `semspec={"strategy": "target"}`."""
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        body = {"messages": messages, **fields, "semspec": {**fields.get("semspec", {}), "trace": True}}
+        answer = await self._call("POST", "/v1/chat/completions", body)
+        [choice], statistics = answer["choices"], answer["semspec"]
+        trace = tuple(SegmentTrace.model_validate(one) for one in statistics.pop("trace"))
+        said = choice["message"]
+        texts = said["content"] or "", said["reasoning_content"] or ""
+        return Answer(answer["id"], *texts, choice["finish_reason"], statistics, trace)
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """The chunks of a streamed chat completion.
@@ -156,15 +184,15 @@ class Gateway:
         finally:
             await response.aclose()
 
-    async def _call(self, method: str, path: str) -> Json:
+    async def _call(self, method: str, path: str, body: Json | None = None) -> Json:
         try:
-            response = await self._http.request(method, path)
+            response = await self._http.request(method, path, json=body)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         if response.is_success:
             with suppress(ValueError):
-                body: Json = response.json()
-                return body
+                found: Json = response.json()
+                return found
         raise refusal(response)
 
     def _give_up(self, last: Event, error: httpx.TransportError) -> NoReturn:
