@@ -38,7 +38,6 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "threshold": float,
     "score_method": _one_of(*get_args(ScoreMethod)),
     "source": _one_of(*get_args(RetrievalSource)),
-    "tree": _one_of("on", "off"),
     "gate": _one_of(*get_args(GateName)),
 }
 _OPERATORS: Mapping[str, Callable[[str], Any]] = {
@@ -62,7 +61,6 @@ _FORMER_KNOBS: Mapping[str, str] = {
     "token_gamma": "num_speculative_tokens",
     "retrieval_tokens": "num_speculative_tokens",
     "retrieval_source": "source",
-    "retrieval_tree": "tree",
     "likelihood_threshold": "threshold",
     "score_threshold": "threshold",
 }
@@ -93,8 +91,8 @@ class Configuration:
         for name, value in self.knobs.items():
             if name in ("rule", "threshold", "score_method"):
                 options.setdefault("acceptance", {})[name] = value
-            elif name in ("source", "tree", "gate"):
-                options.setdefault("retrieval", {})[name] = value == "on" if name == "tree" else value
+            elif name in ("source", "gate"):
+                options.setdefault("retrieval", {})[name] = value
             elif name in _KNOBS:
                 options[name] = value
         return options

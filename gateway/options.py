@@ -66,7 +66,6 @@ class RetrievalChoices(RequestModel):
     """Of `retrieval`, and of `semantic` with this rewrite."""
 
     source: RetrievalSource | None = None
-    tree: bool | None = None
     gate: GateName | None = None
 
 
@@ -98,7 +97,7 @@ class StrategyOptions(RequestModel):
     retrieval: Annotated[RetrievalChoices, or_default(RetrievalChoices)] = Field(
         RetrievalChoices(),
         description="source: all (unset), ngrams (no semantic neighbours), context (n-grams of the context) or "
-        "datastore (all without the context); tree: whether to propose alternatives; gate: exact (unset) or soft",
+        "datastore (all without the context); gate: exact (unset) or soft",
     )
 
 

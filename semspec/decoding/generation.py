@@ -35,9 +35,6 @@ class RetrievalOptions:
     """How tokens are retrieved and verified."""
 
     source: RetrievalSource = "all"
-    tree: bool = False
-    """Whether alternatives are proposed too, a tree of `num_speculative_tokens` tokens instead of a chain. Changes the
-    speed, and with the exact gate never the output."""
     gate: GateName = "exact"
     """`exact`: lossless; `soft`: keeps likely tokens too, at temperature 0 only."""
 

@@ -86,7 +86,7 @@ class Attention:
         start, end = chunk.kv.num_tokens, chunk.end
         past_and_own = chunk.kv.stretch(0, end).flatten(0, 1).unbind()
         own = chunk.kv.stretch(start, end).squeeze(2).unbind()
-        mask = None if chunk.tree is None and (start == 0 or len(chunk.tokens) == 1) else self._mask(chunk)
+        mask = None if start == 0 or chunk.is_single else self._mask(chunk)
 
         def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
             own[index].copy_(keys_values.permute(1, 2, 0, 3))
@@ -100,14 +100,8 @@ class Attention:
     def _mask(self, chunk: Chunk[BufferKV]) -> Tensor:
         """Mask to add to the attention scores of a chunk's tokens: `[group_size * num_tokens, end]`."""
         start, end = chunk.kv.num_tokens, chunk.end
-        if chunk.tree is None:
-            mask = torch.full((end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device)
-            mask.triu_(start + 1)
-        else:
-            hidden = chunk.tree.hidden(start, end).to(self._layout.device)
-            mask = torch.zeros(hidden.shape, dtype=self._layout.dtype, device=hidden.device)
-            mask.masked_fill_(hidden, float("-inf"))
-        return mask.repeat(self._num_heads // self._num_kv_heads, 1)
+        mask = torch.full((end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device)
+        return mask.triu_(start + 1).repeat(self._num_heads // self._num_kv_heads, 1)
 
     # Query heads that share a key head become rows of one head, so keys are not repeated.
 

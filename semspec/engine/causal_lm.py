@@ -49,7 +49,7 @@ class CausalLM:
         if reason and engine == "fast":
             raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
         self.decoder = None if reason else Decoder(model, info.max_context_tokens)
-        """Of the models that it supports; only their chunks may have a `tree`."""
+        """Of the models that it supports."""
 
     @classmethod
     def load(

@@ -114,8 +114,8 @@ class Decoder:
         kv, start, end = chunk.kv, chunk.kv.num_tokens, chunk.end
         self._prepare_rotations(end, kv.capacity)
         attend = self._attention.of_one(chunk)
-        positions = torch.tensor(chunk.positions, device=self.layout.device) if chunk.tree else slice(start, end)
-        states = self._through_blocks(self._embedded(chunk.tokens), self._cos[positions], self._sin[positions], attend)
+        rotations = self._cos[start:end], self._sin[start:end]
+        states = self._through_blocks(self._embedded(chunk.tokens), *rotations, attend)
         kv.num_tokens = end  # last, so that a failed forward pass leaves the sequence unchanged
         nothing = states[-1].new_empty(0)
         logits = self._logits(states[-1][-chunk.num_rows :]) if chunk.num_rows else nothing

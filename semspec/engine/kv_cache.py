@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from semspec.engine.tree import Tree
-
 FIRST_CAPACITY = 256
 """Initial capacity of a buffer in tokens; it doubles when full."""
 
@@ -51,12 +49,6 @@ class DynamicKV:
     def clear(self) -> None:
         """Drop all tokens and free the memory."""
         self.cache = DynamicCache()
-
-    def select(self, num_tokens: int, following: Sequence[int]) -> None:
-        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
-        kept = torch.tensor([*range(num_tokens), *(num_tokens + index for index in following)])
-        for layer in self.cache.layers:
-            layer.keys, layer.values = (tensor[:, :, kept.to(tensor.device)] for tensor in (layer.keys, layer.values))
 
     def copy(self, num_tokens: int) -> "DynamicKV":
         """A copy of the first `num_tokens` tokens."""
@@ -184,13 +176,6 @@ class BufferKV:
         self.crop(0)
         self._release()
 
-    def select(self, num_tokens: int, following: Sequence[int]) -> None:
-        kept = torch.tensor(following, dtype=torch.long, device=self._buffer.device)
-        moved = self.stretch(num_tokens, self.num_tokens).index_select(4, kept)
-        self.crop(num_tokens)
-        self.stretch(num_tokens, num_tokens + len(following)).copy_(moved)
-        self.num_tokens += len(following)
-
     def copy(self, num_tokens: int) -> "BufferKV":
         duplicate = BufferKV(self._slabs)
         duplicate.reserve(num_tokens)
@@ -234,8 +219,6 @@ class Chunk(Generic[K]):
     num_rows: int = 1
     """Logits of so many last positions."""
     want_states: bool = False
-    tree: Tree | None = None
-    """Which tokens follow others than those before them; only for `BufferKV`."""
 
     @property
     def end(self) -> int:
@@ -245,10 +228,9 @@ class Chunk(Generic[K]):
     @property
     def is_single(self) -> bool:
         """Whether it is one token, which attends to all tokens before it."""
-        return len(self.tokens) == 1 and self.tree is None
+        return len(self.tokens) == 1
 
     @property
-    def positions(self) -> Sequence[int]:
+    def positions(self) -> range:
         """Of each token in its sequence."""
-        start = self.kv.num_tokens
-        return self.tree.positions(start, self.end) if self.tree else range(start, self.end)
+        return range(self.kv.num_tokens, self.end)

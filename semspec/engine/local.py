@@ -13,7 +13,6 @@ from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.shaping import Grammars
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
-from semspec.engine.tree import Tree, as_chain
 from semspec.errors import InternalError, InvalidRequest
 from semspec.types import (
     GRAMMAR,
@@ -51,9 +50,6 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
 
 class LocalEngine(Engine):
     """An engine of this process: its tokenizer, and its calls as requests to the steps of its model, `_results`."""
-
-    max_tree_tokens = 0
-    """Size above which a tree of proposed tokens is verified as a chain."""
 
     def __init__(self, tokenizer: ModelTokenizer, writer: Writer, info: ModelInfo) -> None:
         self.tokenizer, self._writer, self._grammars = tokenizer, writer, Grammars.of(tokenizer)
@@ -119,8 +115,7 @@ class LocalEngine(Engine):
     ) -> VerifiedTokens:
         context_ids = self.tokenizer.context_ids(await self._owned(context))
         segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params)
-        proposal = self._verifiable(proposal, segmenter.num_left)
-        drafted = proposal.token_ids if proposal.parents else proposal.token_ids[: segmenter.num_left]
+        drafted = proposal.token_ids[: segmenter.num_left]
         num_shared, distributions = shared_part(self.tokenizer, proposal)
         fed = drafted[:num_shared]
         request = Verify(
@@ -130,7 +125,6 @@ class LocalEngine(Engine):
             params.sampling,
             not open_ids and ended_by_look_ahead(context, params.segmentation),
             params.gate,
-            proposal.parents,
             proposal.state_layer,
         )
         done = await self._result([*context_ids, *open_ids, *fed], request, params.session)
@@ -147,15 +141,6 @@ class LocalEngine(Engine):
             done.value.mismatches,
             done.num_cached_tokens,
         )
-
-    def _verifiable(self, proposal: Proposal, num_left: int) -> Proposal:
-        """`proposal`, as a chain if it is a tree that can only be verified as one."""
-        is_tree = 0 < len(proposal.parents) <= self.max_tree_tokens
-        if is_tree and max(Tree(0, proposal.parents).depths) < num_left:
-            num_own, _ = shared_part(self.tokenizer, proposal)
-            if num_own == len(proposal.token_ids):
-                return proposal
-        return as_chain(proposal)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""

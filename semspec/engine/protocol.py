@@ -11,7 +11,6 @@ Properties of every engine:
 - A call contains its whole context. Caches, batches and `session` change its speed, not its result.
 - Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
 - Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
-- A tree of proposed tokens (`Proposal.parents`) may be verified as the chain of its first alternatives (`as_chain`).
 - Closing a generator, or cancelling an await, stops the work between two forward passes.
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 """

@@ -72,8 +72,6 @@ class Verify:
     sampling: SamplingParams
     is_after_end: bool
     gate: Gate | None = None
-    parents: tuple[int, ...] = ()
-    """As in `Proposal`; empty: a chain."""
     state_layer: int | None = None
     kind: Literal["verify"] = "verify"
 

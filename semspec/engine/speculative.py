@@ -17,7 +17,6 @@ from semspec.engine.logits import after_end, draw_each, draw_token, filtered, pi
 from semspec.engine.requests import Verify
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.tree import Tree, paths_of, verify_tree
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
     Distribution,
@@ -48,10 +47,7 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
             "proposal.tokenizer",
         )
     for index, (token, distribution) in enumerate(zip(proposal.token_ids, proposal.distributions, strict=True)):
-        complaint = _flaw(token, distribution)
-        if proposal.parents and len(distribution.token_ids) != ENTRY_BYTES:
-            complaint = "must have one entry: tokens of a tree are not drawn"
-        if complaint:
+        if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
     layer, last = proposal.state_layer, tokenizer.info.num_layers
@@ -193,19 +189,15 @@ def probability_of(token: int, distribution: Distribution) -> float:
 
 def verify(
     logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer
-) -> tuple[list[int], list[int], tuple[bool, ...]]:
-    """The accepted tokens plus one of the target, the indices of the accepted ones, and the mismatches under a gate.
+) -> tuple[list[int], tuple[bool, ...]]:
+    """The accepted tokens plus one of the target, and the mismatches under a gate.
 
     `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i.
     """
     ended = tokenizer if request.is_after_end else None
     if request.gate is not None:
-        return gated_tokens(logits, request.drafted, request.gate, ended, request.parents)
-    if request.parents:
-        tree = Tree(position, request.parents)
-        return *verify_tree(logits, request.drafted, tree, request.sampling, ended), ()
-    chosen = rejection_sample(logits, request.drafted, request.distributions, request.sampling, position, ended)
-    return chosen, list(range(len(chosen) - 1)), ()
+        return gated_tokens(logits, request.drafted, request.gate, ended)
+    return rejection_sample(logits, request.drafted, request.distributions, request.sampling, position, ended), ()
 
 
 def rejection_sample(
@@ -257,38 +249,28 @@ def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
 
 
 def gated_tokens(
-    logits: Tensor, drafted: Sequence[int], gate: Gate, ended: ModelTokenizer | None = None, parents: Sequence[int] = ()
-) -> tuple[list[int], list[int], tuple[bool, ...]]:
-    """The longest path of `drafted` up to the first token that `gate` rejects, plus the most probable token there; the
-    indices of the drafted ones; and the `VerifiedTokens.mismatches`.
+    logits: Tensor, drafted: Sequence[int], gate: Gate, ended: ModelTokenizer | None = None
+) -> tuple[list[int], tuple[bool, ...]]:
+    """`drafted` up to the first token that `gate` rejects, plus the most probable token there; and the
+    `VerifiedTokens.mismatches`.
 
     `logits`: `[num_fed + 1, vocab_size]`, row 0 before the tokens, row i + 1 after `drafted[i]`; later drafted tokens
     are rejected. Probabilities are those at temperature 1. `ended`: as in `draw_token`; the first token is then
-    the most probable that begins with white space. `parents`: as in `Proposal`.
+    the most probable that begins with white space.
     """
     likeliest: list[int] = logits.argmax(-1).tolist()
     if ended is not None:
         likeliest[0] = int(after_end(ended, logits[0], SamplingParams(0.0)).argmax())
-    num_fed = len(logits) - 1
-    parents = parents or range(-1, num_fed - 1)
-    before = [parent + 1 for parent in parents]  # row of the distribution that judges each token
-    relaxed = _relaxed(logits[before], drafted[:num_fed], gate)
-
-    def kept(path: Sequence[int]) -> tuple[list[int], tuple[bool, ...]]:
-        recent = deque(gate.recent, maxlen=gate.window)
-        for index, token in enumerate(path):
-            is_ranked, is_allowed = relaxed[token]
-            is_match = drafted[token] == likeliest[before[token]]
-            is_judged_softly = ended is None or before[token] > 0
-            is_steady = sum(recent) <= gate.density * len(recent)
-            recent.append(not is_match)
-            if not is_match and not (is_judged_softly and is_allowed and (is_ranked or is_steady)):
-                return [*path[:index]], tuple(recent)
-        return [*path], tuple(recent)
-
-    path, recent = max(map(kept, paths_of(parents)), key=lambda one: len(one[0]))
-    last = path[-1] + 1 if path else 0
-    return [*(drafted[index] for index in path), likeliest[last]], path, recent
+    fed, num_kept = drafted[: len(logits) - 1], 0
+    recent = deque(gate.recent, maxlen=gate.window)
+    for token, likely, (is_ranked, is_allowed) in zip(fed, likeliest, _relaxed(logits[:-1], fed, gate), strict=False):
+        is_steady = sum(recent) <= gate.density * len(recent)
+        recent.append(token != likely)
+        is_judged_softly = ended is None or num_kept > 0
+        if token != likely and not (is_judged_softly and is_allowed and (is_ranked or is_steady)):
+            break
+        num_kept += 1
+    return [*drafted[:num_kept], likeliest[num_kept]], tuple(recent)
 
 
 def _relaxed(logits: Tensor, drafted: Sequence[int], gate: Gate) -> list[tuple[bool, bool]]:

@@ -14,7 +14,6 @@ from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import draw_each
 from semspec.engine.shaping import Shape
-from semspec.engine.tree import Tree
 from semspec.types import SamplingParams
 
 T = TypeVar("T")
@@ -47,17 +46,6 @@ class Prefix:
         """Drop everything after the first `num_tokens` tokens."""
         self.kv.crop(num_tokens)
         del self.tokens[num_tokens:]
-        for position in [position for position in self.logits if position > num_tokens]:
-            del self.logits[position]
-
-    def keep(self, num_tokens: int, following: Sequence[int]) -> None:
-        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
-        if list(following) == list(range(len(following))):
-            self.crop(num_tokens + len(following))
-            return
-        kept = [self.tokens[num_tokens + index] for index in following]
-        self.kv.select(num_tokens, following)
-        self.tokens[num_tokens:] = kept
         for position in [position for position in self.logits if position > num_tokens]:
             del self.logits[position]
 
@@ -170,8 +158,6 @@ class Feed:
     """How to draw the next token."""
     shape: Shape | None = None
     """What is done to the logits before the draw. The logits of the output stay as they are."""
-    tree: Tree | None = None
-    """What the last of `tokens` follow; the caller then keeps one path of `prefix`."""
     _num_fed: int = 0
     _rows: list[Tensor] = field(default_factory=list)
     _totals: list[Tensor | None] = field(default_factory=list)
@@ -191,12 +177,11 @@ class Feed:
         """The next `num_tokens` tokens."""
         kv = self.prefix.kv
         if num_tokens == len(self.tokens) and kv.num_tokens == len(self.prefix.tokens):
-            return Chunk(self.tokens, kv, self.num_rows, bool(self.segments), self.tree)
+            return Chunk(self.tokens, kv, self.num_rows, bool(self.segments))
         again = self.prefix.tokens[kv.num_tokens : kv.num_tokens + num_tokens]
         new = self.tokens[self._num_fed : self._num_fed + num_tokens - len(again)]
         num_rows = self._num_fed + len(new) - max(self._num_fed, len(self.tokens) - self.num_rows)
-        tree = self.tree if self.tree and kv.num_tokens + num_tokens > self.tree.start else None
-        return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new), tree)
+        return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new))
 
     def take(self, forward: Forward) -> bool:
         """Note the result of feeding a `chunk`; whether all is fed."""

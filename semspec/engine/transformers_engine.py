@@ -30,7 +30,6 @@ from semspec.engine.shaping import Shaping, shaping_of
 from semspec.engine.speculative import draw_with_distribution, state_before, verify
 from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.tree import MAX_TREE_TOKENS, Tree
 from semspec.engine.worker import Scheduler, Worker
 from semspec.probes.projection import Projections
 from semspec.types import Distribution, ModelInfo, Proposal, Writer
@@ -65,12 +64,11 @@ class Calls:
         following: Sequence[int],
         segments: Sequence[int] = (),
         wants_each: bool = False,
-        tree: Tree | None = None,
     ) -> Generator[Feed, Output | None, tuple[Tensor, Sequence[Tensor]]]:
         """Feed the tokens that `prefix` lacks, and `following`. Returns logits `[len(following) + 1, vocab_size]`,
         after `tokens` and each token of `following`, and the states of `segments`: `following` cut at these lengths.
         `wants_each`: instead the states of each row's token, the first of them only if `prefix` lacked it, and none
-        if `prefix` lacked more. `tree`: what the tokens of `following` follow; `prefix` is then to keep one path.
+        if `prefix` lacked more.
         """
         known = [prefix.logits[len(tokens)][None]] if len(prefix.tokens) == len(tokens) else []
         rest = [*tokens[len(prefix.tokens) :], *following]
@@ -78,7 +76,7 @@ class Calls:
             return known[0], ()
         if wants_each and len(rest) <= len(following) + 1:  # not of a whole prompt, whose states need much memory
             segments = (1,) * len(rest)
-        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments, tree=tree))
+        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments))
         rows = torch.cat([*known, output.rows])
         ends = () if wants_each else accumulate(segments[:-1], initial=0)
         for position in ends:  # where a later call may go on
@@ -166,18 +164,13 @@ class Calls:
     def _verify(
         self, prefix: Prefix, tokens: list[int], following: Sequence[int], request: Verify
     ) -> Generator[Feed, Output | None, Verified]:
-        layer, tree = request.state_layer, Tree(len(tokens), request.parents) if request.parents else None
-        try:
-            rows, states = yield from self._rows_after(
-                prefix, tokens, following, wants_each=layer is not None, tree=tree
-            )
-            chosen, path, mismatches = verify(rows, request, len(tokens), self._tokenizer)
-            prefix.keep(len(tokens), path)
-        except BaseException:
-            prefix.crop(len(tokens))  # what is fed after them may be no sequence
-            raise
-        after = [0, *(index + 1 for index in path)]  # rows
-        prefix.remember_logits(len(prefix.tokens), rows[after[-1]])
+        layer = request.state_layer
+        rows, states = yield from self._rows_after(prefix, tokens, following, wants_each=layer is not None)
+        chosen, mismatches = verify(rows, request, len(tokens), self._tokenizer)
+        num_accepted = len(chosen) - 1
+        prefix.crop(len(tokens) + num_accepted)
+        prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
+        after = range(num_accepted + 1)
         told = () if layer is None else tuple(state_before(row - len(rows), states, layer) for row in after)
         return Verified(tuple(chosen), mismatches, told)
 
@@ -191,7 +184,6 @@ class TransformersEngine(LocalEngine):
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
         super().__init__(lm.tokenizer, writer, replace(lm.info, max_cache_bytes=cache_bytes))
-        self.max_tree_tokens = MAX_TREE_TOKENS if lm.decoder else 0
         self._projections = Projections(lm.info, str(lm.device), probes)
         self.lm, self.cache = lm, PrefixCache(cache_bytes, lm.new_kv)
         self.calls = Calls(lm, writer, self.cache, self._projections)

@@ -40,8 +40,6 @@ class Retrieval:
     state: bytes = field(default=b"", repr=False)
     """`VerifiedTokens.state` of the verification that wrote the context's last token; empty: not known."""
     source: RetrievalSource = "all"
-    tree: bool = False
-    """Whether to propose alternatives, a tree, instead of one chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +160,6 @@ class Proposal:
     duration_ms: float
     state_layer: int | None = None
     """Row of `states-v1` that the target is to return of one token, for the next retrieval; None: nothing."""
-    parents: tuple[int, ...] = ()
-    """Index of the token that each follows, less than its own; -1: it follows the context. Of alternatives, the more
-    likely comes first. Empty: a chain. Tokens of a tree were not drawn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -734,23 +734,19 @@ class Retrieval(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
-    TREE_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
     """VerifyTokensResponse.state of the verification that wrote the context's last token; may be empty"""
     source: _builtins.str
     """"all", "ngrams", "context" or "datastore" """
-    tree: _builtins.bool
-    """propose alternatives, a tree, instead of one chain"""
     def __init__(
         self,
         *,
         state: _builtins.bytes = ...,
         source: _builtins.str = ...,
-        tree: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "state", b"state", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -790,7 +786,6 @@ class Proposal(_message.Message):
     TOKENIZER_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     STATE_LAYER_FIELD_NUMBER: _builtins.int
-    PARENTS_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """fingerprint of the drafter's tokenizer; the ordinary tokens must be the target's"""
     duration_ms: _builtins.float
@@ -805,10 +800,6 @@ class Proposal(_message.Message):
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
         """one per token"""
 
-    @_builtins.property
-    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """index of the token that each follows, less than its own; -1: the context; empty: a chain"""
-
     def __init__(
         self,
         *,
@@ -817,11 +808,10 @@ class Proposal(_message.Message):
         tokenizer: _builtins.str = ...,
         duration_ms: _builtins.float = ...,
         state_layer: _builtins.int | None = ...,
-        parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer", "state_layer", b"state_layer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer", "distributions", b"distributions", "duration_ms", b"duration_ms", "parents", b"parents", "state_layer", b"state_layer", "token_ids", b"token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer", "distributions", b"distributions", "duration_ms", b"duration_ms", "state_layer", b"state_layer", "token_ids", b"token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__state_layer: _TypeAlias = _typing.Literal["state_layer"]  # noqa: Y015
     _WhichOneofArgType__state_layer: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer"]  # noqa: Y015

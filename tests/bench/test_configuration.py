@@ -42,11 +42,11 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
 
 
 def test_options_of_retrieval_have_knobs() -> None:
-    label = "in-process/retrieval:source=datastore:tree=on:gate=soft:gate_entropy=0.1:gate_top_k=5"
-    retrieval = {"source": "datastore", "tree": True, "gate": "soft"}
+    label = "in-process/retrieval:source=datastore:gate=soft:gate_entropy=0.1:gate_top_k=5"
+    retrieval = {"source": "datastore", "gate": "soft"}
     assert parse(label).options == {"strategy": "retrieval", "retrieval": retrieval}
     options = with_options(DEFAULTS, parse(label)).options
-    assert options.retrieval == RetrievalOptions("datastore", True, "soft") and options.soft_gate == Gate(0.1, top_k=5)
+    assert options.retrieval == RetrievalOptions("datastore", "soft") and options.soft_gate == Gate(0.1, top_k=5)
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:

@@ -22,12 +22,12 @@ def num_kept(rows: list[Tensor], drafted: list[int], gate: Gate = GATE) -> int:
 
 @pytest.mark.parametrize("row", [UNSURE, SURE])
 def test_most_probable_tokens_are_kept_and_one_is_added(row: Tensor) -> None:
-    assert gated_tokens(torch.stack([row] * 4), [0, 0, 0], GATE) == ([0, 0, 0, 0], [0, 1, 2], (False, False, False))
+    assert gated_tokens(torch.stack([row] * 4), [0, 0, 0], GATE) == ([0, 0, 0, 0], (False, False, False))
 
 
 def test_another_token_is_kept_where_the_target_is_unsure() -> None:
-    assert gated_tokens(torch.stack([UNSURE] * 2), [1], GATE) == ([1, 0], [0], (True,))
-    assert gated_tokens(torch.stack([SURE, UNSURE]), [1], GATE) == ([0], [], (True,))
+    assert gated_tokens(torch.stack([UNSURE] * 2), [1], GATE) == ([1, 0], (True,))
+    assert gated_tokens(torch.stack([SURE, UNSURE]), [1], GATE) == ([0], (True,))
     entropy = -float((UNSURE.exp() * UNSURE).sum()) / math.log(5)
     assert num_kept([UNSURE], [1], replace(GATE, entropy=entropy + 1e-4)) == 0
     assert num_kept([UNSURE], [1], replace(GATE, entropy=entropy - 1e-4)) == 1
@@ -44,7 +44,7 @@ def test_lower_rank_is_kept_only_while_mismatches_are_few() -> None:
 
 def test_mismatches_leave_the_window() -> None:
     recent = (True, False, False, False)
-    chosen, _, mismatches = gated_tokens(torch.stack([UNSURE] * 3), [0, 2], replace(GATE, recent=recent))
+    chosen, mismatches = gated_tokens(torch.stack([UNSURE] * 3), [0, 2], replace(GATE, recent=recent))
     assert chosen == [0, 2, 0] and mismatches == (False, False, False, True)
 
 
@@ -54,8 +54,8 @@ def test_token_below_the_floor_is_rejected() -> None:
 
 
 def test_tokens_that_were_not_fed_are_rejected() -> None:
-    assert gated_tokens(torch.stack([UNSURE]), [9], GATE) == ([0], [], ())
-    assert gated_tokens(torch.stack([UNSURE] * 2), [0, 9], GATE) == ([0, 0], [0], (False,))
+    assert gated_tokens(torch.stack([UNSURE]), [9], GATE) == ([0], ())
+    assert gated_tokens(torch.stack([UNSURE] * 2), [0, 9], GATE) == ([0, 0], (False,))
 
 
 def test_impossible_tokens_have_no_entropy() -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
 
-TREE, SOFT = RetrievalOptions(tree=True), RetrievalOptions(gate="soft")
+SOFT = RetrievalOptions(gate="soft")
 SHUT, OPEN_WIDE = Gate(entropy=1.0), Gate(entropy=0.0, floor=0.0, top_k=1000)
 
 
@@ -62,16 +61,13 @@ async def records(backends: Backends, strategy: str = "retrieval", **fields: Any
     return await trace(generation, backends)
 
 
-@pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
 async def test_greedy_exact_retrieval_writes_what_the_target_writes(
-    backends: Backends, engine: TransformersEngine, num_tokens: int, tree: bool
+    backends: Backends, engine: TransformersEngine, num_tokens: int
 ) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
-    helped = await records(
-        backends, context=context, num_speculative_tokens=num_tokens, retrieval=RetrievalOptions(tree=tree)
-    )
+    helped = await records(backends, context=context, num_speculative_tokens=num_tokens)
     assert [record.segment for record in helped] == [record.segment for record in alone]
     num_accepted = sum(record.num_accepted_tokens for record in helped)
     num_proposed = sum(record.num_proposed_tokens for record in helped)
@@ -86,12 +82,12 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
     fields: dict[str, Any] = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
     assert plain and not any(record.accepted for record in plain)
-    for options in ({}, {"retrieval": TREE, "num_speculative_tokens": 20}, {"retrieval": RetrievalOptions("context")}):
+    for options in ({}, {"retrieval": RetrievalOptions("context")}):
         helped = await records(backends, strategy="semantic+retrieval", **fields, **options)
         assert [(r.segment, r.rejected, r.draw) for r in helped] == [(r.segment, r.rejected, r.draw) for r in plain]
         assert not any(record.fallback for record in helped)
         assert sum(record.num_proposed_tokens for record in helped) > 0
-        if sampling.temperature == 0 and options.get("retrieval") in (None, TREE):
+        if sampling.temperature == 0 and not options:
             assert sum(record.num_accepted_tokens for record in helped) > 20
 
 
@@ -105,27 +101,19 @@ async def test_soft_gate_holds_for_rewrites_too(backends: Backends, engine: Tran
     assert refusal.value.parameter == "retrieval.gate"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "tree"), [("retrieval", False), ("retrieval", True), ("semantic+retrieval", False)]
-)
+@pytest.mark.parametrize("strategy", ["retrieval", "semantic+retrieval"])
 async def test_sampled_retrieval_keeps_the_targets_distribution(
-    backends: Backends, engine: TransformersEngine, strategy: str, tree: bool, tmp_path: Path
+    backends: Backends, engine: TransformersEngine, strategy: str
 ) -> None:
     """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens. Of
     rewrites too, although the segments that they replace were rejected."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
-    if tree:
-        expected_pairs = sorted(pairs(engine, context, sampling).items(), key=itemgetter(1))
-        likely = [[*context.pieces[0].token_ids[-9:], *pair] for pair, _ in expected_pairs[-4:]]
-        write(tmp_path / "tree", await engine.info(), likely)
-        datastore = Datastore.load(tmp_path / "tree")
-        backends = replace(backends, drafter=RetrievingDraft(None, datastore))
     counts: Counter[tuple[int, ...]] = Counter()
     num_proposed = num_accepted = 0
     for seed in range(250):
         own = replace(sampling, seed=seed)
         fields: dict[str, Any] = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
-        written = await records(backends, **fields, retrieval=RetrievalOptions(tree=tree))
+        written = await records(backends, **fields)
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
@@ -226,13 +214,9 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     retrieving = RetrievingDraft(draft, Datastore.load(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
     soft: dict[str, Any] = {"context": context, "retrieval": SOFT, "num_speculative_tokens": 3}
-    trees = [
-        {**sampled, "retrieval": TREE, "num_speculative_tokens": 12},
-        {**soft, "retrieval": replace(SOFT, tree=True), "num_speculative_tokens": 12},
-    ]
     async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == await retrieving.info()
-        for fields in (sampled, soft, *trees):
+        for fields in (sampled, soft):
             here = await records(local, **fields)
             assert_same(here, await records(remote, **fields))
             assert sum(r.num_accepted_tokens for r in here) > 0 and not any(r.fallback for r in here)

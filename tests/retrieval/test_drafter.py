@@ -70,15 +70,6 @@ def test_every_token_is_certain_and_of_the_targets_tokenizer(datastore: Datastor
     assert proposal.state_layer is None, "without neighbours no state is wanted"
 
 
-def test_tree_has_the_alternatives_of_a_chain(tmp_path: Path) -> None:
-    write(tmp_path, TARGET, [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 8]])
-    branching = Datastore.load(tmp_path)
-    tree = propose(branching, context(1, 2, 3), (), Retrieval(tree=True), 4)
-    assert tree.token_ids[:2] == (4, 7) and {*tree.token_ids[2:]} == {5, 6} and tree.parents == (-1, -1, 0, 0)
-    assert len(tree.distributions) == 4
-    assert propose(branching, context(1, 2, 3), (), Retrieval(), 4).parents == ()
-
-
 def test_ids_of_another_vocabulary_are_not_read(datastore: Datastore) -> None:
     foreign, drafted = Piece("", (20, 21), "others.1"), Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9")
     assert proposed(datastore, Context((drafted,))) == [22, 23, 24, 25], "only special tokens may differ"

@@ -14,7 +14,6 @@ from semspec.decoding.retrieval.ngrams import (
     agreed,
     as_text,
     earlier_match,
-    merged,
     sorted_places,
 )
 
@@ -72,20 +71,6 @@ def test_continuations_stay_within_their_document() -> None:
     static, _ = store([[1, 2, 3], [4, 5]])
     assert static.match(as_text([1, 2]), 8).continuations == (as_text([3]),)
     assert static.match(as_text([2, 3]), 8).continuations == ("",)
-
-
-@given(st.lists(st.text("ab", max_size=6), max_size=8), st.integers(1, 12))
-def test_trie_holds_the_most_frequent_beginnings(continuations: list[str], num_tokens: int) -> None:
-    tokens, parents = merged(continuations, num_tokens)
-    texts: list[str] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        texts.append((texts[parent] if parent >= 0 else "") + chr(token))
-    every = {text[:end] for text in continuations for end in range(1, len(text) + 1)}
-    assert len(set(texts)) == len(texts) == min(num_tokens, len(every)) and set(texts) <= every
-    shares = {text: sum(one.startswith(text) for one in continuations) for text in every}
-    assert all(shares[kept] >= shares[left] for kept in texts for left in every - set(texts))
-    counts = [shares[text] for text in texts]
-    assert counts == sorted(counts, reverse=True), "of alternatives the more frequent first"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,6 @@ proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
         Proposal,
         token_ids=st.just(tuple(token for token, _ in pairs)),
         distributions=st.just(tuple(distribution for _, distribution in pairs)),
-        parents=st.just(()) | st.tuples(*[st.integers(-1, index - 1) for index in range(len(pairs))]),
     )
 )
 surprisals = st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * len(SURPRISAL_FEATURES))
@@ -278,7 +277,6 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
         ("VerifyTokens", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
         ("VerifyTokens", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
         ("VerifyTokens", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        ("VerifyTokens", lambda m: m.proposal.parents.append(-1), "proposal.parents"),
         ("VerifyTokens", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
         ("VerifyTokens", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
         ("VerifyTokens", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),

@@ -59,7 +59,7 @@ NONCE = "0123456789abcdef"
 PARAMS = GenerationParams(
     SamplingParams(0.5, 0.9, 7, 2**63, 0.1), Segmentation.SENTENCE, 5, 6, 4, session="s", gate=Gate(recent=(True,))
 )
-RETRIEVING = GenerationParams(PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context", True))
+RETRIEVING = GenerationParams(PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context"))
 ASKED = [Message("developer", "Be brief."), Message("user", "¿Cuántos?"), Message("assistant", "", "[{}]")]
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("info", ()),

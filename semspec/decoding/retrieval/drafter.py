@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from semspec.decoding.retrieval.datastore import Datastore
-from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
+from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match
 from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
@@ -49,14 +49,11 @@ def propose(
     start = perf_counter()
     text = _text(datastore.card.tokenizer, context.pieces, open_ids)
     found = _found(datastore, text, retrieval, num_tokens) if text else ()
-    if retrieval.tree:
-        token_ids, parents = merged(found, num_tokens)
-    else:
-        token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
+    token_ids = agreed(found, num_tokens, LEAST_SHARE)
     certain = tuple(map(Distribution.certain, token_ids))
     layer = datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
     duration_ms = (perf_counter() - start) * 1e3
-    return Proposal(tuple(token_ids), certain, datastore.card.tokenizer, duration_ms, layer, tuple(parents))
+    return Proposal(tuple(token_ids), certain, datastore.card.tokenizer, duration_ms, layer)
 
 
 def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:

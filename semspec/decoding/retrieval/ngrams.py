@@ -121,16 +121,6 @@ def sorted_places(tokens: TokenArray) -> TokenArray:
     return (len(tokens) - np.argsort(ranks, kind="stable")).astype(np.uint32)
 
 
-def merged(continuations: Sequence[str], num_tokens: int) -> tuple[list[int], list[int]]:
-    """The trie of `continuations`: at most `num_tokens` tokens, those that most of them go through, and the index of
-    the token that each follows, -1 for the first ones. A token comes before those that follow it, and of alternatives
-    the more frequent first."""
-    counts = Counter(text[:end] for text in continuations for end in range(1, len(text) + 1))
-    beginnings = sorted(counts, key=lambda text: (-counts[text], len(text)))[:num_tokens]
-    indices = {text: index for index, text in enumerate(beginnings)}
-    return [ord(text[-1]) for text in beginnings], [indices.get(text[:-1], -1) for text in beginnings]
-
-
 def agreed(continuations: Sequence[str], num_tokens: int, least_share: float) -> list[int]:
     """Token by token the most frequent one among the continuations that agree so far, until the share of those that
     agree falls below `least_share`. Of equally frequent ones, the first."""

@@ -32,7 +32,7 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
         async def propose(progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
             """What was retrieved, perhaps nothing."""
-            retrieval = Retrieval(verified.state, options.retrieval.source, options.retrieval.tree)
+            retrieval = Retrieval(verified.state, options.retrieval.source)
             params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
             proposal = backends.drafter.propose(progress.context, verified.open_ids, params, num_tokens)
             return await or_backend_unavailable("draft", proposal)

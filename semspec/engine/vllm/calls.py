@@ -191,7 +191,7 @@ class ReadCall(Call):
             case Score(lengths=lengths):
                 self.results = [segment_scores(rows.split(list(lengths)), states)]
             case Verify():
-                chosen, _, mismatches = verify(rows, request, self._first, self._tokenizer)
+                chosen, mismatches = verify(rows, request, self._first, self._tokenizer)
                 self.results = [Verified(tuple(chosen), mismatches)]
             case Choose(options=options):
                 self.results = [choice_scores(self._tokenizer, rows[0], options)]

@@ -180,12 +180,7 @@ def _check_generated(generated: GeneratedSegment) -> None:
 
 
 def _check_proposal(proposal: Proposal) -> None:
-    num_tokens = len(proposal.token_ids)
-    check_length(proposal.distributions, "distributions", num_tokens, "token_ids")
-    if proposal.parents:
-        check_length(proposal.parents, "parents", num_tokens, "token_ids")
-    for index, parent in enumerate(proposal.parents):
-        check_range(parent, f"parents[{index}]", -1, index - 1)
+    check_length(proposal.distributions, "distributions", len(proposal.token_ids), "token_ids")
 
 
 def _check_states(states: States) -> None:
