@@ -160,7 +160,7 @@ class GatewaySettings(ProcessSettings):
         "that is more",
     )
     target_patience_s: float = Field(
-        30.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
+        300.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
     )
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
     settle_s: float = shared(

@@ -29,15 +29,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMMAND = [sys.executable, "-m", "semspec.services.target"]
 NUM_STREAMS = 8
-DONE = "DONE"
+TEXTS = ("reasoning_content", "content")
 STALL_S = 5.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served() -> AsyncIterator[Stack]:
     """`SEMSPEC_TARGET_ENGINE=vllm semspec serve`: the CPU build has no attention for the draft's small heads."""
-    own = {"SEMSPEC_STALL_S": str(STALL_S), "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
-    environment = {"SEMSPEC_TARGET_ENGINE": "vllm", **own}
+    environment = {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_STALL_S": str(STALL_S)}
     async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
         yield stack
 
@@ -66,28 +65,27 @@ def body(index: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def streaming(stack: Stack) -> AsyncIterator["asyncio.Future[list[str]]"]:
-    """How `NUM_STREAMS` streams end, all of which have begun: DONE, or with this error."""
+    """The texts of `NUM_STREAMS` streams, all of which have begun."""
     begun = asyncio.Barrier(NUM_STREAMS + 1)
     async with client(stack) as http:
-        ends = asyncio.gather(*(_end(http, index, begun) for index in range(NUM_STREAMS)))
+        texts = asyncio.gather(*(_text(http, index, begun) for index in range(NUM_STREAMS)))
         await begun.wait()
-        yield ends
+        yield texts
 
 
-async def _end(http: httpx.AsyncClient, index: int, begun: asyncio.Barrier) -> str:
-    last = ""
+async def _text(http: httpx.AsyncClient, index: int, begun: asyncio.Barrier) -> str:
+    text, last = "", ""
     async with http.stream("POST", "/v1/chat/completions", json=body(index) | {"stream": True}) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
-            if line and not last:
-                await begun.wait()
-            last = line.removeprefix("data: ") or last
-    return DONE if last == f"[{DONE}]" else str(json.loads(last)["error"]["code"])
-
-
-def assert_unavailable(ends: list[str]) -> None:
-    """Streams may have ended before."""
-    assert "service_unavailable" in ends and {*ends} <= {"service_unavailable", DONE}
+            if line.startswith("data: "):
+                if not last:
+                    await begun.wait()
+                last = line.removeprefix("data: ")
+                choices = [] if last == "[DONE]" else json.loads(last)["choices"]
+                text += "".join(one["delta"].get(name) or "" for one in choices for name in TEXTS)
+    assert last == "[DONE]"
+    return text
 
 
 def core_of(stack: Stack) -> psutil.Process:
@@ -117,32 +115,29 @@ async def test_gateway_answers_with_the_same_text_over_either_engine(served: Sta
             assert sum(a != b for a, b in zip(mine, expected, strict=True)) <= 1
 
 
-async def test_streams_end_when_the_core_freezes_and_it_serves_again_when_it_goes_on(served: Stack) -> None:
-    before = await answers(served, 1)
+async def test_streams_outlast_a_core_that_freezes_and_one_that_is_killed(served: Stack) -> None:
+    """By the default of how long a gateway waits: vLLM takes more than 50 s to be back."""
+    async with streaming(served) as texts:
+        expected = await texts
     core = core_of(served)
-    async with streaming(served) as ends:
+    async with streaming(served) as texts:
         core.suspend()
         try:
-            assert_unavailable(await ends)
-            status, line = await readiness(served)
-            assert status == 503 and "hang" in line
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while "hang" not in (await readiness(served))[1]:
+                    await asyncio.sleep(0.1)
         finally:
             core.resume()
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while await readiness(served) != (200, "ready"):
-            await asyncio.sleep(0.1)
-    assert await answers(served, 1) == before
-
-
-async def test_core_that_is_killed_ends_streams_and_its_service_with_the_reason(served: Stack) -> None:
+        assert await texts == expected
     target = served.processes["target"]
-    service, core = psutil.Process(target.pid), core_of(served)
-    family = service.children(recursive=True)
-    async with streaming(served) as ends:
+    service = psutil.Process(target.pid)
+    family = [service.pid, *(one.pid for one in service.children(recursive=True))]
+    async with streaming(served) as texts:
         core.kill()
-        assert_unavailable(await ends)
-    assert left_alive([service.pid, *(one.pid for one in family)]) == []
-    assert "cannot serve any longer: vLLM ended: it was killed" in target.log.read_text()
+        assert left_alive(family) == []
+        assert "cannot serve any longer: vLLM ended: it was killed" in target.log.read_text()
+        await served.restart("target")
+        assert await texts == expected
 
 
 @pytest.mark.parametrize("moment", ["its core has begun", "it serves"])
