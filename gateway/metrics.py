@@ -171,6 +171,9 @@ class _Services:
         )
         self._cache_bytes = gauge("service_cache_bytes", "Keys and values a service holds.")
         self._max_cache_bytes = gauge("service_max_cache_bytes", "Keys and values a service may hold.")
+        of_redis = partial(Gauge, namespace=_NAMESPACE, registry=registry)
+        self._memory = of_redis("redis_memory_bytes", "Memory that Redis takes.")
+        self._max_memory = of_redis("redis_max_memory_bytes", "Memory that Redis may take; 0: no limit, or not told.")
         known = {SERVICES: [self._up], POOLED: [self._replicas, self._hung, self._calls]}
         known[MODELS] = [self._cache_bytes, self._max_cache_bytes, self._whole_states]
         for services, metrics in known.items():
@@ -190,6 +193,11 @@ class _Services:
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
         if service in MODELS:
             self._whole_states.labels(service).set_function(lambda: replicas.num_whole_states)
+
+    def memory(self, used_bytes: int, max_bytes: int) -> None:
+        """Record what Redis takes and may take."""
+        self._memory.set(used_bytes)
+        self._max_memory.set(max_bytes)
 
     def cache(self, service: str, info: ModelInfo) -> None:
         """Record the cache sizes that one replica's engine reported at the last handshake."""

@@ -179,7 +179,7 @@ class Readiness:
 
     async def _store_failure(self) -> str | None:
         try:
-            await self._store.check()
+            self._metrics.of_services.memory(*await self._store.check())
         except Unavailable as error:
             return error.message
         return None

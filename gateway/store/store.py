@@ -16,7 +16,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import chain
@@ -129,14 +129,17 @@ class Store:
 
     async def handshake(self, target: str) -> str | None:
         """What was served with this target at the last complete handshake. Raises: Unavailable."""
-        served: str | None = await self._guarded(
-            "read", self._client.get(f"semspec:handshake:{target}"), "the handshake"
-        )
+        call = self._client.get(f"semspec:handshake:{target}")
+        served: str | None = await self._guarded("read", call, "the handshake")
         return served
 
-    async def check(self) -> None:
-        """Write a key that expires. Raises: Unavailable, with the reason, when Redis does not answer or refuses it."""
+    async def check(self) -> tuple[int, int]:
+        """Write a key that expires. Returns: bytes that Redis takes and may take, 0: not told. Raises: Unavailable."""
         await self._guarded("check", self._client.set("semspec:check", "", ex=60), "this gateway")
+        told = {}
+        with suppress(Unavailable):  # a user of Redis may lack this command
+            told = await self._guarded("", self._client.info("memory"), "this gateway")
+        return told.get("used_memory", 0), told.get("maxmemory", 0)
 
     async def generation(self, generation: str) -> dict[str, str]:
         """The metadata of a generation; its status is `interrupted` once a running writer's lease has expired.
@@ -156,8 +159,7 @@ class Store:
 
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
-        limit_s = min(timeout_s, self._settings.redis_timeout_s / 2)
-        block_ms = max(1, int(limit_s * 1000))  # 0 would block without a timeout
+        block_ms = max(1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2)))  # 0: without a timeout
         call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
         reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:
@@ -192,8 +194,7 @@ class Store:
         await self._guarded("list", steps.execute(), f"session {session}")
 
     async def listed(self, owner: str) -> list[tuple[str, float]]:
-        """Names of an owner's last sessions, with the seconds since 1970 of their last turn, the latest first; some may
-        have expired. Raises: Unavailable."""
+        """An owner's last sessions and times of their last turns, s since 1970, latest first. Raises: Unavailable."""
         reply = self._client.zrange(f"semspec:sessions:{{{owner}}}", 0, -1, desc=True, withscores=True)
         pairs = await self._guarded("list", reply, "the list of sessions")
         return [(str(name), float(at)) for name, at in pairs]
@@ -245,7 +246,7 @@ class Store:
         return lines
 
     async def _guarded(self, operation: str, reply: Awaitable[Any], subject: str) -> Any:
-        """The reply of Redis to an operation on `subject`. Raises: Unavailable."""
+        """The reply of Redis to an operation on `subject`; one without a name may fail. Raises: Unavailable."""
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
         call = asyncio.ensure_future(reply)
         self._calls.add(call)
@@ -255,7 +256,8 @@ class Store:
             with reading(subject):
                 return await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
-            self.on_failure(operation)
+            if operation:
+                self.on_failure(operation)
             raise Unavailable(_failure(error, subject)) from error
 
 
@@ -276,9 +278,9 @@ _SCRIPTS = {
     "begin": ("generation", "meta", "writer"),
     "append": ("generation", "meta", "segments", "writer", "events"),
     "finish": ("generation", "meta", "segments", "writer", "events"),
-    "hold": ("generation", "meta", "writer"),
+    "hold": ("generation", "meta", "writer", "segments"),
     "take": ("generation", "meta", "writer"),
-    "read": ("generation", "meta", "writer"),
+    "read": ("generation", "meta", "writer", "segments"),
     "cancel": ("generation", "meta", "writer", "events"),
     "remember": ("idempotency", ""),
     "disown": ("idempotency", ""),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
@@ -18,7 +17,6 @@ from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from tests.compose.support import BASE, ROOT, SECRETS, SETTINGS, TWO_GPU, Json, MissingVariable, composed
-from tests.processes import succeeds
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
@@ -86,11 +84,6 @@ def test_only_the_gateway_is_published_and_on_this_machine_alone(services: Json)
     assert services["gateway"]["ports"] == [f"127.0.0.1:8080:{SETTINGS['gateway'].model_fields['port'].default}"]
     assert services["redis"]["networks"] == ["store"]
     assert [role for role, service in services.items() if "store" in service["networks"]] == ["redis", "gateway"]
-
-
-def test_networks_of_redis_and_the_services_lead_nowhere() -> None:
-    networks = yaml.safe_load(BASE.read_text())["networks"]
-    assert {name for name, network in networks.items() if network.get("internal")} == {"services", "store"}
 
 
 def test_running_work_may_end_before_the_container_is_killed(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,18 +197,3 @@ def test_script_writes_nothing_without_random_bytes(tmp_path: Path, script: Path
     done = subprocess.run([script], capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and "no 64 hex digits" in done.stderr
     assert not (tmp_path / ".env").exists()
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compose_takes_the_files_and_reads_them_alike(variant: str, tmp_path: Path) -> None:
-    if not succeeds("docker", "compose", "version"):
-        pytest.skip("no docker compose")
-    (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in (SECRETS | PAIR).items()))
-    files = [word for path in (BASE, *VARIANTS[variant]) for word in ("--file", str(path))]
-    command = ["docker", "compose", "--env-file", str(tmp_path / "env"), *files, "config", "--format", "json"]
-    theirs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["services"]
-    ours = composed(SECRETS | PAIR, *VARIANTS[variant])
-    assert set(theirs) == set(ours)
-    for role, service in ours.items():
-        assert theirs[role]["environment"] == service["environment"] and theirs[role]["image"] == service["image"]
-        assert gpus(theirs[role]) == gpus(service)

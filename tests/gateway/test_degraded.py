@@ -1,5 +1,8 @@
 """Services that break and a Redis that goes away: generations go on, and no client is told that it is at fault."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from redis.asyncio import Redis
 
@@ -53,6 +56,28 @@ async def test_generation_whose_end_redis_refused_is_not_running(
         await redis.config_set("maxmemory", 0)
     assert running.response.json()["semspec"]["degraded"] is True
     await gateway.status_becomes(running.id, "interrupted")
+
+
+async def test_full_redis_forgets_ended_generations_before_running_ones(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    deployed = Path(__file__).parents[2].joinpath("deploy/kubernetes/base/redis.conf").read_text().splitlines()
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
+    ended = [(await gateway.chat()).json()["id"] for _ in range(40)]
+    async with Redis.from_url(mortal_redis.url) as redis:
+        full = f"maxmemory {(await redis.info('memory'))['used_memory']}"
+        for line in (*(line for line in deployed if line.startswith("maxmemory-")), full):
+            await redis.config_set(*line.split())
+        await asyncio.sleep(1.5)  # it tells times apart by seconds
+        async with gateway.held(3) as running:
+            later = [await gateway.chat() for _ in range(20)]
+    assert not any(answer.json()["semspec"]["degraded"] for answer in (*later, running.response))
+    assert len((await gateway.stored(running.id, "/trace"))["segments"]) == NUM_SEGMENTS
+    for route in ("", "/trace", "/events"):
+        found = [(await gateway.http.get(f"/v1/generations/{id}{route}")).status_code for id in ended]
+        assert {*found} == {200, 404}
+    await gateway.app.state.readiness.check()
+    assert 0 < await gateway.metric("semspec_gateway_redis_max_memory_bytes") == float(full.split()[1])
 
 
 async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
