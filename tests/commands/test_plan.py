@@ -59,6 +59,7 @@ def test_paper_s_answers_have_a_layout_on_two_gpus(pair: list[str], capsys: pyte
     values = {name.lower(): json.loads(value.strip("'")) if "{" in value else value for name, value in found}
     read = ModelSettings.model_validate({"model": "m", **values})
     assert read.vllm_options.kv_cache_dtype == "fp8" and read.vllm_options.tensor_parallel_size == 2
+    assert "SEMSPEC_GATEWAY_MAX_CONCURRENT=13" in printed
     assert read.max_context_tokens == 34_816 and read.device == "cuda" and "kv_bytes" in read.model_fields_set
 
 

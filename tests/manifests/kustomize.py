@@ -47,7 +47,7 @@ def builds() -> Iterator[Build]:
         for size in range(len(free) + 1):
             yield from (Build(overlay, components) for components in combinations(free, size))
         if overlay != "cpu":
-            yield from (Build(overlay, ("tensor-parallel", *added)) for added in ((), free))
+            yield from (Build(overlay, ("tensor-parallel", "ingress", *added)) for added in ((), free))
 
 
 def has_tool() -> bool:

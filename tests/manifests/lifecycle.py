@@ -12,11 +12,13 @@ from semspec.settings import ServiceSettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
-from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pods
+from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pod, pods, volumes
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LOOKUP_S = 30.0
 """How long a cluster's DNS, or a cache of it on the node, may repeat what it said."""
+PACED_BYTES_A_SECOND = 4_957 * 223_000 / 8_192
+"""Tokens a second of docs/performance.md, and what Redis holds of an answer."""
 BESIDE_CACHE_BYTES = 512 << 20
 """A process with torch and a tiny model, at rest: 460 MB."""
 
@@ -35,6 +37,17 @@ def check_lifecycle(objects: Objects) -> None:
             _check_end(one, settings)
             if isinstance(settings, ModelSettings):
                 _check_size(objects, one, settings)
+
+
+def check_redis(objects: Objects) -> None:
+    """What the paced box writes fills half of it until it expires, and it fills half of its container."""
+    settings = settings_of(objects, pod(objects, "gateway"))
+    for one in (one for one in pods(objects) if one.name == "redis"):
+        limit_bytes = int(environment(objects, one.main)["MAXMEMORY"].removesuffix("gb")) << 30
+        assert 2 * limit_bytes <= bytes_of(one.main["resources"]["limits"]["memory"]), one
+        assert isinstance(settings, GatewaySettings)
+        is_large = any(other.has_gpu for other in pods(objects))
+        assert not is_large or PACED_BYTES_A_SECOND * settings.ttl_s < limit_bytes / 2, f"{one}: is full too soon"
 
 
 def _check_probe(one: Pod, name: str, settings: Settings) -> None:
@@ -79,6 +92,13 @@ def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
     if one.has_gpu:
         assert int(limits[GPU]) == num_gpus, f"{one}: has other than the {num_gpus} GPUs that it uses"
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
+        found, start = environment(objects, one.main), one.main["startupProbe"]
+        assert found["HF_HUB_OFFLINE"] == "1" and start["failureThreshold"] * start["periodSeconds"] <= 1200, one
+        [mount] = [name for path, name in mounts(one.main).items() if found["VLLM_CACHE_ROOT"].startswith(path)]
+        assert "persistentVolumeClaim" in volumes(one)[mount], f"{one}: compiles again at each start"
+        wanted = one.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        [term] = wanted["nodeSelectorTerms"]
+        assert "nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]}, f"{one}: takes any GPU"
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
         assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, f"{one}: {limits}"

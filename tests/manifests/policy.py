@@ -88,7 +88,9 @@ def check_rollout(objects: Objects) -> None:
             rolling = one.owner["spec"].get("strategy", {}).get("rollingUpdate", {})
             wanted = {"maxSurge": 0, "maxUnavailable": 1} if one.has_gpu else {"maxSurge": 1, "maxUnavailable": 0}
             assert rolling == wanted, f"{one}: is updated by {rolling}, not {wanted}"
-            assert one.spec.get("topologySpreadConstraints"), f"{one}: may have all its pods on one node"
+            apart = {spread["topologyKey"] for spread in one.spec["topologySpreadConstraints"]}
+            assert apart == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}, f"{one}: spreads over {apart}"
+        assert not one.is_served or one.spec["priorityClassName"] in named(objects, "PriorityClass"), one
 
 
 def check_namespace(objects: Objects) -> None:
@@ -97,7 +99,8 @@ def check_namespace(objects: Objects) -> None:
         labels = namespace["metadata"].get("labels", {})
         modes = {labels.get(f"pod-security.kubernetes.io/{mode}") for mode in ("enforce", "audit", "warn")}
         assert modes == {"restricted"}, f"Namespace/{name}: admits more than restricted pods"
-    inside = {manifest["metadata"].get("namespace") for manifest in objects if manifest["kind"] != "Namespace"}
+    outside = ("Namespace", "PriorityClass")
+    inside = {manifest["metadata"].get("namespace") for manifest in objects if manifest["kind"] not in outside}
     assert inside == set(named(objects, "Namespace"))
 
 
