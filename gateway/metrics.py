@@ -16,7 +16,9 @@ POOLED = SERVICES[:-1]
 """Services that may have several replicas."""
 MODELS = ("draft", "target")
 """Services with a language model."""
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
+
+_TOKENS = [4**power for power in range(9)]
 
 
 class Replicas(Protocol):
@@ -59,7 +61,7 @@ class Metrics:
         self.queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for a slot.")
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
         self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
-        self.first_segment_seconds = seconds(
+        self._first_segment_seconds = seconds(
             "time_to_first_segment_seconds", "From a generation's start to its first kept segment.", ("strategy",)
         )
         self.fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
@@ -82,6 +84,14 @@ class Metrics:
         self.collection = counter(
             "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
         )
+        # By OpenTelemetry's names for generative AI.
+        gen_ai = partial(Histogram, namespace="gen_ai", registry=self._registry)
+        model = "gen_ai_request_model"
+        self._model_seconds = gen_ai("server_request_duration_seconds", "Of a generation.", [model], buckets=_SECONDS)
+        self._first_token_seconds = gen_ai(
+            "server_time_to_first_token_seconds", "To the first kept segment.", [model], buckets=_SECONDS
+        )
+        self._usage = gen_ai("client_token_usage", "Tokens.", [model, "gen_ai_token_type"], buckets=_TOKENS)
         # vLLM's counters, which AIPerf and others read; `semspec.records.Step` defines what counts as a draft.
         of_vllm = partial(Counter, registry=self._registry)
         self._drafts = of_vllm("vllm:spec_decode_num_drafts", "Decisions on drafted tokens.")
@@ -116,6 +126,16 @@ class Metrics:
         for stage, duration_ms in stages.items():
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
+
+    def first_segment(self, strategy: str, model: str, duration_s: float) -> None:
+        self._first_segment_seconds.labels(strategy).observe(duration_s)
+        self._first_token_seconds.labels(model).observe(duration_s)
+
+    def used(self, model: str, duration_s: float, num_prompt_tokens: int, num_tokens: int) -> None:
+        """Count a finished generation as OpenTelemetry does."""
+        self._model_seconds.labels(model).observe(duration_s)
+        self._usage.labels(model, "input").observe(num_prompt_tokens)
+        self._usage.labels(model, "output").observe(num_tokens)
 
     def generation(self, strategy: str, status: str, duration_s: float, owner: str = "") -> None:
         self._generations.labels(strategy, status).inc()

@@ -84,12 +84,20 @@ class ChoiceRunner:
         fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
         retry = TargetRetry(self.backends.target, fingerprint, timeout_s)
         generation = choice.generation
-        attributes: dict[str, str | int] = {
+        attributes: dict[str, str | int | float] = {
             "semspec.strategy": generation.strategy,
             "semspec.gamma": generation.options.gamma,
             "semspec.acceptance_rule": generation.options.acceptance.rule,
             "semspec.max_tokens": generation.max_tokens,
             "semspec.num_prompt_tokens": choice.num_prompt_tokens,
+            "gen_ai.operation.name": "chat" if choice.request.messages else "text_completion",
+            "gen_ai.provider.name": "semspec",
+            "gen_ai.request.model": choice.request.model,
+            "gen_ai.request.max_tokens": generation.max_tokens,
+            "gen_ai.request.temperature": generation.sampling.temperature,
+            "gen_ai.request.top_p": generation.sampling.top_p,
+            "gen_ai.response.id": choice.id,
+            "gen_ai.usage.input_tokens": choice.num_prompt_tokens,
         }
         with span("generation", attributes=attributes) as generation_span:
             try:
@@ -105,6 +113,7 @@ class ChoiceRunner:
             finally:
                 generation_span.set_attributes(_result_attributes(choice))
             generation_span.set_attribute("semspec.finish_reason", reason.value)
+            generation_span.set_attribute("gen_ai.response.finish_reasons", [reason.value])
         return reason
 
     async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason:
@@ -137,7 +146,7 @@ class ChoiceRunner:
             self.readiness.suspect(record.fallback)
         await journal.append(record.index, stored(record))
         if not choice.records:
-            self.metrics.first_segment_seconds.labels(choice.generation.strategy).observe(choice.latency_s)
+            self.metrics.first_segment(choice.generation.strategy, self.settings.model_name, choice.latency_s)
         self.metrics.segment(record, choice.request.owner)
         if self.audit is not None:
             self.audit.offer(choice, record)
@@ -165,6 +174,8 @@ class ChoiceRunner:
             status = "cancelled"
         self.metrics.in_flight.dec()
         self.metrics.generation(choice.generation.strategy, status, choice.latency_s, choice.request.owner)
+        if status == "finished":
+            self.metrics.used(self.settings.model_name, choice.latency_s, choice.num_prompt_tokens, choice.num_tokens)
         _log_end(choice, status, self.settings.log_prompts)
         if journal.degraded or choice.degraded:
             self.metrics.degraded_generations.inc()
@@ -253,6 +264,7 @@ def _result_attributes(choice: Choice) -> dict[str, str | int | float | bool]:
         {
             "semspec.num_segments": numbers.num_segments,
             "semspec.num_tokens": numbers.num_tokens,
+            "gen_ai.usage.output_tokens": numbers.num_tokens,
             "semspec.num_target_tokens": numbers.num_target_tokens,
             "semspec.acceptance_rate": numbers.acceptance_rate,
             "semspec.fallback": numbers.fallback,

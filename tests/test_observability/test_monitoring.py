@@ -42,7 +42,7 @@ def busy() -> Metrics:
     metrics.queue_wait_seconds.observe(0.5)
     metrics.redis_failures.labels("append").inc()
     metrics.prompt_tokens.inc(3)
-    metrics.first_segment_seconds.labels("semantic").observe(0.5)
+    metrics.first_segment("semantic", "pair", 0.5)
     metrics.generation("semantic", "finished", 2.0)
     metrics.fallbacks.inc()
     metrics.degraded_generations.inc()
@@ -67,7 +67,7 @@ def samples() -> dict[str, set[str]]:
 def test_expression_asks_for_metrics_and_labels_there_are(expression: str, samples: dict[str, set[str]]) -> None:
     names = set(re.findall(r"\b(?:semspec_gateway_\w+|vllm:\w+|up)\b", expression))
     assert names and names <= set(samples)
-    labels = set.union({"job", "instance"}, *(samples[name] for name in names))
+    labels = set.union({"job", "instance", "namespace"}, *(samples[name] for name in names))
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
     chosen = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~?|!=|!~)", expression))
     assert grouped | chosen <= labels

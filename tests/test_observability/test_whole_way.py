@@ -56,6 +56,8 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
     assert generation.attributes["semspec.strategy"] == "semantic"
     assert generation.attributes["semspec.num_segments"] == len(segments)
     assert 0 < generation.attributes["semspec.acceptance_rate"] <= 1
+    assert generation.attributes["gen_ai.request.model"] == "semspec-demo"
+    assert generation.attributes["gen_ai.usage.output_tokens"] == generation.attributes["semspec.num_tokens"]
     assert request.start_ns <= generation.start_ns and generation.end_ns <= request.end_ns
 
     calls = [span for span in spans if span.name.startswith("semspec.v2.")]
