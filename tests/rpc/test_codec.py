@@ -277,8 +277,6 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
         ("VerifyTokens", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
         ("VerifyTokens", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
         ("VerifyTokens", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        ("VerifyTokens", lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
-        ("VerifyTokens", lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
         ("VerifyTokens", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
         ("Encode", lambda m: m.Clear(), "prompt"),
         ("Encode", lambda m: m.tokens.SetInParent(), "tokens.ids"),
