@@ -6,7 +6,6 @@ The stored fields suffice to resume a generation and to explain it.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -135,9 +134,9 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Number of output tokens up to the end of the segment with `</think>`; None where reasoning is not split off.
+        """Number of output tokens before `</think>`; None where reasoning is not split off.
 
-        Only segments are counted, since the writers do not say which characters a token has.
+        Of the segment with the mark by the share of its characters, since writers do not say which a token has.
         """
         parser = self.stop_checker.reasoning_parser
         if parser is None:
@@ -146,10 +145,20 @@ class Choice:
         if not parser.begins_inside and not text.lstrip().startswith(THINK):
             return 0
         end = text.find(END_OF_THINKING)
-        sizes = [len(record.segment.text) for record in self.records]
-        begins = accumulate(sizes, initial=0)
-        pairs = zip(self.records, begins, strict=False)
-        return sum(len(record.segment.token_ids) for record, begin in pairs if end < 0 or begin <= end)
+        left, num_tokens = len(text) if end < 0 else end, 0
+        for segment in (record.segment for record in self.records):
+            size = len(segment.text)
+            num_tokens += len(segment.token_ids) * min(left, size) // size if size else 0
+            left = max(0, left - size)
+        return num_tokens
+
+    @property
+    def has_thought_enough(self) -> bool:
+        """Whether the reasoning goes on, and has had the tokens of its budget."""
+        budget, parser = self.request.thinking_token_budget, self.stop_checker.reasoning_parser
+        if budget is None or parser is None or not parser.is_inside:
+            return False
+        return (self.num_reasoning_tokens or 0) >= budget
 
     @property
     def latency_s(self) -> float:

@@ -106,6 +106,11 @@ class ReasoningParser:
         self._kind = kind
         self._buffer = ""
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the next text is reasoning, as far as is known."""
+        return self._kind == "reasoning"
+
     @classmethod
     def after(cls, prompt: str) -> "ReasoningParser":
         """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""

@@ -184,6 +184,9 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     if plan.grammar and not all(one.supports_grammars for one in writers):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+    if request.thinking_token_budget is not None and plan.num_logprobs is not None:
+        message = "thinking_token_budget: a reasoning that is ended has no logprobs there"
+        yield f"{message}; leave out one of them", "thinking_token_budget"
     if plan.min_tokens and (strategy.verifies_tokens or plan.grammar):
         message = "neither in a format nor with a strategy that verifies tokens"
         yield f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out", "min_tokens"

@@ -180,6 +180,8 @@ class Request:
     """Whether the client lets the answer be listed in the collection; its owner's consent is another matter."""
     answer: str
     """What the request's API needs to format the answer, in JSON that only the API reads."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -22,13 +22,14 @@ from semspec.errors import (
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import Choice, Ended, usage
 from semspec.gateway.generation.collection import Collection
+from semspec.gateway.generation.parsers import END_OF_THINKING
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
 from semspec.records import statistics, stored
-from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, SegmentRecord
+from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Segment, SegmentEnd, SegmentRecord, Writer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 ANSWER_S = 2.0
@@ -103,8 +104,8 @@ class ChoiceRunner:
             try:
                 while True:
                     try:
-                        reason = await self._decode_once(choice, journal)
-                        break
+                        if (reason := await self._decode_once(choice, journal)) is not None:
+                            break
                     except (Unavailable, Overloaded) as error:
                         self.readiness.suspect()
                         await retry.target_is_back(error, len(choice.records))
@@ -116,7 +117,10 @@ class ChoiceRunner:
             generation_span.set_attribute("gen_ai.response.finish_reasons", [reason.value])
         return reason
 
-    async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason:
+    async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason | None:
+        """None: the reasoning has had its budget, and ends before the next segment."""
+        if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
+            return FinishReason.LENGTH
         kept = (record.segment for record in choice.records)
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
@@ -137,7 +141,20 @@ class ChoiceRunner:
                         if not self.settings.prompt_tokens_details:
                             record = replace(record, num_cached_tokens=None)
                         await self._keep(choice, journal, record)
+                        if choice.has_thought_enough and choice.stop_checker.stop is None:
+                            return None
         return FinishReason.STOP
+
+    async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
+        """Put the mark into the context as a segment of the target; False when the budget leaves no answer after it."""
+        text = END_OF_THINKING + "\n\n" if choice.text[-1:] in ("", "\n") else f"\n{END_OF_THINKING}\n\n"
+        tokens = await choice.served.pinned(self.backends).target.tokenize(text)
+        if choice.num_tokens + len(tokens) >= choice.generation.max_tokens:
+            return False
+        ids, tokenizer = tuple(token.id for token in tokens), choice.prompts.target.tokenizer
+        segment = Segment(text, ids, tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+        await self._keep(choice, journal, SegmentRecord(len(choice.records), segment, accepted=None))
+        return True
 
     async def _keep(self, choice: Choice, journal: Journal, record: SegmentRecord) -> None:
         if record.fallback is not None and choice.fallback is None:

@@ -7,7 +7,7 @@ import pytest
 
 from semspec import __version__
 from tests.gateway.fakes import WINDOW
-from tests.gateway.support import Gateway
+from tests.gateway.support import Gateway, assert_error
 
 
 async def test_ping_needs_no_key_and_version_does(gateway: Gateway) -> None:
@@ -52,7 +52,10 @@ async def test_usage_counts_the_reasoning_of_all_choices(thinker: Gateway) -> No
     thinking: Any = [{"role": "user", "content": "How many?<think>\n"}]
     answer = (await thinker.chat(model="semspec-demo:target", messages=thinking, semspec={"trace": True})).json()
     usage, trace = answer["usage"], answer["semspec"]["trace"]
-    counted = sum(record["num_tokens"] for record in trace[:4])  # the mark is in the fourth segment
+    [last] = [record for record in trace if "</think>" in record["text"]]
+    before = last["num_tokens"] * last["text"].index("</think>") // len(last["text"])
+    counted = sum(record["num_tokens"] for record in trace[: last["index"]]) + before
+    assert 0 < before < last["num_tokens"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": counted} and "prompt_tokens_details" not in usage
     assert counted < usage["completion_tokens"]
     two = (await thinker.chat(model="semspec-demo:target", messages=thinking, n=2)).json()["usage"]
@@ -60,6 +63,26 @@ async def test_usage_counts_the_reasoning_of_all_choices(thinker: Gateway) -> No
     cut = (await thinker.chat(model="semspec-demo:target", messages=thinking, max_tokens=10)).json()["usage"]
     assert cut["completion_tokens_details"]["reasoning_tokens"] == cut["completion_tokens"] == 10
     assert (await thinker.stored(answer["id"]))["usage"] == usage
+
+
+@pytest.mark.parametrize("model", ["semspec-demo:target", "semspec-demo"])
+async def test_reasoning_ends_with_the_segment_that_reaches_its_budget(thinker: Gateway, model: str) -> None:
+    fields: Any = {"model": model, "messages": [{"role": "user", "content": "How many?<think>\n"}]}
+    fields |= {"semspec": {"trace": True}}
+    free = (await thinker.chat(**fields)).json()["semspec"]["trace"]
+    budget = free[0]["num_tokens"] + 1
+    answer = (await thinker.chat(**fields, thinking_token_budget=budget)).json()
+    trace, usage = answer["semspec"]["trace"], answer["usage"]["completion_tokens_details"]
+    assert [one["text"] for one in trace[:2]] == [one["text"] for one in free[:2]]
+    assert trace[2]["text"].strip() == "</think>" and trace[2]["writer"] == "target" and len(trace) > 3
+    assert usage == {"reasoning_tokens": sum(one["num_tokens"] for one in trace[:2])}
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"].strip() == "".join(one["text"] for one in trace[:2]).strip()
+    none = (await thinker.chat(**fields, reasoning_effort="none")).json()
+    assert none["semspec"]["trace"][0]["text"] == "</think>\n\n" and not none["choices"][0]["message"]["reasoning"]
+    assert_error(
+        await thinker.chat(**fields, logprobs=True, thinking_token_budget=1), 400, param="thinking_token_budget"
+    )
 
 
 async def test_usage_of_an_answer_without_reasoning(gateway: Gateway) -> None:

@@ -83,6 +83,7 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         grammar=answer_grammar(tools, choice, body.parallel_tool_calls, format, "response_format"),
         tools=tools_json(tools),
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
+        thinking_token_budget=body.thinking_token_budget,
     )
 
 

@@ -196,6 +196,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: int | None = Field(default=None, ge=0, lt=1 << 31)
     chat_template_kwargs: TemplateVariables | None = None
 
 

@@ -24,7 +24,7 @@ def _neutral(names: str, *values: object) -> Neutral:
 
 
 OPENAI_DEFAULTS: Neutral = {
-    **_neutral("audio prediction reasoning_effort verbosity web_search_options"),
+    **_neutral("audio prediction reasoning_effort thinking_token_budget verbosity web_search_options"),
     **_neutral("best_of", 1),
     **_neutral("echo", False),
     **_neutral("function_call", "none"),

@@ -31,6 +31,9 @@ EFFORT = "reasoning_effort"
 """The variable of chat templates by which OpenAI's field of this name is served."""
 EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
 
+EFFORT_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
+"""LiteLLM's tokens of reasoning, for models whose template does not read an effort; other efforts have no limit."""
+
 Api = Literal["chat", "completions", "responses", "tgi"]
 
 OPTIONS = (
@@ -86,6 +89,7 @@ class ClientRequest:
     tools: str = ""
     variables: Mapping[str, Any] | None = None
     """Of the chat template."""
+    thinking_token_budget: int | None = None
     keep_stop: bool = False
     may_reason: bool = True
     are_logprobs_optional: bool = False
@@ -153,6 +157,10 @@ class Resolver:
         if strictness is not None:
             setting = setting_at(strictness, strategy, served)
             expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
+        variables, budget = dict(asked.variables or {}), asked.thinking_token_budget
+        if EFFORT_PARAMETER in asked.answer.fields and EFFORT not in served.target.template_variables:
+            effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
+            budget = effort if budget is None else budget
         request = Request(
             id=id,
             created=int(time.time()),
@@ -175,7 +183,8 @@ class Resolver:
             owner=owner,
             instructions=asked.instructions,
             tools=asked.tools,
-            variables=json.dumps(asked.variables) if asked.variables else "",
+            variables=json.dumps(variables) if variables else "",
+            thinking_token_budget=budget,
             may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
         )
