@@ -8,12 +8,13 @@ never contains a prompt, an answer or an error's message, which may quote them.
 import asyncio
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from json import dumps
-from threading import Thread
 from typing import TYPE_CHECKING, cast
 
 from opentelemetry import context as otel_context
@@ -43,10 +44,21 @@ _log = logging.getLogger(__name__)
 
 
 def configure_logging(level: str, json: bool) -> None:
-    """Send every logger's records of at least `level` ("DEBUG" to "CRITICAL") to stderr, one line each."""
+    """Send every logger's records of at least `level` ("DEBUG" to "CRITICAL") to stderr, one line each; also Python's
+    warnings, and errors that end the process or a thread."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if json else KeyValueFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = lambda kind, error, _: _log.critical("ended by %s", kind.__name__, exc_info=error)
+    threading.excepthook = lambda ended: _log.error("a thread has ended by an error", exc_info=ended.exc_value)
+
+
+def adopt(library: str) -> None:
+    """Have what an imported library logs by a handler of its own go where all else goes."""
+    logger = logging.getLogger(library)
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -189,7 +201,7 @@ def _provider(service: str) -> "TracerProvider | None":
 
 def _flush(provider: "TracerProvider") -> None:
     """Send the remaining spans in a thread; wait at most `FLUSH_TIMEOUT_S`."""
-    flush = Thread(target=provider.shutdown, daemon=True)
+    flush = threading.Thread(target=provider.shutdown, daemon=True)
     flush.start()
     flush.join(FLUSH_TIMEOUT_S)
     if flush.is_alive():

@@ -22,12 +22,14 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from semspec import __version__
 from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch
 from semspec.files import file_digest, file_state
+from semspec.observability import adopt
 from semspec.types import FINGERPRINT, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
 
     Raises: Mismatch in one line instead of what loading it raises.
     """
+    adopt("transformers")
+    disable_progress_bar()  # it is no line of a log
     folder = fetch(name, revision)
     try:
         yield folder

@@ -159,14 +159,11 @@ def count_weights(folder: Path) -> int:
 
 async def _tested(role: str, started: Started) -> str:
     """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
-    from transformers.utils.logging import disable_progress_bar
-
     from semspec.engine.protocol import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
     if chosen_engine(started.settings) == "vllm" or CPU_BYTES * started.num_weights > REFERENCE_BYTES:
         return "left out: it would take minutes; `serve` makes it at the start"
-    disable_progress_bar()
     engine = _loaded(f"semspec.services.{role}.__main__:load")(started.settings)
     try:
         return await self_test(engine, started.settings) or "left out: a datastore, or a server that writes"

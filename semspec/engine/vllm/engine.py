@@ -19,6 +19,7 @@ from semspec.engine.vllm.process import Core
 from semspec.engine.vllm.requests import KEY, REQUEST, result_from_wire
 from semspec.engine.worker import MAX_CALLS
 from semspec.errors import Mismatch, Overloaded, Unavailable
+from semspec.observability import adopt
 from semspec.types import ModelInfo, Writer
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     end by themselves. Raises: Mismatch when the model cannot be served."""
     prepare_environment(settings.threads, settings.device)
     check_installed()
+    adopt("vllm")
     model, tokenizer = load_model(settings, writer)
     if not any(Path(model.folder).glob("*.safetensors")):
         raise Mismatch(f"{settings.model} has no safetensors weights; convert the checkpoint: no others are read")
