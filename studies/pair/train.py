@@ -61,12 +61,14 @@ PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
 WHOLE = {"solutions": 0.5, "claims": 0.4, "passes": 0.05, "look-ups": 0.05}
+CLAIMS = {"claims": 0.65, "solutions": 0.25, "passes": 0.05, "look-ups": 0.05}
 COURSES: dict[str, tuple[Stage, ...]] = {
     "target": (
         Stage(6, 3000, {"passes": 1.0}, 0.01),
         Stage(6, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
         Stage(6, 1500, PLAIN, 0.003),
         Stage(6, 1500, WHOLE, 0.003),
+        Stage(6, 4000, CLAIMS, 0.005),
         Stage(24, 3000, WHOLE, 0.003, 16),
     ),
     "draft": (
