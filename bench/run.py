@@ -77,7 +77,8 @@ class Plan:
 
     def _serving(self) -> dict[str, Any]:
         """The pair's served options, which configurations have unless their labels say otherwise."""
-        return dict(StackConfig.of_pair(self.pair).read_serving())
+        release = StackConfig.of_pair(self.pair).release
+        return release.rule if release else {}
 
 
 Runners = Mapping[RunnerName, Runner]

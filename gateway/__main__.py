@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from math import ceil
 from socket import socket
@@ -14,7 +14,6 @@ from fastapi import FastAPI
 
 from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.api.shared.middleware import Drain
 from semspec.gateway.app import create_app
@@ -85,14 +84,18 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     connections = AsyncExitStack()
     with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
         try:
-            app = create_app(settings, runner.run(_connect(settings, connections)), Store(settings), strategies)
+            backends, connect = runner.run(_connect(settings, connections))
+            app = create_app(settings, backends, Store(settings), strategies, connect)
             server = _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings)
             runner.run(server.serve())
         finally:
             runner.run(connections.aclose())
 
 
-async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
+async def _connect(
+    settings: GatewaySettings, connections: AsyncExitStack
+) -> tuple[Backends, Callable[[str], RemoteVerifier]]:
+    """The services, and what connects to the verifier at another address."""
     certificates = None
     if settings.service_ca:
         certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
@@ -101,13 +104,17 @@ async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Ba
         certificates=certificates,
         health_timeout_s=settings.health_timeout_s,
     )
-    likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
-    verifier = None if settings.verifier_address == NO_VERIFIER else RemoteVerifier(settings.verifier_address, options)
+
+    def connect(address: str) -> RemoteVerifier:
+        verifier = RemoteVerifier(address, options)
+        connections.push_async_callback(verifier.aclose)
+        return verifier
+
     drafter, target = RemoteDrafter(settings.draft_address, options), RemoteTarget(settings.target_address, options)
-    for backend in (drafter, target, verifier):
-        if backend is not None:
-            connections.push_async_callback(backend.aclose)
-    return Backends(drafter, target, verifier or WithoutProbes(), likelihood=likelihood)
+    for backend in (drafter, target):
+        connections.push_async_callback(backend.aclose)
+    has_verifier = settings.verifier_address != NO_VERIFIER
+    return Backends(drafter, target, connect(settings.verifier_address) if has_verifier else WithoutProbes()), connect
 
 
 def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:

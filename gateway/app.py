@@ -1,7 +1,7 @@
 """Creates the FastAPI application and connects its components."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES, Backends, Strategies
+from semspec.decoding.protocols import Verifier
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.document import DocumentedApp
@@ -48,10 +49,15 @@ CROSS_ORIGIN: dict[str, Any] = {
 
 
 def create_app(
-    settings: GatewaySettings, backends: Backends, store: Store, strategies: Strategies = STRATEGIES
+    settings: GatewaySettings,
+    backends: Backends,
+    store: Store,
+    strategies: Strategies = STRATEGIES,
+    connect: Callable[[str], Verifier] | None = None,
 ) -> FastAPI:
     """A gateway over `backends` and `store`, with the strategies of this table.
 
+    `connect`: makes a client of another verifier, by its address, for releases that have their own.
     It closes the store at shutdown; the caller closes the backends.
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
@@ -62,7 +68,7 @@ def create_app(
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
-    readiness = Readiness(backends, settings, store, metrics, strategies)
+    readiness = Readiness(backends, settings, store, metrics, strategies, connect)
     per_owner = settings.max_concurrent_per_key or settings.max_concurrent
     limits = Limits(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
     admission = Admission(limits, metrics)

@@ -1,19 +1,23 @@
 """The handshake: checks that the services respond, and that their models, probes and state conventions match."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from semspec.certificates import Renewed
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.decoding.likelihood.calibration import Calibration
-from semspec.errors import Mismatch, SemspecError, Unavailable
+from semspec.decoding.protocols import Verifier
+from semspec.errors import Mismatch, NotFound, SemspecError, Unavailable
 from semspec.gateway.metrics import POOLED, Metrics
-from semspec.gateway.served import Served, mismatch
+from semspec.gateway.routes import Route, is_list, load_routes
+from semspec.gateway.served import Served, Status, describe, mismatch
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.types import ModelInfo, VerifierInfo
@@ -24,21 +28,7 @@ HANDSHAKE_INTERVAL_S = 10.0
 """Seconds between handshakes while all is well."""
 RECHECK_S = 1.0
 """Seconds between handshakes while a service is missing."""
-_HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo, Calibration | None])
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The result of the last handshake."""
-
-    served: Served | None
-    """None until the first handshake that succeeded in full."""
-    error: SemspecError | None
-    """Why no generation can be served now."""
-    missing: str | None = None
-    """Which service is unavailable while the target generates alone."""
-    store: str | None = None
-    """Why nothing is stored in Redis; generations continue without it."""
+_HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo])
 
 
 class Readiness:
@@ -51,8 +41,16 @@ class Readiness:
         store: Store,
         metrics: Metrics,
         strategies: Strategies = STRATEGIES,
+        connect: Callable[[str], Verifier] | None = None,
     ) -> None:
+        """`connect`: makes a client of the verifier at an address, of releases that have one of their own."""
         self._backends = backends
+        load = partial(load_routes, settings.pair, settings.defaults)
+        files = [settings.pair] if settings.pair and is_list(settings.pair) else []
+        self._list = Renewed(files, load) if files else None
+        self._routes, self._connect = load(), connect
+        self._verifiers = dict[str, Verifier]()
+        self._noted = dict[str, str | None]()
         self._settings = settings
         self._store = store
         self._metrics = metrics
@@ -74,14 +72,38 @@ class Readiness:
             raise Unavailable("the gateway has not reached its services yet; retry in a moment")
         return served
 
-    def known(self) -> Served:
-        """What is served, or was at the last handshake with the target, for requests that may wait for it.
+    def choose(self, version: str, draw: float) -> Served:
+        """The release of a new answer: that of a version, or without one by the weights; `draw`: uniform in [0, 1).
+
+        Raises: Unavailable, Mismatch, NotFound.
+        """
+        every = (self.require(), *self.status.others)
+        if version:
+            named = [one for one in every if one.route and one.route.release.version == version]
+            if not named:
+                raise NotFound(f"the version {version!r} is not served; GET /v1/models lists those that are", "model")
+            return named[0]
+        left = draw * sum(one.route.weight for one in every if one.route)
+        for one in every:
+            left -= one.route.weight if one.route else 0.0
+            if left < 0:
+                return one
+        return every[0]  # the others have the weight, and none is there
+
+    def known(self, models: str = "") -> Served:
+        """What is served, or was at the last handshake with the target, for requests that may wait for it: the release
+        that a generation began with, if it is, by its stored `models`.
 
         Raises: Unavailable, Mismatch.
         """
         if self.status.served is None or isinstance(self.status.error, Mismatch):
             return self.require()
-        return self.status.served
+        return next((one for one in self.status.others if json.dumps(one.identity) == models), self.status.served)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Those that a request may name."""
+        return tuple(one.route.release.version for one in self.status.every if one.route)
 
     def require_place(self) -> None:
         """Raises Unavailable or Mismatch when load balancers should not send requests here."""
@@ -93,13 +115,15 @@ class Readiness:
     def strategies(self) -> tuple[str, ...]:
         """The strategies that the pair supports; all of them before the first handshake."""
         served = self.status.served
-        return tuple(self.table) if served is None else served.supported(self._settings.defaults)
+        if served is None:
+            return tuple(self.table)
+        return served.supported(served.defaults(self._settings.defaults))
 
     @property
     def default_strategy(self) -> str:
         """The strategy of a request that names none; empty before the first handshake."""
         served = self.status.served
-        return "" if served is None else served.default_name(self._settings.defaults)
+        return "" if served is None else served.default_name(served.defaults(self._settings.defaults))
 
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
@@ -143,16 +167,20 @@ class Readiness:
             if role not in known:
                 _log.warning(
                     "the %s service does not hold all first layers of the verifier's probes, and sends whole states "
-                    "for those: put the probes into its folder (SEMSPEC_%s_PROBES)", role, role.upper(),
+                    "for those: put the release into its folder (SEMSPEC_%s_PAIR)", role, role.upper(),
                 )  # fmt: skip
 
     async def _handshake(self) -> Status:
-        known = self.status.served
-        draft, target, verifier, store = await asyncio.gather(
+        if self._list is not None:
+            self._routes = self._list.get()
+        main, others = (self._routes[0], self._routes[1:]) if self._routes else (None, ())
+        labels = {one.route.label if one.route else "": one for one in self.status.every}
+        known = labels.get(main.label if main else "")
+        draft, target, store, [verifier, *theirs] = await asyncio.gather(
             self._query("draft", self._backends.drafter.info),
             self._query("target", self._backends.target.info),
-            self._query("verifier", self._backends.verifier.info),
             self._store_failure(),
+            asyncio.gather(*(self._query("verifier", self._verifier(route).info) for route in (main, *others))),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
         up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
@@ -161,21 +189,56 @@ class Readiness:
             if not isinstance(answer, Unavailable):
                 self._metrics.of_services.cache(role, answer)
         if isinstance(target, Unavailable):
-            return Status(known, target, store=store)
+            return Status(known, target, store=store, others=self.status.others)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
         if known is None and missing is not None:
-            known = await self._stored_handshake(target)
+            known = await self._stored_handshake(target, main)
         if known is not None:  # the last report of an unavailable draft or verifier is still valid
             draft = known.draft if isinstance(draft, Unavailable) else draft
             verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
-            return Status(None, missing, store=store)
-        served = Served(draft, target, verifier, self._backends.likelihood, self.table)
-        reason = mismatch(served, self._settings)
+            return Status(None, missing, store=store, others=self.status.others)
+        served = self._served(draft, target, verifier, main)
+        reason = self._mismatch(served)
         error = None if reason is None else Mismatch(reason)
         if error is None and missing is None:
             await self._store_handshake(served)
-        return Status(served, error, None if missing is None else missing.message, store)
+        beside = [self._beside(served, route, info) for route, info in zip(others, theirs, strict=True)]
+        missed = None if missing is None else missing.message
+        return Status(served, error, missed, store, tuple(one for one in beside if one is not None))
+
+    def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None) -> Served:
+        likelihood = route.likelihood if route else self._backends.likelihood
+        return Served(draft, target, verifier, likelihood, self.table, route, self._verifier(route))
+
+    def _mismatch(self, served: Served) -> str | None:
+        """What does not match; what was found to match once is not compared again."""
+        was_checked = self.status.error is None and served in self.status.every
+        return None if was_checked else mismatch(served, self._settings)
+
+    def _beside(self, main: Served, route: Route, verifier: VerifierInfo | Unavailable) -> Served | None:
+        """A release beside the main one, if it can be served. A verifier that stops does not take it away: its answers
+        fall back until it is removed from the list."""
+        known = [one.verifier for one in self.status.every if one.route and one.route.label == route.label]
+        if isinstance(verifier, Unavailable) and known:
+            verifier = known[0]
+        if isinstance(verifier, Unavailable):
+            reason: str | None = verifier.message
+        else:
+            served = self._served(main.draft, main.target, verifier, route)
+            if (reason := self._mismatch(served)) is None:
+                return served
+        if self._noted.get(route.label) != reason:
+            self._noted[route.label] = reason
+            _log.error("the release %s is not served: %s", route.label, reason)
+        return None
+
+    def _verifier(self, route: Route | None) -> Verifier:
+        if route is None or not route.verifier or self._connect is None:
+            return self._backends.verifier
+        if route.verifier not in self._verifiers:
+            self._verifiers[route.verifier] = self._connect(route.verifier)
+        return self._verifiers[route.verifier]
 
     async def _store_failure(self) -> str | None:
         try:
@@ -184,19 +247,20 @@ class Readiness:
             return error.message
         return None
 
-    async def _stored_handshake(self, target: ModelInfo) -> Served | None:
+    async def _stored_handshake(self, target: ModelInfo, route: Route | None) -> Served | None:
         """The last complete handshake that any gateway stored in Redis."""
         with suppress(Unavailable, ValidationError):  # another version's format does not validate
-            stored = await self._store.handshake(target.fingerprint)
-            return None if stored is None else Served(*_HANDSHAKE.validate_json(stored), self.table)
+            stored = await self._store.handshake(_key(target, route))
+            if stored is not None:
+                draft, target, verifier = _HANDSHAKE.validate_json(stored)
+                return self._served(draft, target, verifier, route)
         return None
 
     async def _store_handshake(self, served: Served) -> None:
         if served != self._last_stored:
             with suppress(Unavailable):
-                handshake = (served.draft, served.target, served.verifier, served.likelihood)
-                stored = _HANDSHAKE.dump_json(handshake).decode()
-                await self._store.keep_handshake(served.target.fingerprint, stored)
+                stored = _HANDSHAKE.dump_json((served.draft, served.target, served.verifier)).decode()
+                await self._store.keep_handshake(_key(served.target, served.route), stored)
                 self._last_stored = served
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
@@ -208,21 +272,13 @@ class Readiness:
             return Unavailable(f"no handshake with the {role} service: {reason}")
 
 
+def _key(target: ModelInfo, route: Route | None) -> str:
+    """Of a handshake in Redis."""
+    return f"{target.fingerprint} {route.label}" if route else target.fingerprint
+
+
 async def _within(limit_s: float, event: asyncio.Event) -> None:
     """Wait for the event, at most `limit_s` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()
-
-
-def describe(status: Status) -> str:
-    """The status in one line."""
-    if status.error is not None:
-        return status.error.message
-    if status.served is None:
-        return "no handshake yet"
-    lacks = (
-        "" if status.missing is None else f", with the target alone: {status.missing}",
-        "" if status.store is None else f", without Redis: {status.store}",
-    )
-    return "".join(("ready", *lacks))

@@ -6,7 +6,10 @@ from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
+from semspec.decoding.protocols import Verifier
+from semspec.errors import SemspecError
 from semspec.gateway.options import Defaults
+from semspec.gateway.routes import Route
 from semspec.gateway.settings import GatewaySettings
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
@@ -39,6 +42,10 @@ class Served:
     """What the gateway judges by under `likelihood`."""
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
+    route: Route | None = None
+    """The release; None: the pair has none."""
+    judge: Verifier | None = field(default=None, compare=False, repr=False)
+    """The release's own verifier; None: the gateway's."""
 
     @property
     def identity(self) -> dict[str, str]:
@@ -49,7 +56,12 @@ class Served:
             "draft_probe": self.verifier.draft_probe,
             "target_probe": self.verifier.target_probe,
             **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
+            **({"release": self.route.label} if self.route else {}),
         }
+
+    def defaults(self, own: Defaults) -> Defaults:
+        """What a request has that does not say it; `own`: the operator's."""
+        return self.route.defaults if self.route else own
 
     def strategy(self, generation: Generation) -> Strategy:
         return self.strategies[generation.strategy](generation)
@@ -76,6 +88,7 @@ class Served:
             backends,
             drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
             target=target.of(self.target) if isinstance(target, Replicated) else target,
+            verifier=self.judge or backends.verifier,
             projections=self.verifier.projections,
             likelihood=self.likelihood,
         )
@@ -126,13 +139,13 @@ class Served:
         if strategy.needs_calibration and self.likelihood is None:
             return (
                 f"{named} needs a calibration for this pair: choose another strategy, or make one with `semspec train "
-                "calibrate` and serve it (SEMSPEC_GATEWAY_LIKELIHOOD)"
+                "calibrate` and serve its release (SEMSPEC_GATEWAY_PAIR)"
             )
         if strategy.uses_probes and options.probes and options.probes not in self.verifier.alternatives:
             known = ", ".join(self.verifier.alternatives) or "none"
             return (
                 f"the verifier does not serve the probes {options.probes!r} beside the main ones, only: {known}; leave "
-                "probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_ALTERNATIVES)"
+                "probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)"
             )
         return None
 
@@ -156,6 +169,40 @@ class Served:
         return [models[writer] for writer in writers]
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The result of the last handshake."""
+
+    served: Served | None
+    """None until the first handshake that succeeded in full."""
+    error: SemspecError | None
+    """Why no generation can be served now."""
+    missing: str | None = None
+    """Which service is unavailable while the target generates alone."""
+    store: str | None = None
+    """Why nothing is stored in Redis; generations continue without it."""
+    others: tuple[Served, ...] = ()
+    """The releases beside the main one whose verifier answers and that match."""
+
+    @property
+    def every(self) -> tuple[Served, ...]:
+        """All releases that are served, the main one first."""
+        return () if self.served is None else (self.served, *self.others)
+
+
+def describe(status: Status) -> str:
+    """The status in one line."""
+    if status.error is not None:
+        return status.error.message
+    if status.served is None:
+        return "no handshake yet"
+    lacks = (
+        "" if status.missing is None else f", with the target alone: {status.missing}",
+        "" if status.store is None else f", without Redis: {status.store}",
+    )
+    return "".join(("ready", *lacks))
+
+
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     """What does not match, with the remedy, in one line; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
@@ -163,6 +210,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     for role, service in services.items():
         if (used := service.state_convention) != STATE_CONVENTION:
             return f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+    if served.route and (reason := served.route.release.foreign_reason(draft, target, verifier)):
+        return reason
     for role, info, expected, tokenizer in (
         ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),
         ("target", target, verifier.target_model, verifier.target_tokenizer),
@@ -184,8 +233,6 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
                 f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service "
                 f"has {info.tokenizer}: put the model's own tokenizer files back"
             )
-    if served.likelihood and draft.has_model and (reason := served.likelihood.foreign_reason(draft, target)):
-        return f"{reason}, or serve none (SEMSPEC_GATEWAY_LIKELIHOOD)"
     if reason := _unaudited_reason(verifier, settings):
         return reason
     if draft.datastore and draft.datastore_model != target.fingerprint:
@@ -197,7 +244,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     common = {*draft.segmentations} & {*target.segmentations} & {*verifier.segmentations}
     if not common:
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
-    strategy, segmentation = served.default(settings.defaults), settings.defaults.segmentation
+    defaults = served.defaults(settings.defaults)
+    strategy, segmentation = served.default(defaults), defaults.segmentation
     if unsupported_reason := served.unsupported_reason(strategy):
         return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported: {unsupported_reason}"
     if segmentation not in (supported := served.segmentations(strategy)):

@@ -1,6 +1,7 @@
 """The gateway's settings, validated before it opens a socket."""
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -10,8 +11,8 @@ from pydantic_core import SchemaError
 from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
-from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.gateway.options import Defaults
+from semspec.gateway.routes import load_routes
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
@@ -106,9 +107,6 @@ class GatewaySettings(ProcessSettings):
         min_length=1,
         description=f"{_ADDRESS.format('verifier')}; {NO_VERIFIER}: the pair has no probes",
     )
-    likelihood: Annotated[Path | None, checked(load_calibration)] = Field(
-        None, description="file of `semspec train calibrate` for the strategy likelihood; unset: it is not served"
-    )
     health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
     service_ca: Annotated[Path | None, checked(check_authority)] = Field(
         None, description="PEM file of the authority that signs the services' certificates; unset speaks without TLS"
@@ -121,10 +119,19 @@ class GatewaySettings(ProcessSettings):
     )
 
     model_name: str = Field(
-        "semspec-demo", pattern=r"^[\w./-]{1,128}$", description="the pair's name in the API: letters, digits, . / - _"
+        "",
+        pattern=r"^[\w./-]{0,128}$",
+        description="the pair's name in the API: letters, digits, . / - _; unset: the release's, without one "
+        "semspec-demo",
+    )
+    pair: Path | None = Field(
+        None,
+        description="release that is served: its folder or pair.json; or a JSON file that lists several with weights, "
+        "docs/probes.md; unset: the pair has no release",
     )
     defaults: Defaults = Field(
         Defaults(),
+        validate_default=True,
         description='what a request has that does not say it, as a JSON object, such as {"strategy": "target", '
         '"max_tokens": 8192}; docs/settings.md has the keys',
     )
@@ -178,10 +185,22 @@ class GatewaySettings(ProcessSettings):
 
     log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
 
+    @cached_property
+    def name(self) -> str:
+        """The pair's name in the API."""
+        routes = load_routes(self.pair, self.defaults)
+        return self.model_name or (routes[0].release.name if routes else "semspec-demo")
+
     @property
     def origins(self) -> list[str]:
         """The origins of `cors_origins`."""
         return (self.cors_origins or "").replace(",", " ").split()
+
+    @field_validator("defaults")
+    @classmethod
+    def _go_with_the_release(cls, defaults: Defaults, info: ValidationInfo) -> Defaults:
+        load_routes(info.data.get("pair"), defaults)
+        return defaults
 
     @field_validator("cors_origins")
     @classmethod

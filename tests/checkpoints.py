@@ -21,6 +21,7 @@ from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
+from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation, Writer
 from tests.words import build_tokenizer
 
@@ -112,13 +113,19 @@ async def loaded(
 
 
 async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:
-    """Probes of the right shape, saved in `folder`, that accept some and reject some; alternatives beside them."""
+    """Probes that accept some and reject some, with alternatives, saved in `folder` as a release."""
     torch.manual_seed(4)
     alternatives = folder / "alternatives"
     await _save_random(draft, target, folder, "states+surprisal", "all")
     await _save_random(draft, target, alternatives / "last-hidden", "states", "last")
     await _save_random(draft, target, alternatives / "surprisal", "surprisal", "all")
-    return ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors", alternatives)
+    verifier = ProbeVerifier.load(folder)
+    first, second = (
+        ReleasedModel(info.model, info.fingerprint, info.tokenizer, dtype="float32")
+        for info in (await draft.info(), await target.info())
+    )
+    Release("semspec-demo", "1", first, second, {}).with_probes(verifier.handshake()).save(folder)
+    return verifier
 
 
 async def _save_random(draft: Engine, target: Engine, folder: Path, features: FeatureSet, layers: LayerSet) -> None:

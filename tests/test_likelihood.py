@@ -69,18 +69,6 @@ def test_small_pilot_is_refused(tmp_path: Path, changes: dict[str, int], reason:
         load_calibration(path)
 
 
-def test_foreign_pair_is_named_by_role() -> None:
-    assert MADE_UP.foreign_reason(DRAFT, TARGET) is None
-    for role, pair in (
-        ("draft", (replace(DRAFT, fingerprint="x"), TARGET)),
-        ("target", (DRAFT, replace(TARGET, fingerprint="x"))),
-    ):
-        reason = MADE_UP.foreign_reason(*pair)
-        assert reason is not None and f"for the {role} fake-{role}" in reason and "semspec train calibrate" in reason
-    tokenizer = MADE_UP.foreign_reason(DRAFT, replace(TARGET, tokenizer="x"))
-    assert tokenizer is not None and "tokenizer files back" in tokenizer
-
-
 def test_bundled_pair_has_one_of_its_own_models() -> None:
     bundled = load_calibration(BUNDLED_PAIR / "probes" / "likelihood.json")
     for role, own in (("draft", bundled.draft), ("target", bundled.target)):

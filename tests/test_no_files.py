@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.errors import Mismatch
 from semspec.probes.probe import load_probe
-from semspec.stack import BUNDLED_PAIR, StackConfig, StackError
+from semspec.release import load_release
+from semspec.stack import BUNDLED_PAIR
 
 
 def endless(path: Path) -> None:
@@ -22,12 +22,8 @@ def looped(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-def read_serving(probes: Path) -> object:
-    return replace(StackConfig.of_pair(BUNDLED_PAIR), target_probe=probes / "target.safetensors").read_serving()
-
-
 READERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "serving.json": (read_serving, "serving.json is no file"),
+    "pair.json": (load_release, "cannot read release"),
     "draft.json": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
     "draft.safetensors": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
     "likelihood.json": (
@@ -44,7 +40,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Pa
     (probes / name).unlink()
     put(probes / name)
     read, said = READERS[name]
-    with pytest.raises((Mismatch, StackError), match=said):
+    with pytest.raises(Mismatch, match=said):
         read(probes)
 
 

@@ -84,7 +84,7 @@ def test_wheel_has_every_file_of_the_packages_but_results_and_dockerfiles(wheel:
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("semspec/")}
     assert names == {name for package in PACKAGES for name in packed(package)}
-    assert {"semspec/demo/pair/draft/model.safetensors", "semspec/demo/pair/probes/serving.json"} <= names
+    assert {"semspec/demo/pair/draft/model.safetensors", "semspec/demo/pair/probes/pair.json"} <= names
     assert not [name for name in names if "results" in name or "tests" in name]
 
 

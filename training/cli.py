@@ -12,15 +12,18 @@ import transformers
 
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.release import RELEASE_FILE
 from semspec.training import collect
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
+from semspec.training.export import export_release
 from semspec.training.pipeline import Pipeline, scaled
 from semspec.training.progress import Reporter
 
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
     "calibrate": "calibrate the strategy likelihood on a pilot: a pair can then be served without probes",
+    "export": "write pair.json for the probes in `output`, as after a change of name or version",
     "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
     "status": "show which shards are there",
     "collect": "fetch answers of a gateway's users who consent, to train on",
@@ -68,6 +71,8 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             pipeline.run()
         case "calibrate":
             pipeline.calibrate()
+        case "export":
+            reporter.say(f"{export_release(config).label}: {config.output / RELEASE_FILE}")
         case "estimate":
             print(pipeline.estimate())
             if not options.preset:

@@ -167,6 +167,8 @@ class WorkConfig(Part):
 class PipelineConfig(WorkConfig):
     """The whole configuration."""
 
+    name: str = Field(pattern=r"^[\w./-]{1,128}$", description="of the release, in the API, too")
+    version: str = Field("1", pattern=r"^[\w.-]{1,32}$", description="of the release; requests name it NAME@VERSION")
     draft: ModelConfig
     segmentation: Segmentation = Segmentation.PARAGRAPH
     max_segment_tokens: int = Field(512, ge=2)
@@ -184,7 +186,7 @@ class PipelineConfig(WorkConfig):
     report: ReportConfig = ReportConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
     shard_questions: int = Field(5, ge=1, description="questions a shard: what is lost when a worker dies")
-    output: Path = Field(description="folder for the two probes, serving.json and alternatives/")
+    output: Path = Field(description="folder of the release: pair.json, the two probes and alternatives/")
 
 
 def laptop(config: PipelineConfig) -> PipelineConfig:

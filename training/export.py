@@ -1,5 +1,6 @@
 """The last stages: fit the probes, evaluate them on held-out questions, and export them with their report."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -11,11 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json, load_calibration
 from semspec.engine.batch import ContextBatch
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.probes.probe import save_probe
+from semspec.probes.verifier import ProbeVerifier
+from semspec.release import RELEASE_FILE, Release, ReleasedModel, load_release
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
@@ -54,6 +57,41 @@ def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmenta
     )
 
 
+def export_release(config: PipelineConfig, rule: dict[str, object] | None = None) -> Release:
+    """Write `pair.json`, which names what `config.output` holds. `rule`: None: that of `pair.json` before.
+
+    Raises: Mismatch when the folder holds neither probes nor a calibration, or no rule.
+    """
+    output = config.output
+    calibration = load_calibration(output / CALIBRATION_FILE) if (output / CALIBRATION_FILE).exists() else None
+    probes = ProbeVerifier.load(output).handshake() if (output / "target.safetensors").exists() else None
+    found = set[tuple[tuple[str, str], tuple[str, str]]]()
+    if probes is not None:
+        found.add(((probes.draft_model, probes.draft_tokenizer), (probes.target_model, probes.target_tokenizer)))
+    if calibration is not None:
+        first, second = calibration.draft, calibration.target
+        found.add(((first.fingerprint, first.tokenizer), (second.fingerprint, second.tokenizer)))
+    if len(found) != 1:
+        what = "probes and a calibration of other models" if found else "neither probes nor a calibration"
+        raise Mismatch(f"{output} holds {what}; name another `output`, or make them with `semspec train run`")
+    [prints] = found
+    draft, target = (
+        ReleasedModel(_place(one.model, output), *own, one.revision, one.dtype)
+        for one, own in zip((config.draft, config.target), prints, strict=True)
+    )
+    rule = load_release(output).rule if rule is None else rule
+    likelihood = calibration.digest if calibration else ""
+    release = Release(config.name, config.version, draft, target, rule, likelihood=likelihood)
+    release = release.with_probes(probes) if probes else release
+    release.save(output)
+    return release
+
+
+def _place(model: str, output: Path) -> str:
+    """A model's folder relative to `output`, or its id on the hub."""
+    return os.path.relpath(model, output) if Path(model).is_dir() else model
+
+
 class Export:
     """Makes the probes in `config.output`, the alternatives beside them, and the report in WORK/report."""
 
@@ -76,9 +114,9 @@ class Export:
         self._pilot.check()
         found = self._calibrated(self._cost(pair, shards))
         self._export_likelihood(found)
-        serving = self._config.output / "serving.json"
-        if not serving.exists():
-            write_json(serving, {"strategy": "likelihood", "gamma": self._config.report.gamma})
+        has_rule = (self._config.output / RELEASE_FILE).exists()
+        own = {"strategy": "likelihood", "gamma": self._config.report.gamma}
+        export_release(self._config, None if has_rule else own)
         self._reporter.say(
             f"{headline(found)}\n{self._work}/likelihood/report.html; calibration in {self._config.output}"
         )
@@ -90,9 +128,9 @@ class Export:
         evidence = self._evidence(cost, likelihood)
         report = evaluate(evidence, self._config.report.max_wrong_accepted)
         write_report(report, folder, examples_table(self._labels, evidence.served, report, self._texts))
-        self._export(report)
         if likelihood is not None:
             self._export_likelihood(likelihood)
+        self._export(report)
         self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
 
     @cached_property
@@ -220,13 +258,13 @@ class Export:
         return (context.reasoning or context.question.text)[-TAIL_CHARACTERS:], segment["text"]
 
     def _export(self, report: Report) -> None:
-        """Write probes and cards before `serving.json`, so that it exists only when they do."""
+        """Write probes and cards before `pair.json`, which names them."""
         output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
         self._save(self._variants.served, report, output)
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
                 self._save(variant, report, output / "alternatives" / ALTERNATIVES[variant.name])
-        write_json(output / "serving.json", served_rule(rule, gamma))
+        export_release(self._config, served_rule(rule, gamma))
 
     def _save(self, variant: Variant, report: Report, folder: Path) -> None:
         metrics = self._metrics(report, variant.name)

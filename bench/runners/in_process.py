@@ -11,7 +11,7 @@ from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.bench.strategies import STRATEGIES
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
-from semspec.decoding.likelihood.calibration import load_calibration
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.protocols import WithoutProbes
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
@@ -90,22 +90,22 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     """Run both engines in this process, with a thread each. Raises: Mismatch."""
     config = StackConfig.of_pair(pair)
     verifier = _verifier(config)
-    likelihood = load_calibration(config.calibration) if config.calibration else None
+    release = config.release
+    likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release and release.likelihood else None
     datastore = Datastore.load(config.datastore) if config.datastore else None
     engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
     draft = RetrievingDraft(engine, datastore) if datastore else engine
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
-        if likelihood and (reason := likelihood.foreign_reason(await draft.info(), await target.info())):
+        infos = await draft.info(), await target.info(), await verifier.info()
+        if release and (reason := release.foreign_reason(*infos)):
             raise Mismatch(reason)
         backends = Backends(draft, target, verifier, likelihood=likelihood)
-        yield InProcessRunner(backends, Defaults.model_validate(config.read_serving()))
+        yield InProcessRunner(backends, Defaults.model_validate(release.rule if release else {}))
     finally:
         await draft.aclose()
         await target.aclose()
 
 
 def _verifier(config: StackConfig) -> Verifier:
-    if config.draft_probe is None or config.target_probe is None:
-        return WithoutProbes()
-    return ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
+    return ProbeVerifier.load(config.pair) if config.pair and config.has_probes else WithoutProbes()

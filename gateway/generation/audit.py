@@ -112,11 +112,12 @@ class Audit:
         self._drop_surplus()
         self._changed.set()
 
-    def tightened_strictness(self, strategy: Strategy) -> float | None:
+    def tightened_strictness(self, strategy: Strategy, served: Served) -> float | None:
         """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor another rule
         than the default, if it is stricter than that."""
-        strictness, served = self._settings.audit.strictness, self._readiness.status.served
-        if strictness is None or served is None or not self.has_alarm or not self._is_default(strategy, served):
+        strictness = self._settings.audit.strictness
+        is_audited = _identity(served) == self._probes and self._is_default(strategy, served)
+        if strictness is None or not self.has_alarm or not is_audited:
             return None
         own = strategy.options.acceptance
         threshold = at_strictness(strictness, served.verifier.operating_points).threshold
@@ -124,7 +125,7 @@ class Audit:
 
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
         """Whether the pair's main probes judge by the gateway's default rule."""
-        default = served.default(self._settings.defaults, strategy.name)
+        default = served.default(served.defaults(self._settings.defaults), strategy.name)
         return strategy.is_judged_by_main_probes and strategy.options.acceptance == default.options.acceptance
 
     async def watch(self) -> None:
@@ -154,7 +155,9 @@ class Audit:
         strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
         is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
         is_default = request.strictness is None and self._is_default(strategy, served)
-        return strategy.is_judged_by_main_probes and (is_default or is_tightened)
+        main = self._readiness.status.served
+        is_main = main is not None and _identity(main) == _identity(served)
+        return is_main and strategy.is_judged_by_main_probes and (is_default or is_tightened)
 
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission

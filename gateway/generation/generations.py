@@ -115,8 +115,8 @@ class Generations:
 
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
-        served = self.readiness.known()
-        first = stored_choice(id, await self.leases.store.generation(id), served)
+        meta = await self.leases.store.generation(id)
+        first = stored_choice(id, meta, self.readiness.known(meta.get("models", "")))
         choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
         was_cancelled, num_seen = asyncio.Event(), [*seen, *[0] * len(choices)]
         lock, have_slots = asyncio.Lock(), False

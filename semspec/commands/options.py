@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from semspec.errors import InvalidRequest
@@ -17,25 +18,24 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="where the gateway listens (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
     parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
-    for role in ("draft", "target"):
-        parser.add_argument(f"--{role}-model", metavar="PATH", help="model folder (default: the bundled one)")
-        parser.add_argument(
-            f"--{role}-probe", metavar="FILE", type=Path, help="trained for this pair (default: the bundled pair's own)"
-        )
     parser.add_argument(
-        "--likelihood", metavar="FILE", type=Path, help="calibration of the strategy that needs no probes"
+        "--pair",
+        metavar="PATH",
+        type=Path,
+        help="release, its folder or pair.json (default: the bundled one)",
     )
+    for role in ("draft", "target"):
+        parser.add_argument(f"--{role}-model", metavar="PATH", help="where the model lies (default: as --pair says)")
 
 
 def stack_config(arguments: argparse.Namespace) -> StackConfig:
     """The stack's configuration with the options of the command line."""
-    names = (
-        "host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe", "likelihood"
-    )  # fmt: skip
+    names = "host", "port", "start_timeout_s", "draft_model", "target_model"
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    is_own_pair = not given.keys().isdisjoint({"draft_model", "target_model", "likelihood"})
-    if is_own_pair and given.keys().isdisjoint({"draft_probe", "target_probe"}):
-        given |= {"draft_probe": None, "target_probe": None}
+    if arguments.pair is not None:
+        return replace(StackConfig.of_release(arguments.pair), **given)
+    if not given.keys().isdisjoint({"draft_model", "target_model"}):
+        given["pair"] = None
     return StackConfig(**given)
 
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from semspec.commands import BAD_VERDICT, EXAMPLE, KNOWN
+from semspec.commands import BAD_VERDICT, BUNDLED, EXAMPLE, KNOWN
 from semspec.commands.options import API_KEY, stack_config
 from semspec.engine.hub import fetch
 from semspec.keys import checked_key
@@ -54,11 +54,12 @@ async def serve(config: StackConfig) -> int:
 async def _first_request(stack: Stack, config: StackConfig) -> str:
     """A request to the pair; before it, what is to be known of the pair and its probes."""
     model, strategy = await stack.model()
-    question = QUESTION if config.model_name else EXAMPLE
+    is_bundled = config.release is not None and config.release.name == BUNDLED
+    question = EXAMPLE if is_bundled else QUESTION
     notes = (
-        "" if config.has_probes or config.calibration else WITHOUT_PROBES.format(strategy),
+        "" if config.pair else WITHOUT_PROBES.format(strategy),
         f"The report of the probes says: {config.bad_verdict} To do: {BAD_VERDICT}." if config.bad_verdict else "",
-        "" if config.model_name else KNOWN,
+        KNOWN if is_bundled else "",
         CURL.format(base_url=stack.base_url, api_key=stack.api_key, model=model, question=question),
     )
     return "\n\n".join(filter(None, notes))

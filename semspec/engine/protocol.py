@@ -55,7 +55,7 @@ class StepCounter(Protocol):
         ...
 
 
-OPTIONS = {"revision", "device", "dtype", "threads", "cache_bytes", "kv_bytes", "probes", "max_context_tokens"}
+OPTIONS = {"revision", "device", "dtype", "threads", "cache_bytes", "kv_bytes", "max_context_tokens"}
 """Settings that our engine takes as they are."""
 
 LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
@@ -77,7 +77,12 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
         from semspec.engine.vllm.engine import load_vllm
 
         return load_vllm(settings, writer)
-    from semspec.engine.transformers_engine import TransformersEngine  # slow, deferred until health checks are answered
+    from semspec.engine.checkpoint import loading, model_fingerprint  # slow, deferred until health checks are answered
+    from semspec.engine.transformers_engine import TransformersEngine
+    from semspec.release import check_model
 
+    if settings.pair:  # before weights take memory
+        with loading(settings.model, settings.revision) as folder:
+            check_model(settings, writer, model_fingerprint(folder))
     options = settings.model_dump(include=OPTIONS)
-    return TransformersEngine.load(settings.model, writer=writer, engine=engine, **options)
+    return TransformersEngine.load(settings.model, writer=writer, engine=engine, probes=settings.pair, **options)

@@ -53,10 +53,11 @@ class ModelSettings(ServiceSettings):
         description="keys and values of running calls and of the prefix cache, in bytes; beyond it, calls wait, or are "
         "evicted and computed again; vLLM's default on a CPU: at most 8 of the longest contexts",
     )
-    probes: DirectoryPath | None = Field(
+    pair: DirectoryPath | None = Field(
         None,
-        description="folder of the pair's probes, whose first layers the engine computes, so that it sends 256 numbers "
-        "a segment instead of its states; SIGHUP has it read again; unset: none",
+        description="folder of a release (pair.json and probes), or of several: the model must be that of one; the "
+        "engine computes the first layers of their probes, so that it sends 256 numbers a segment instead of its "
+        "states; SIGHUP has it read again; unset: none",
     )
     max_context_tokens: int | None = Field(
         None, ge=MIN_CONTEXT_TOKENS, description="cap on prompt and output together; unset: the model's context window"

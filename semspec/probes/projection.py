@@ -134,10 +134,10 @@ class ServedProbe:
 
 
 class Projections:
-    """The projections that an engine holds: those of its model's probes in a folder laid out as the verifier's."""
+    """The projections that an engine holds: those of its model's probes in a folder of releases."""
 
     def __init__(self, info: ModelInfo, device: str, folder: Path | None) -> None:
-        """`info`: of the engine's model; `folder`: None: it holds no projections. Reads the folder."""
+        """`info`: of the engine's model; `folder`: of releases; None: it holds no projections. Reads the folder."""
         self._model, self._shape = info.fingerprint, (info.num_layers + 1, info.hidden_size)
         self._device, self._folder = device, folder
         self._files: dict[Path, tuple[_Version, Projection | None]] = {}
@@ -203,7 +203,7 @@ class Projections:
             if (now := monotonic()) < self._next_look:
                 return
             self._next_look = now + LOOK_S
-        where = "set SEMSPEC_*_PROBES" if self._folder is None else f"put its probe into {self._folder}"
+        where = "set SEMSPEC_*_PAIR" if self._folder is None else f"put its release into {self._folder}"
         _log.warning("whole states are sent: this engine holds no projection %.32r; %s", digest, where)
         if self._folder is not None:
             Thread(target=self.read, name="probes", daemon=True).start()
@@ -214,9 +214,10 @@ _Version = tuple[int, ...]
 
 
 def _probes_in(folder: Path) -> dict[Path, _Version]:
-    """The probes in `folder` and below its `alternatives`, without hidden folders, which mounted volumes may have."""
-    folders = [folder, *(one for one in folder.glob("alternatives/*") if not one.name.startswith("."))]
-    paths = sorted(path for one in folders for path in one.glob("*.safetensors"))
+    """The probes of a release in `folder`, or of those in the folders in it, with the alternatives of each; without
+    hidden folders, which mounted volumes may have."""
+    found = (path for depth in range(4) for path in folder.glob(f"{'*/' * depth}*.safetensors"))
+    paths = sorted(path for path in found if not any(one.startswith(".") for one in path.relative_to(folder).parts))
     states = ((path, file_state(path), file_state(path.with_suffix(".json"))) for path in paths)
     return {path: own + card for path, own, card in states if own and card}
 

@@ -45,9 +45,9 @@ class ProbePair:
         self.draft, self.target = ServedProbe(draft, device), ServedProbe(target, device)
 
     @classmethod
-    def load(cls, draft_probe: Path, target_probe: Path, device: str = "cpu") -> "ProbePair":
+    def load(cls, folder: Path, device: str = "cpu") -> "ProbePair":
         """Load two artifacts. Raises: Mismatch, with a remedy, when they cannot serve together."""
-        return cls(load_probe(draft_probe), load_probe(target_probe), device)
+        return cls(load_probe(folder / "draft.safetensors"), load_probe(folder / "target.safetensors"), device)
 
     def check(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> None:
         """Raises: Mismatch when the states are not of the probes' models."""
@@ -120,21 +120,14 @@ class ProbeVerifier:
             _check_alternative(name, pair, own)
 
     @classmethod
-    def load(
-        cls,
-        draft_probe: Path,
-        target_probe: Path,
-        alternatives: Path | None = None,
-        device: str = "cpu",
-        equivalence: str | None = None,
-    ) -> "ProbeVerifier":
-        """Load the default probes and, if a folder is given, those in `alternatives`/NAME/{draft,target}.safetensors.
+    def load(cls, folder: Path, device: str = "cpu", equivalence: str | None = None) -> "ProbeVerifier":
+        """Load the two probes in a folder, and those in `alternatives`/NAME, if there is that folder.
 
         `equivalence`: as `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve.
         """
-        own = ProbePair.load(draft_probe, target_probe, device)
+        own, others = ProbePair.load(folder, device), folder / "alternatives"
         named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
-        return cls(own, _load_alternatives(alternatives, device) if alternatives else None, named)
+        return cls(own, _load_alternatives(others, device) if others.is_dir() else None, named)
 
     @property
     def steps(self) -> StepCounter:
@@ -146,6 +139,10 @@ class ProbeVerifier:
         return self._num_running > 0
 
     async def info(self) -> VerifierInfo:
+        return self.handshake()
+
+    def handshake(self) -> VerifierInfo:
+        """What `info` tells."""
         draft, target = self._own.draft, self._own.target
         return VerifierInfo(
             draft_model=draft.card.fingerprint,
@@ -221,7 +218,7 @@ class ProbeVerifier:
             names = ", ".join(self._alternatives) or "none"
             raise InvalidRequest(
                 f"there are no probes named {probes!r} beside the pair's own: {names}; "
-                "name one of these, or add them to SEMSPEC_VERIFIER_ALTERNATIVES",
+                "name one of these, or add them to the release's folder `alternatives`",
                 "probes",
             )
         return self._alternatives[probes]
@@ -236,18 +233,18 @@ def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
-        raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
+        raise Mismatch(f"{folder} holds no folder of probes; remove it, or put some there")
     pairs = dict[str, ProbePair]()
     for path in paths:
         try:
-            pairs[path.name] = ProbePair.load(path / "draft.safetensors", path / "target.safetensors", device)
+            pairs[path.name] = ProbePair.load(path, device)
         except Mismatch as error:
             raise Mismatch(f"alternative probes {path.name!r}: {error.message}") from error
     return pairs
 
 
 def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
-    remedy = f"train the probes {name!r} with the pair's own, or take them out of SEMSPEC_VERIFIER_ALTERNATIVES"
+    remedy = f"train the probes {name!r} with the pair's own, or take them out of the folder `alternatives`"
     for role, card, expected in (
         ("draft", pair.draft.card, own.draft.card),
         ("target", pair.target.card, own.target.card),

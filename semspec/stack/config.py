@@ -5,13 +5,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semspec.decoding.likelihood.calibration import CALIBRATION_FILE
 from semspec.keys import OPERATOR, entry
-from semspec.stack.child import StackError
+from semspec.release import Release, load_release
 from semspec.types import GOOD_ENOUGH
 
 ROLES = ("draft", "target", "verifier")
@@ -19,7 +17,7 @@ Command = tuple[str, ...]
 
 API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
 MODEL_NAME = "SEMSPEC_GATEWAY_MODEL_NAME"
-DEFAULTS = "SEMSPEC_GATEWAY_DEFAULTS"
+PAIR = "SEMSPEC_GATEWAY_PAIR"
 ENDING_S = 4
 """Seconds that the gateway may take to end after its grace period."""
 OWNER = "stack"
@@ -40,17 +38,11 @@ class StackConfig:
     draft_model: Path | str | None = BUNDLED_PAIR / "draft"
     """None: the draft service has the datastore alone, and there are no probes."""
     target_model: Path | str = BUNDLED_PAIR / "target"
-    draft_probe: Path | None = BUNDLED_PAIR / "probes" / "draft.safetensors"
-    """None, as `target_probe`: the pair is served without probes and without the verifier."""
-    target_probe: Path | None = BUNDLED_PAIR / "probes" / "target.safetensors"
-    likelihood: Path | None = None
-    """Calibration of the strategy `likelihood`; None: `likelihood.json` next to the target's probe, if it exists."""
+    pair: Path | None = BUNDLED_PAIR / "probes"
+    """Folder of the release: `pair.json`, probes, calibration. None: the pair is served without."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the gateway; 0 takes a free one."""
-    serving: Mapping[str, object] | None = None
-    """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULTS`. None: those in `serving.json`
-    next to the target's probe, or without probes to the calibration, the recommended rule, if it exists."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of every child process."""
     api_key: str | None = field(default=None, repr=False)
@@ -70,15 +62,24 @@ class StackConfig:
         probes, models = folder / "probes", (folder / "draft", folder / "target")
         datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
         draft = None if datastore and not models[0].exists() else models[0]
-        if draft is None or not probes.exists():
-            return cls(draft, models[1], None, None, datastore=datastore)
-        if not (probes / "target.safetensors").exists() and (probes / CALIBRATION_FILE).exists():
-            return cls(*models, None, None, probes / CALIBRATION_FILE, datastore=datastore)
-        return cls(*models, probes / "draft.safetensors", probes / "target.safetensors", datastore=datastore)
+        return cls(draft, models[1], probes if draft and probes.exists() else None, datastore=datastore)
+
+    @classmethod
+    def of_release(cls, folder: Path) -> "StackConfig":
+        """The configuration of a release, with the models that it names. Raises: Mismatch when it cannot be read."""
+        release = load_release(folder)
+        models = {"DRAFT": release.draft, "TARGET": release.target}
+        revisions = {f"SEMSPEC_{role}_REVISION": model.revision for role, model in models.items() if model.revision}
+        return cls(release.place("draft"), release.place("target"), release.folder, environment=revisions)
+
+    @property
+    def release(self) -> Release | None:
+        """Raises: Mismatch when it cannot be read."""
+        return None if self.pair is None else load_release(self.pair)
 
     @property
     def has_probes(self) -> bool:
-        return self.target_probe is not None
+        return self.pair is not None and (self.pair / "target.safetensors").exists()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -92,38 +93,19 @@ class StackConfig:
         return {role: role for role in self.roles} | more
 
     @property
-    def alternatives(self) -> Path | None:
-        """Folder of other probes for the pair: `alternatives` next to the two probes, if it exists."""
-        if self.draft_probe is None or self.target_probe is None:
-            return None
-        draft_folder, target_folder = Path(self.draft_probe).parent, Path(self.target_probe).parent
-        folder = target_folder / "alternatives"
-        return folder if draft_folder == target_folder and folder.is_dir() else None
-
-    @property
     def bad_verdict(self) -> str:
         """What the report of the probes says unless they are good enough to serve: the verdict in the target's card."""
-        if self.target_probe is None:
+        if self.pair is None or not self.has_probes:
             return ""
-        card = json.loads(Path(self.target_probe).with_suffix(".json").read_text())
+        card = json.loads((self.pair / "target.json").read_text())
         verdict = str(card.get("metrics", {}).get("verdict", GOOD_ENOUGH))
         return "" if verdict == GOOD_ENOUGH else verdict
 
     @property
-    def calibration(self) -> Path | None:
-        """The file of `likelihood` that is served."""
-        if self.likelihood is not None or self.target_probe is None:
-            return self.likelihood
-        beside = Path(self.target_probe).parent / CALIBRATION_FILE
-        return beside if beside.is_file() else None
-
-    @property
     def model_name(self) -> str:
-        """The pair's name in the API: the target's, of its folder or on the hub; empty for the bundled pair, which has
-        the gateway's default. A folder named `target` gives that of the folder around it."""
+        """The name in the API of a pair without a release: the target's, of its folder or on the hub. A folder named
+        `target` gives that of the folder around it."""
         path = Path(self.target_model)
-        if path.resolve() == BUNDLED_PAIR / "target":
-            return ""
         name = path.resolve().parent.name if path.name in ("", "target") else path.name
         return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
 
@@ -135,24 +117,19 @@ class StackConfig:
             f"{prefix}_PORT": "0",
             "SEMSPEC_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
-        match role:
-            case "draft":
-                given = {"MODEL": self.draft_model, "DATASTORE": self.datastore, "PROBES": _folder(self.draft_probe)}
-            case "target":
-                given = {"MODEL": self.target_model, "PROBES": _folder(self.target_probe)}
-            case _:
-                probes = {"DRAFT_PROBE": self.draft_probe, "TARGET_PROBE": self.target_probe}
-                given = {**probes, "ALTERNATIVES": self.alternatives}
+        given: dict[str, Path | str | None] = {"PAIR": self.pair}
+        if role == "draft":
+            given |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
+        elif role == "target":
+            given |= {"MODEL": self.target_model}
         return common | {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
 
     def gateway_environment(self, addresses: Mapping[str, str], port: int, api_key: str) -> dict[str, str]:
         """The settings of the gateway, without its token for the services.
 
-        `addresses`: of each role, with commas between replicas, and the URL of `redis`. Raises: StackError for a
-        malformed serving.json.
+        `addresses`: of each role, with commas between replicas, and the URL of `redis`.
         """
         replicas = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none" for role in ROLES}
-        calibration = {"SEMSPEC_GATEWAY_LIKELIHOOD": str(self.calibration)} if self.calibration else {}
         own = {
             "SEMSPEC_HOST": self.host,
             "SEMSPEC_TLS_CERTIFICATE": "",  # those in the environment are the services'; this process asks by HTTP
@@ -163,42 +140,12 @@ class StackConfig:
             "SEMSPEC_GRACE_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
             API_KEYS: " ".join((self.given(API_KEYS), f"{entry(OWNER, api_key)}:{OPERATOR}")),
         }
-        name = {MODEL_NAME: self.model_name} if self.model_name and not self.given(MODEL_NAME) else {}
-        return self.gateway_defaults() | name | replicas | own | calibration
+        if self.pair is not None:
+            own[PAIR] = str(self.pair)
+        elif not self.given(MODEL_NAME):
+            own[MODEL_NAME] = self.model_name
+        return replicas | own
 
     def given(self, variable: str) -> str:
         """Value of an environment variable in every child process; empty if unset."""
         return self.environment.get(variable) or os.environ.get(variable, "")
-
-    def gateway_defaults(self) -> dict[str, str]:
-        """`SEMSPEC_GATEWAY_DEFAULTS` with the values in `serving`; the gateway rejects wrong ones."""
-        values = self.read_serving() if self.serving is None else self.serving
-        given = self.given(DEFAULTS) or "{}"
-        with suppress(ValueError, TypeError):  # which the gateway reports
-            given = json.dumps({**json.loads(given), **values})
-        return {DEFAULTS: given} if given != "{}" else {}
-
-    def read_serving(self) -> Mapping[str, object]:
-        """The contents of `serving.json` next to the target's probe, or else the calibration.
-
-        Empty if there is none, or if it is the rule of probes that are not served.
-
-        Raises: StackError when it is no file, or no JSON object.
-        """
-        neighbour = self.target_probe or self.likelihood
-        path = Path(neighbour or "").parent / "serving.json"
-        if neighbour is None or not (path.exists() or path.is_symlink()):
-            return {}
-        if not path.is_file():
-            raise StackError(f"{path} is no file; train the probes again, or delete it")
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise StackError(f"cannot read {path}: {error}; train the probes again, or delete it") from error
-        if not isinstance(values, dict):
-            raise StackError(f"{path} holds no JSON object; train the probes again, or delete it")
-        return values if self.has_probes or values.get("strategy") != "semantic" else {}
-
-
-def _folder(probe: Path | None) -> Path | None:
-    return None if probe is None else Path(probe).parent

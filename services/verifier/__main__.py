@@ -3,6 +3,8 @@
 import os
 from functools import partial
 
+from semspec.errors import Mismatch
+from semspec.release import load_release
 from semspec.rpc.server import run
 from semspec.rpc.servicers import ServedVerifier, VerifierServicer
 from semspec.services.verifier.settings import VerifierSettings
@@ -16,13 +18,15 @@ def main() -> None:
 
 
 def load(settings: VerifierSettings) -> ServedVerifier:
-    """Load the probes of the settings. Raises: Mismatch when they do not belong together."""
+    """Load the probes of the settings. Raises: Mismatch when they are not those of the release."""
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
-    return ProbeVerifier.load(
-        settings.draft_probe, settings.target_probe, settings.alternatives, settings.device, settings.equivalence
-    )
+    release = load_release(settings.pair)
+    verifier = ProbeVerifier.load(settings.pair, settings.device, settings.equivalence)
+    if reason := release.foreign_probes(verifier.handshake()):
+        raise Mismatch(reason)
+    return verifier
 
 
 if __name__ == "__main__":

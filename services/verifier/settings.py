@@ -1,6 +1,6 @@
 """Settings of the verifier service, from `SEMSPEC_VERIFIER_*`."""
 
-from pydantic import DirectoryPath, Field, FilePath
+from pydantic import DirectoryPath, Field
 from pydantic_settings import SettingsConfigDict
 
 from semspec.settings import ServiceSettings
@@ -12,12 +12,8 @@ class VerifierSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_VERIFIER_")
 
     port: int = Field(50053, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    draft_probe: FilePath = Field(description="the draft's probe, a .safetensors file")
-    target_probe: FilePath = Field(description="the target's probe, a .safetensors file")
+    pair: DirectoryPath = Field(description="folder of a release: pair.json, the two probes and their alternatives")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    alternatives: DirectoryPath | None = Field(
-        None, description="folder of other probes for the same pair, NAME/{draft,target}.safetensors each; unset: none"
-    )
     equivalence: str | None = Field(
         None,
         min_length=1,

@@ -25,6 +25,8 @@ import torch
 from semspec.demo.client import ChatClient, Client, Strategy
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.probes.probe import load_probe, save_probe
+from semspec.probes.verifier import ProbeVerifier
+from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
 
 AUDIT = "semspec_gateway_audit_"
@@ -42,6 +44,7 @@ def shuffled(probes: Path, folder: Path) -> Path:
     assert isinstance(first, torch.nn.Linear)
     first.weight.data = first.weight.data[:, torch.randperm(first.weight.shape[1])]
     save_probe(artifact.probe, replace(artifact.card), path)
+    load_release(folder).with_probes(ProbeVerifier.load(folder).handshake()).save(folder)
     return folder
 
 
@@ -57,8 +60,7 @@ async def measure(arguments: argparse.Namespace, probes: Path) -> dict[str, obje
     }
     config = replace(
         StackConfig.of_pair(BUNDLED_PAIR),
-        draft_probe=probes / "draft.safetensors",
-        target_probe=probes / "target.safetensors",
+        pair=probes,
         environment=environment,
         start_timeout_s=600.0,
     )

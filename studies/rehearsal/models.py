@@ -18,6 +18,8 @@ from semspec.bench.gpu.shapes import Shape
 from semspec.demo.tokenizer import FILE
 from semspec.engine.checkpoint import load_tokenizer, model_info
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
+from semspec.probes.verifier import ProbeVerifier
+from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 
 TEMPERATURE = 0.6
@@ -170,6 +172,10 @@ def save_probes(pair: Path) -> None:
     _save_probes(pair, probes, "states+surprisal", "all")
     _save_probes(pair, probes / "alternatives" / "last-hidden", "states", "last")
     _save_probes(pair, probes / "alternatives" / "surprisal", "surprisal", "all")
+    made = ProbeVerifier.load(probes).handshake()
+    draft = ReleasedModel("../draft", made.draft_model, made.draft_tokenizer)
+    target = ReleasedModel("../target", made.target_model, made.target_tokenizer)
+    Release("rehearsal", "1", draft, target, {}).with_probes(made).save(probes)
 
 
 def _save_probes(pair: Path, folder: Path, features: FeatureSet, layers: LayerSet) -> None:

@@ -38,8 +38,7 @@ def spoilt(path: Path, chance: Random) -> str:
     """Spoil a file; returns how."""
     data = path.read_bytes()
     how = chance.choice(("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json"))
-    is_optional = path.name == "serving.json"  # without it the gateway's own defaults hold
-    if (how == "json" and path.suffix != ".json") or (how == "missing" and is_optional):
+    if how == "json" and path.suffix != ".json":
         how = "flip"
     match how:
         case "flip":
@@ -93,7 +92,7 @@ def kinds(folder: Path) -> list[Kind]:
         ("model", "qwen2", lambda path: True),
         ("probes", "probes", lambda path: path.stem in ("draft", "target")),
         ("likelihood", "probes", lambda path: path.name == "likelihood.json"),
-        ("serving", "probes", lambda path: path.name == "serving.json"),
+        ("release", "probes", lambda path: path.name == "pair.json"),
         ("datastore", "datastore", lambda path: True),
     ]
     found = []

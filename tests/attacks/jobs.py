@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import resource
 import traceback
 from multiprocessing import get_context
@@ -87,8 +86,7 @@ def probes(path: str) -> Json:
     from semspec.probes.verifier import ProbeVerifier
     from semspec.types import SURPRISAL_FEATURES, SegmentScore, States
 
-    folder = Path(path)
-    verifier = ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors", folder / "alternatives")
+    verifier = ProbeVerifier.load(Path(path))
 
     async def judged() -> Json:
         info = await verifier.info()
@@ -120,16 +118,13 @@ def likelihood(path: str) -> Json:
     return {"identity": [], "said": [str(load_calibration(Path(path) / "likelihood.json"))]}
 
 
-def serving(path: str) -> Json:
-    """Read `serving.json`, and check it as the gateway does. Any of its settings may be left out or be another."""
-    from semspec.gateway.settings import GatewaySettings
-    from semspec.settings import load_settings
-    from semspec.stack import StackConfig
+def release(path: str) -> Json:
+    """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
+    from semspec.gateway.options import Defaults
+    from semspec.gateway.routes import load_routes
 
-    defaults = StackConfig(target_probe=Path(path) / "target.safetensors").gateway_defaults()
-    os.environ.update(defaults, SEMSPEC_GATEWAY_AUTH="none")
-    load_settings(GatewaySettings)
-    return {"identity": [str(defaults)], "said": [defaults]}
+    [route] = load_routes(Path(path), Defaults())
+    return {"identity": [route.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
 
 
 def datastore(path: str) -> Json:
@@ -140,4 +135,4 @@ def datastore(path: str) -> Json:
     return {"identity": [store.card.digest], "said": list(store.static.match("\x03\x01", 2).continuations)}
 
 
-JOBS = {function.__name__: function for function in (model, probes, likelihood, serving, datastore)}
+JOBS = {function.__name__: function for function in (model, probes, likelihood, release, datastore)}

@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ from huggingface_hub import constants
 from semspec.commands.checks import Check
 from semspec.commands.checks.environment import check_requirement
 from semspec.commands.checks.processes import check_processes
+from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from tests.commands.support import Live, exit_code
 from tests.hub import serving, use
 
 pytestmark = pytest.mark.slow
 Checks = dict[str, Check]
-PROBES = [f"--{role}-probe={BUNDLED_PAIR / 'probes' / role}.safetensors" for role in ("draft", "target")]
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +70,15 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
     assert line == "fail  draft           there is no folder /nowhere -> give a checkpoint's folder or a hub id"
 
 
-def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    code, checks = doctor(capsys, "--likelihood", str(BUNDLED_PAIR / "probes" / "likelihood.json"))
+def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    release = load_release(BUNDLED_PAIR / "probes")
+    release = replace(release, draft_probe="", target_probe="", projections=(), rule={})
+    models = {role: replace(getattr(release, role), model=release.place(role)) for role in ("draft", "target")}
+    shutil.copy(BUNDLED_PAIR / "probes" / "likelihood.json", tmp_path)
+    replace(release, **models).save(tmp_path)
+    code, checks = doctor(capsys, "--pair", str(tmp_path))
     assert code == 0 and "verifier" not in checks
-    assert checks["gateway"].message == "its settings are valid, calibrated on 100 questions"
+    assert checks["gateway"].message == "its settings are valid, the release is semspec-demo@1"
     assert checks["pair"].message == "models and probes belong together; likelihood by default"
 
 
@@ -96,21 +102,13 @@ def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
     ("words", "name", "message", "remedy"),
     [
         (
-            ["--draft-model", str(BUNDLED_PAIR / "target"), *PROBES],
-            "pair",
-            "the verifier's draft probe was trained on model sha256-full:",
-            "start the verifier with that model's probe",
+            ["--draft-model", str(BUNDLED_PAIR / "target"), "--pair", str(BUNDLED_PAIR / "probes")],
+            "draft",
+            "the release semspec-demo@1 has the draft ../draft (sha256-full:",
+            "serve that model, or the release of this one",
         ),
-        (["--target-probe", "{}/target.safetensors"], "verifier", "SEMSPEC_VERIFIER_TARGET_PROBE: ", "correct it"),
         (
-            ["--draft-model", str(BUNDLED_PAIR / "target"), "--likelihood", "{}/probes/likelihood.json"],
-            "pair",
-            "the likelihood calibration is for the draft draft",
-            "SEMSPEC_GATEWAY_LIKELIHOOD",
-        ),
-        (["--likelihood", "{}/none.json"], "gateway", "make it again with `semspec train calibrate`", "correct it"),
-        (
-            ["--draft-probe", "{}/probes/draft.safetensors", "--target-probe", "{}/probes/target.safetensors"],
+            ["--pair", "{}/probes"],
             "pair",
             "needs a datastore",
             "SEMSPEC_DRAFT_DATASTORE",
@@ -122,7 +120,9 @@ def test_fault_is_named_with_its_remedy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], name: str, message: str, remedy: str
 ) -> None:
     shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes")
-    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "retrieval"}')
+    replace(load_release(BUNDLED_PAIR / "probes"), rule={"strategy": "retrieval"}).save(tmp_path / "probes")
+    (tmp_path / "draft").symlink_to(BUNDLED_PAIR / "draft")
+    (tmp_path / "target").symlink_to(BUNDLED_PAIR / "target")
     failure = only_failure(doctor(capsys, *(word.format(tmp_path) for word in words)))
     assert failure.name == name and message in failure.message and remedy in failure.remedy
 

@@ -1,6 +1,5 @@
 """docker-compose.yml and its overlays, held to the code and to what a cautious reviewer asks for."""
 
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from semspec.engine.vllm.options import VLLM_VERSION
 from semspec.gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
-from semspec.stack import BUNDLED_PAIR, StackConfig
+from semspec.stack import BUNDLED_PAIR
 from tests.compose.support import BASE, ROOT, SECRETS, SETTINGS, TWO_GPU, Json, MissingVariable, composed
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
@@ -126,12 +125,6 @@ def test_image_of_vllm_is_of_a_version_that_the_engine_knows() -> None:
     assert default.partition(":v")[2].startswith(VLLM_VERSION)
 
 
-def test_defaults_are_those_the_bundled_pair_is_served_with() -> None:
-    environment = composed(SECRETS)["gateway"]["environment"]
-    name = "SEMSPEC_GATEWAY_DEFAULTS"
-    assert json.loads(environment[name]) == json.loads(StackConfig().gateway_defaults()[name])
-
-
 @pytest.mark.parametrize("missing", SECRETS)
 def test_without_a_secret_the_variable_and_the_remedy_are_named(missing: str) -> None:
     given = {name: value for name, value in SECRETS.items() if name != missing}
@@ -153,7 +146,7 @@ def test_example_names_every_variable_there_is() -> None:
     named = set(re.findall(r"^#?([A-Z_]+)=", EXAMPLE, re.MULTILINE))
     assert named - used == {"HF_TOKEN"}
     # docs/docker.md names these.
-    assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES", "VLLM_IMAGE"}
+    assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "VLLM_IMAGE"}
     assert set(re.findall(r"^([A-Z_]+)=$", EXAMPLE, re.MULTILINE)) == set(SECRETS)
 
 

@@ -22,7 +22,7 @@ from openai.types.chat import ChatCompletionChunk
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from semspec.decoding import Backends
+from semspec.decoding import Backends, Verifier
 from semspec.gateway.app import create_app
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
@@ -357,10 +357,13 @@ def make_readiness(fakes: Fakes) -> Readiness:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
+    settings: GatewaySettings,
+    behind: Fakes | Backends,
+    ready: bool = True,
+    connect: Callable[[str], Verifier] | None = None,
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
-    app = create_app(settings, backends, Store(settings))
+    app = create_app(settings, backends, Store(settings), connect=connect)
     own = DefaultAsyncHttpxClient(verify=TLS)
     async with (
         listening(app) as base_url,

@@ -9,8 +9,7 @@ import pytest
 from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import describe
-from semspec.gateway.served import Served, mismatch
+from semspec.gateway.served import Served, describe, mismatch
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, assert_error, eventually, make_readiness, make_settings
@@ -21,13 +20,6 @@ def served(fakes: Fakes) -> Served:
     return Served(
         fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info, fakes.backends.likelihood
     )
-
-
-def foreign(served: Served) -> Served:
-    """With a calibration of another draft."""
-    assert served.likelihood is not None
-    draft = replace(served.likelihood.draft, fingerprint="x")
-    return replace(served, likelihood=replace(served.likelihood, draft=draft))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +42,6 @@ def foreign(served: Served) -> Served:
             lambda s: replace(s, draft=replace(s.draft, datastore_model="of-another")),
             ["of-another", "fake-target", "SEMSPEC_DRAFT_DATASTORE"],
         ),
-        (foreign, ["likelihood calibration is for the draft", "semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
     ],
 )
 def test_mismatch_is_one_line_that_says_what_to_do(change: Callable[[Served], Served], words: list[str]) -> None:
@@ -277,7 +268,7 @@ async def test_services_that_send_whole_states_are_told_of_once(caplog: pytest.L
     for _ in range(2):
         await readiness.check()
     assert readiness.require().sends_whole_states == ("target",), "it costs bytes, and nothing else"
-    assert caplog.text.count("SEMSPEC_TARGET_PROBES") == 1 and "SEMSPEC_DRAFT_PROBES" not in caplog.text
+    assert caplog.text.count("SEMSPEC_TARGET_PAIR") == 1 and "SEMSPEC_DRAFT_PAIR" not in caplog.text
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from redis.asyncio import Redis
 
-from semspec.gateway.readiness import describe
+from semspec.gateway.served import describe
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, assert_error, eventually, text, until
 
 ROUTES = ("", "/trace", "/events")

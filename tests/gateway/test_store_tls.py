@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from semspec.gateway.readiness import describe
+from semspec.gateway.served import describe
 from semspec.gateway.settings import GatewaySettings
 from tests.certificates import Authority, Pair, another
 from tests.gateway.support import GatewayFactory, RedisServer, eventually

@@ -11,6 +11,7 @@ from semspec.decoding.likelihood.calibration import as_json
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.options import Defaults
 from semspec.gateway.served import Served, mismatch
+from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes
@@ -119,12 +120,14 @@ async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_suppo
 
 def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:
     fakes = Fakes.make()
-    path = tmp_path / "likelihood.json"
-    path.write_text(json.dumps(as_json(calibration(fakes.drafter.model_info, fakes.target.model_info))))
-    assert make_settings(likelihood=path).likelihood == path
+    path, own = tmp_path / "likelihood.json", calibration(fakes.drafter.model_info, fakes.target.model_info)
+    path.write_text(json.dumps(as_json(own)))
+    draft, target = (ReleasedModel("model", one.fingerprint, one.tokenizer) for one in (own.draft, own.target))
+    Release("pair", "1", draft, target, {}, likelihood=own.digest).save(tmp_path)
+    assert make_settings(pair=tmp_path).name == "pair"
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValidationError, match=r"cannot read likelihood calibration .*likelihood\.json"):
-        make_settings(likelihood=path)
+        make_settings(pair=tmp_path)
 
 
 def test_only_the_verifier_may_be_missing() -> None:

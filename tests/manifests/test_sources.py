@@ -55,16 +55,10 @@ def test_images_of_ours_are_of_this_version(folder: Path) -> None:
     assert all(re.sub("-(cuda|vllm)$", "", image["newTag"]) == semspec.__version__ for image in images)
 
 
-def test_bundled_pair_is_served_by_the_rule_of_its_report() -> None:
-    recommended = json.loads((ROOT / "demo" / "pair" / "probes" / "serving.json").read_text())
-    own = settings(KUBERNETES / "overlays" / "cpu")
-    assert json.loads(own["SEMSPEC_GATEWAY_DEFAULTS"]) == recommended
-
-
 def test_bundled_pair_is_laid_out_as_the_pods_look_for_it() -> None:
     values = settings(KUBERNETES / "overlays" / "cpu") | settings(KUBERNETES / "base")
     paths = [value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")]
-    assert len(paths) == 7 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
+    assert len(paths) == 6 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
 
 
 def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:

@@ -50,9 +50,9 @@ def save_pair(folder: Path, draft: ProbeCard, target: ProbeCard) -> None:
 
 
 def load(folder: Path, **options: Any) -> ProbeVerifier:
-    return ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors", **options)
+    return ProbeVerifier.load(folder, **options)
 
 
 def load_with(alternatives: Path) -> ProbeVerifier:
     save_pair(alternatives.parent, card("draft"), card("target"))
-    return load(alternatives.parent, alternatives=alternatives)
+    return load(alternatives.parent)

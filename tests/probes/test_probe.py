@@ -28,12 +28,12 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
     assert len({judgement.target_probability for [judgement] in judged.values()}) == 3
 
 
-async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path, verifier: ProbeVerifier) -> None:
+async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path) -> None:
     with pytest.raises(InvalidRequest, match="'psychic' beside the pair's own: last-hidden, surprisal") as caught:
         await load_with(alternatives).judge(*QUESTION, probes="psychic")
     assert caught.value.parameter == "probes"
     with pytest.raises(InvalidRequest, match="beside the pair's own: none"):
-        await verifier.judge(*QUESTION, probes="last-hidden")
+        await load(alternatives / "last-hidden").judge(*QUESTION, probes="last-hidden")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_folder_that_is_no_alternative_is_refused_by_name(alternatives: Path) ->
     (alternatives / "empty").mkdir()
     with pytest.raises(Mismatch, match="'empty': cannot read probe"):
         load_with(alternatives)
-    bare = alternatives.parent / "bare"
-    bare.mkdir()
+    bare = alternatives.parent / "bare" / "alternatives"
+    bare.mkdir(parents=True)
     with pytest.raises(Mismatch, match="holds no folder of probes"):
         load_with(bare)
 

@@ -94,7 +94,7 @@ async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
     """The address of one that serves the bundled pair; its target writes alone unless asked otherwise."""
     draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
     probes = BUNDLED_PAIR / "probes"
-    verifier = ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors")
+    verifier = ProbeVerifier.load(probes)
     pair = Backends(draft, local.engine, verifier)
     with redis_server(folder) as redis:
         settings = make_settings(redis_url=redis.url, defaults={"strategy": "target"}, auth="none")

@@ -163,23 +163,11 @@ def test_draft_service_serves_a_model_or_a_datastore_or_both(
 
 
 def test_every_problem_is_named_at_once(complaint: Complaint) -> None:
-    line = complaint(VerifierSettings, SEMSPEC_VERIFIER_DRAFT_PROBE="/no/such.safetensors")
-    assert "SEMSPEC_VERIFIER_DRAFT_PROBE" in line and "SEMSPEC_VERIFIER_TARGET_PROBE" in line
+    line = complaint(VerifierSettings, SEMSPEC_VERIFIER_PAIR="/no/such")
+    assert "SEMSPEC_VERIFIER_PAIR" in line
 
 
 def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, complaint: Complaint) -> None:
     assert "hush" not in complaint(DraftSettings, SEMSPEC_SERVICE_TOKEN="hush", SEMSPEC_DRAFT_PORT="none")
     monkeypatch.delenv("SEMSPEC_DRAFT_PORT")
     assert "hush" not in repr(load_settings(DraftSettings))
-
-
-def test_probes_are_files_and_alternatives_a_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, complaint: Complaint
-) -> None:
-    probe = tmp_path / "probe.safetensors"
-    probe.touch()
-    variables = {f"SEMSPEC_VERIFIER_{name}": probe for name in ("DRAFT_PROBE", "TARGET_PROBE", "ALTERNATIVES")}
-    assert "NAME/{draft,target}.safetensors" in complaint(VerifierSettings, **variables)
-    monkeypatch.setenv("SEMSPEC_VERIFIER_ALTERNATIVES", str(tmp_path))
-    settings = load_settings(VerifierSettings)
-    assert (settings.draft_probe, settings.alternatives) == (probe, tmp_path)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from semspec.decoding import Backends
 from semspec.decoding.likelihood.calibration import as_json
+from semspec.release import load_release
 from semspec.stack import StackConfig
 from tests.calibrations import calibration
 from tests.checkpoints import edit_json, loaded, random_probes
@@ -47,7 +49,8 @@ async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     async with loaded(paths["draft"], paths["target"]) as (draft, target):
         verifier = await random_probes(draft, target, folder / "probes")
         likelihood = calibration(await draft.info(), await target.info(), middle=-5.5)
-        (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
+        (folder / "probes" / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
+        replace(load_release(folder / "probes"), likelihood=likelihood.digest).save(folder / "probes")
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield Pair(paths["draft"], paths["target"], folder / "probes", backends)
 
@@ -58,10 +61,7 @@ def stack_config(pair: Pair) -> StackConfig:
     return StackConfig(
         pair.draft,
         pair.target,
-        pair.probe("draft"),
-        pair.probe("target"),
-        pair.calibration,
-        serving={},
+        pair.probes,
         environment={
             "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1",
             "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo",

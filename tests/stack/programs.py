@@ -39,4 +39,4 @@ def config(start_timeout_s: float = GENEROUS_S, stop_grace_s: float = 5.0, **pro
     """A stack of small programs; `programs` replaces some of them."""
     usual = dict.fromkeys(("draft", "target", "verifier"), SERVICE) | {"gateway": GATEWAY}
     commands = {role: (sys.executable, "-c", text) for role, text in (usual | programs).items()}
-    return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s, serving={})
+    return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s)

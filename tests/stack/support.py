@@ -46,11 +46,6 @@ class Pair:
     probes: Path
     backends: Backends
 
-    @property
-    def calibration(self) -> Path:
-        """Of `likelihood`."""
-        return self.probes.parent / "likelihood.json"
-
     def probe(self, role: str) -> Path:
         return self.probes / f"{role}.safetensors"
 

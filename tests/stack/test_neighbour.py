@@ -56,9 +56,8 @@ async def spelling(tmp_path: Path) -> AsyncIterator[Running]:
     async with loaded(model, model) as (draft, target):
         await random_probes(draft, target, tmp_path)
     keys = f"{entry('attacker', ATTACKER)} {entry('neighbour', NEIGHBOUR)}"
-    probes = (tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
     environment = {"SEMSPEC_GATEWAY_API_KEYS": keys, "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo"}
-    config = StackConfig(model, model, *probes, serving={}, environment=environment, start_timeout_s=GENEROUS_S)
+    config = StackConfig(model, model, tmp_path, environment=environment, start_timeout_s=GENEROUS_S)
     async with Stack(config) as stack, httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as http:
         yield Running(stack, http)
 

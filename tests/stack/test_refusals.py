@@ -72,11 +72,10 @@ def probes(change: Callable[[Path], object]) -> Fault:
     """A copy of the probes in which something is different."""
 
     def changed(config: StackConfig, folder: Path) -> StackConfig:
-        assert config.target_probe is not None
-        copytree(config.target_probe.parent, folder / "probes")
+        assert config.pair is not None
+        copytree(config.pair, folder / "probes")
         change(folder / "probes")
-        draft, target = (folder / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
-        return replace(config, draft_probe=draft, target_probe=target)
+        return replace(config, pair=folder / "probes")
 
     return changed
 
@@ -96,12 +95,16 @@ def malformed_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for message in messages %}")
 
 
-def swapped(config: StackConfig, folder: Path) -> StackConfig:
-    return replace(config, draft_probe=config.target_probe, target_probe=config.draft_probe)
+def swapped(folder: Path) -> None:
+    for suffix in ("safetensors", "json"):
+        draft, target = folder / f"draft.{suffix}", folder / f"target.{suffix}"
+        aside = draft.rename(folder / "aside")
+        target.rename(draft)
+        aside.rename(target)
 
 
-def malformed_serving(config: StackConfig, folder: Path) -> StackConfig:
-    return replace(probes(lambda folder: (folder / "serving.json").write_text("{"))(config, folder), serving=None)
+def released(**changes: object) -> Fault:
+    return probes(lambda folder: edit_json(folder / "pair.json", **changes))
 
 
 FAULTS: dict[str, tuple[str, Fault, str]] = {
@@ -117,13 +120,31 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     ),
     "a default beyond its bounds": (
         "gateway",
-        lambda config, folder: replace(config, serving={"gamma": 99}),
+        variable("SEMSPEC_GATEWAY_DEFAULTS", '{"gamma": 99}'),
         "SEMSPEC_GATEWAY_DEFAULTS: gamma: ",
     ),
-    "a malformed serving.json": (
+    "a rule beyond its bounds": ("gateway", released(rule={"gamma": 99}), "release semspec-demo@1: rule.gamma: "),
+    "a rule that a setting states, too": (
         "gateway",
-        malformed_serving,
-        "serving.json: .*; train the probes again, or delete it",
+        lambda config, folder: variable("SEMSPEC_GATEWAY_DEFAULTS", '{"gamma": 2}')(
+            released(rule={"gamma": 1})(config, folder), folder
+        ),
+        "SEMSPEC_GATEWAY_DEFAULTS sets gamma: leave it out, it comes from SEMSPEC_GATEWAY_PAIR",
+    ),
+    "a calibration that is not the release's": (
+        "gateway",
+        released(likelihood="another"),
+        "likelihood.json beside the release semspec-demo@1 is not the one it names",
+    ),
+    "probes that are not the release's": (
+        "verifier",
+        released(target_probe="another"),
+        "the verifier has other probes than the release semspec-demo@1[:;] start it with the release's folder",
+    ),
+    "a dtype that is not the release's": (
+        "target",
+        variable("SEMSPEC_TARGET_DTYPE", "bfloat16"),
+        "release semspec-demo@1 has the target .* in float32, but the target service serves .* in bfloat16",
     ),
     "a malformed chat template": (
         "target",
@@ -135,7 +156,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         lambda config, folder: replace(config, target_model=folder / "nowhere"),
         "nowhere; give a checkpoint's folder or a hub id",
     ),
-    "swapped probes": ("verifier", swapped, "the draft probe wants 'states\\+surprisal'.*swapped"),
+    "swapped probes": ("verifier", probes(swapped), "the draft probe wants 'states\\+surprisal'.*swapped"),
     "probes of other states": (
         "verifier",
         cards("*.json", state_convention="states-v0"),
@@ -144,7 +165,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "alternatives of another pair": (
         "verifier",
         cards("alternatives/surprisal/target.json", fingerprint="another"),
-        "alternative probes 'surprisal': the target probe was trained on.*SEMSPEC_VERIFIER_ALTERNATIVES",
+        "alternative probes 'surprisal': the target probe was trained on.*the folder `alternatives`",
     ),
     "probes of another pair": (
         "",

@@ -33,10 +33,7 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
     config = replace(
         stack_config,
         draft_model=None,
-        draft_probe=None,
-        target_probe=None,
-        likelihood=None,
-        serving=None,
+        pair=None,
         datastore=tmp_path / "datastore",
     )
     async with served(config) as running:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from redis.asyncio import Redis
 from semspec.commands import KNOWN
 from semspec.commands.serve import serve
 from semspec.keys import entry
+from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
 from semspec.stack.supervisor import keep_running
 from semspec.types import GOOD_ENOUGH
@@ -157,8 +159,9 @@ async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("card", [{"metrics": {"verdict": GOOD_ENOUGH}}, {"metrics": {}}, {}])
 def test_probes_without_a_bad_verdict_get_no_warning(tmp_path: Path, card: dict[str, dict[str, str]]) -> None:
+    shutil.copy(BUNDLED_PAIR / "probes" / "pair.json", tmp_path)
     (tmp_path / "target.json").write_text(json.dumps(card))
-    assert StackConfig(target_probe=tmp_path / "target.safetensors").bad_verdict == ""
+    assert StackConfig(pair=tmp_path).bad_verdict == ""
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +229,6 @@ async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        (BUNDLED_PAIR / "target", ""),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-R1-Distill-Qwen-32B"),
         ("/models/QwQ 32B", "QwQ-32B"),
         ("/models/my-pair/target", "my-pair"),
@@ -236,50 +238,32 @@ def test_pair_is_named_after_its_target(target: str | Path, name: str, monkeypat
     variable = "SEMSPEC_GATEWAY_MODEL_NAME"
     monkeypatch.delenv(variable, raising=False)
     addresses = {"redis": "redis://127.0.0.1"}
-    named = StackConfig(target_model=target, serving={}).gateway_environment(addresses, 0, "sk-any")
+    named = StackConfig(target_model=target, pair=None).gateway_environment(addresses, 0, "sk-any")
     assert named.get(variable, "") == name
-    given = StackConfig(target_model=target, serving={}, environment={variable: "mine"})
+    given = StackConfig(target_model=target, pair=None, environment={variable: "mine"})
     assert variable not in given.gateway_environment(addresses, 0, "sk-any")
 
 
-def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> None:
-    assert not StackConfig.of_pair(tmp_path).has_probes
+async def test_release_without_probes_starts_no_verifier(tmp_path: Path) -> None:
+    assert StackConfig.of_pair(tmp_path).pair is None
+    release = replace(load_release(BUNDLED_PAIR / "probes"), draft_probe="", target_probe="", projections=())
     (tmp_path / "probes").mkdir()
-    bare = StackConfig.of_pair(tmp_path)
-    assert bare.has_probes and bare.calibration is None  # the verifier says what is missing
-    (tmp_path / "probes" / "likelihood.json").touch()
-    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "semantic", "gamma": 2}')
-    pair = StackConfig.of_pair(tmp_path)
-    assert pair.roles == ("draft", "target") and pair.calibration == tmp_path / "probes" / "likelihood.json"
-    assert pair.gateway_defaults() == {}, "a rule for probes that are not there"
-    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "likelihood", "gamma": 1}')
-    assert pair.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "likelihood", "gamma": 1}'}
-    chosen = replace(pair, serving={"strategy": "target"})
-    assert chosen.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "target"}'}
-    (tmp_path / "probes" / "target.safetensors").touch()
-    assert StackConfig.of_pair(tmp_path).has_probes and StackConfig.of_pair(tmp_path).calibration == pair.calibration
-
-
-async def test_pair_without_probes_starts_no_verifier(tmp_path: Path) -> None:
-    bare = replace(config(), draft_probe=None, target_probe=None, likelihood=tmp_path / "likelihood.json")
+    release.save(tmp_path / "probes")
+    bare = replace(config(), pair=StackConfig.of_pair(tmp_path).pair)
     async with Stack(bare) as stack:
         assert set(stack.processes) == {"redis", "draft", "target", "gateway"}
         environment = psutil.Process(stack.processes["gateway"].pid).environ()
     assert environment["SEMSPEC_GATEWAY_VERIFIER_ADDRESS"] == "none"
-    assert environment["SEMSPEC_GATEWAY_LIKELIHOOD"] == str(tmp_path / "likelihood.json")
+    assert environment["SEMSPEC_GATEWAY_PAIR"] == str(tmp_path / "probes")
 
 
-def test_services_have_the_folders_of_their_probes_and_of_alternatives_beside_both(tmp_path: Path) -> None:
-    probes, name = tmp_path / "probes", "SEMSPEC_VERIFIER_ALTERNATIVES"
-    probes.mkdir()
-    pair = StackConfig.of_pair(tmp_path)
-    assert name not in pair.service_environment("verifier")
-    (probes / "alternatives").mkdir()
-    assert pair.service_environment("verifier")[name] == str(probes / "alternatives")
-    elsewhere = replace(pair, draft_probe=tmp_path / "draft.safetensors")
-    assert name not in elsewhere.service_environment("verifier")
-    assert elsewhere.service_environment("draft")["SEMSPEC_DRAFT_PROBES"] == str(tmp_path)
-    assert elsewhere.service_environment("target")["SEMSPEC_TARGET_PROBES"] == str(probes)
+def test_release_names_its_models(tmp_path: Path) -> None:
+    release = load_release(BUNDLED_PAIR / "probes")
+    there = StackConfig.of_release(BUNDLED_PAIR / "probes" / "pair.json")
+    assert there == StackConfig(str(BUNDLED_PAIR / "draft"), str(BUNDLED_PAIR / "target"), BUNDLED_PAIR / "probes")
+    replace(release, target=replace(release.target, model="a/target", revision="main")).save(tmp_path)
+    hub = StackConfig.of_release(tmp_path)
+    assert (hub.target_model, hub.environment) == ("a/target", {"SEMSPEC_TARGET_REVISION": "main"})
 
 
 @pytest.fixture

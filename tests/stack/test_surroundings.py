@@ -4,15 +4,19 @@ import asyncio
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
 from semspec.commands.serve import serve
+from semspec.decoding.protocols import WithoutProbes
+from semspec.release import load_release
 from semspec.stack import StackConfig
 from tests.processes import GENEROUS_S
-from tests.stack.support import MAX_TOKENS, Json, Running, assert_same, served
+from tests.stack.support import MAX_TOKENS, Json, Pair, Running, assert_same, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -33,7 +37,7 @@ async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: St
 async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
     stack_config: StackConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare = replace(stack_config, draft_probe=None, target_probe=None, likelihood=None)
+    bare = replace(stack_config, pair=None)
     task, shown = asyncio.create_task(serve(bare)), ""
     try:
         while "Ctrl-C stops it" not in shown:
@@ -53,8 +57,13 @@ async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
         await asyncio.wait([task])
 
 
-async def test_pair_without_probes_answers_by_its_calibration(stack_config: StackConfig, running: Running) -> None:
-    async with served(replace(stack_config, draft_probe=None, target_probe=None)) as bare:
+async def test_pair_without_probes_answers_by_its_calibration(
+    stack_config: StackConfig, running: Running, pair: Pair, tmp_path: Path
+) -> None:
+    release, nothing = load_release(pair.probes), await WithoutProbes().info()
+    shutil.copy(pair.probes / "likelihood.json", tmp_path)
+    replace(release.with_probes(nothing), rule={"strategy": "likelihood"}).save(tmp_path)
+    async with served(replace(stack_config, pair=tmp_path)) as bare:
         assert "verifier" not in bare.stack.processes
         assert await bare.readiness() == (200, "ready")
         for seed in range(3):

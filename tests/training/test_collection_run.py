@@ -99,7 +99,7 @@ def test_contexts_are_those_that_the_engines_write_offline(
 def test_probes_are_trained_on_a_collection(collection: Path, models: tuple[Path, Path], tmp_path: Path) -> None:
     config = configured(collection, models, tmp_path / "out")
     assert support.semspec_train("run", config, tmp_path) == 0
-    verifier = ProbeVerifier.load(tmp_path / "out" / "draft.safetensors", tmp_path / "out" / "target.safetensors")
+    verifier = ProbeVerifier.load(tmp_path / "out")
     recipe = read_json(collection / "recipe.json")
     info = asyncio.run(verifier.info())
     assert (info.draft_model, info.target_model) == (recipe["draft"]["fingerprint"], recipe["target"]["fingerprint"])

@@ -212,7 +212,7 @@ async def test_verifier_serves_what_was_fitted(data: Data, tmp_path: Path) -> No
         wanted[role] = predict(probe, data.source(recipe, role=role), data.labels, rows, "cpu")
         states = FeatureSource(data.store, role, "states", "all").read(data.labels, rows)
         sent[role] = [States(one.numpy().tobytes(), shape, role) for one in states]
-    verifier = ProbeVerifier.load(tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
+    verifier = ProbeVerifier.load(tmp_path)
     surprisal = FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
     scores = [SegmentScore(one, tuple(own), 1, 1.0) for one, own in zip(sent["target"], surprisal, strict=True)]
     judgements = await verifier.judge(sent["draft"], scores)

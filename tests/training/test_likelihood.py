@@ -8,6 +8,7 @@ import pytest
 
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest
+from semspec.release import load_release
 from semspec.training.config import load_config
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
@@ -123,7 +124,9 @@ def train(folder: Path, models: tuple[Path, Path], limit: int) -> object:
 def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None:
     found = load_calibration(tiny / "out" / "likelihood.json")
     assert found.num_questions == 20 and found.draft.fingerprint != found.target.fingerprint
-    assert json.loads((tiny / "out" / "serving.json").read_text()) == {"strategy": "likelihood", "gamma": 1}
+    release = load_release(tiny / "out")
+    assert (release.rule, release.target_probe) == ({"strategy": "likelihood", "gamma": 1}, "")
+    assert (release.likelihood, release.draft.fingerprint) == (found.digest, found.draft.fingerprint)
     report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
     assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(found.curve)
     page = (tiny / "work" / "likelihood" / "report.html").read_text()

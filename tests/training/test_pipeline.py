@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from semspec.probes.verifier import ProbeVerifier
+from semspec.release import load_release
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline, scaled
@@ -31,7 +32,7 @@ def unlabelled(run: Path, tmp_path: Path) -> Path:
 
 async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Path]) -> None:
     folder = run / "out" / "alternatives"
-    verifier = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
+    verifier = ProbeVerifier.load(run / "out")
     info = await verifier.info()
     async with loaded(*models) as (draft, target):
         assert info.draft_model == (await draft.info()).fingerprint
@@ -48,8 +49,10 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]
     assert [(card["features"], card["layers"]) for card in cards] == [("states", "last"), ("surprisal", "all")]
     assert all("auroc" in card["metrics"] and "verdict" not in card["metrics"] for card in cards)
-    serving = json.loads((run / "out" / "serving.json").read_text())
-    assert set(serving) == {"strategy", "gamma", "acceptance"}
+    release = load_release(run / "out")
+    assert set(release.rule) == {"strategy", "gamma", "acceptance"}
+    assert release.foreign_probes(info) is None and release.place("draft") == str(models[0].resolve())
+    assert [model.fingerprint for model in (release.draft, release.target)] == [info.draft_model, info.target_model]
 
 
 def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:

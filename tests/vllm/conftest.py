@@ -36,7 +36,7 @@ def own_lane(request: pytest.FixtureRequest) -> Lane:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def theirs() -> AsyncIterator[VllmEngine]:
     """vLLM with the bundled target."""
-    async with vllm_engine(probes=PROBES) as (engine, reasons):
+    async with vllm_engine(pair=PROBES) as (engine, reasons):
         yield engine
         assert not reasons
 

@@ -130,7 +130,7 @@ class Recommendation:
 
 
 def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
-    """The contents of `serving.json`: the gateway's defaults for the pair."""
+    """The rule in `pair.json`."""
     acceptance = {
         name: value for name, value in (("rule", rule.rule), ("threshold", rule.threshold)) if value is not None
     }

@@ -16,7 +16,8 @@ from semspec.gateway.api.shared.document import errors
 from semspec.gateway.api.shared.errors import public
 from semspec.gateway.api.shared.middleware import OwnerOf, is_anonymous
 from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import Readiness, describe
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.served import describe
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.keys import OPERATOR, Keys

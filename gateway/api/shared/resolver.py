@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,7 +20,7 @@ from semspec.gateway.generation.request import Request, RequestPrompt
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation, uniform
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
@@ -121,15 +122,19 @@ def variables_of(given: Mapping[str, Any] | None, effort: str | None, field: str
 
 def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
     """Model names of the API: the pair's own name, and one for each of `strategies`."""
-    return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
+    return [settings.name, *(f"{settings.name}:{strategy}" for strategy in strategies)]
 
 
-def check_model(model: str | None, settings: GatewaySettings, strategies: Iterable[str]) -> str:
-    """The name of the model that a request means. Raises: NotFound."""
-    name = settings.model_name if model is None or model in PLACEHOLDERS else model
-    if name not in model_names(settings, strategies):
+def check_model(model: str | None, settings: GatewaySettings, readiness: Readiness) -> tuple[str, str, str]:
+    """The name of the model that a request means: NAME[@VERSION][:STRATEGY], the version and the strategy, which may be
+    empty. Raises: NotFound."""
+    name = settings.name if model is None or model in PLACEHOLDERS else model
+    pair, _, alias = name.partition(":")
+    pair, at, version = pair.partition("@")
+    known = pair == settings.name and alias in ("", *readiness.table) and not (":" in name and not alias)
+    if not known or (at and version not in readiness.versions):
         raise NotFound(f"the model {name!r} does not exist; GET /v1/models lists those that do", "model")
-    return name
+    return name, version, alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +151,15 @@ class Resolver:
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
         body, options = asked.body, asked.body.semspec
-        num_choices, model = self._num_choices(asked), check_model(body.model, self.settings, self.readiness.table)
-        served = self.readiness.require()
-        plan = self._plan(asked, model, served)
+        num_choices = self._num_choices(asked)
+        model, version, alias = check_model(body.model, self.settings, self.readiness)
+        served = self.readiness.choose(version, uniform(crc32(id.encode()), "release", 0))
+        plan = self._plan(asked, model, alias, served)
         strategy = served.strategy(plan)
         check_strategy(strategy, plan, served)
         strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
         if strictness is None and self.audit:
-            strictness = self.audit.tightened_strictness(strategy)
+            strictness = self.audit.tightened_strictness(strategy, served)
         if strictness is not None:
             setting = setting_at(strictness, strategy, served)
             expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
@@ -191,10 +197,9 @@ class Resolver:
         check(request, strategy, served)
         return request, served
 
-    def _plan(self, asked: ClientRequest, model: str, served: Served) -> Generation:
+    def _plan(self, asked: ClientRequest, model: str, alias: str, served: Served) -> Generation:
         """What the request and the defaults say. Raises: InvalidRequest."""
-        body, defaults, options = asked.body, self.settings.defaults, asked.body.semspec
-        alias = model.removeprefix(self.settings.model_name).lstrip(":")
+        body, options, defaults = asked.body, asked.body.semspec, served.defaults(self.settings.defaults)
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
         penalties = _penalties(body)

@@ -45,6 +45,8 @@ class GenerationModels(Body):
     draft_probe: str
     target_probe: str
     likelihood: str | None = if_any()
+    release: str | None = if_any()
+    """NAME@VERSION."""
 
 
 class StoredGeneration(Body):
@@ -247,8 +249,9 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        root, known = settings.model_name, readiness.strategies
-        named = zip(model_names(settings, known), (readiness.default_strategy, *known), strict=True)
+        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
+        names = [*model_names(settings, known), *(f"{root}@{version}" for version in readiness.versions)]
+        named = zip(names, (default, *known, *(default for _ in readiness.versions)), strict=True)
         return {
             name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy)
             for name, strategy in named

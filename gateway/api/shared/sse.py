@@ -154,7 +154,8 @@ class Responder:
 
     def _format(self, run: Run, options: Mapping[str, Any]) -> Format:
         served = run.served
-        parts = (*served.identity.values(), served.draft.build, served.target.build, served.verifier.build)
+        rule = served.route.digest if served.route else ""
+        parts = (*served.identity.values(), rule, served.draft.build, served.target.build, served.verifier.build)
         fingerprint = hashlib.blake2b(" ".join(parts).encode(), digest_size=6).hexdigest()
         return self.formats[options["api"]](run.request, options, f"semspec-{fingerprint}")
 

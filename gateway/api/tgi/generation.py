@@ -60,9 +60,10 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        window = min(one.max_context_tokens for one in served.writers(served.default(settings.defaults)))
+        default = served.default(served.defaults(settings.defaults))
+        window = min(one.max_context_tokens for one in served.writers(default))
         return answers.TgiInfo(
-            model_id=settings.model_name,
+            model_id=f"{settings.name}@{served.route.release.version}" if served.route else settings.name,
             model_sha=served.target.fingerprint,
             model_pipeline_tag="text-generation",
             max_concurrent_requests=settings.max_concurrent,

@@ -41,7 +41,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
             return await asyncio.to_thread(_places, await asked(http, "inputs", partial(target.tokenize, body.inputs)))
-        check_model(body.model, settings, readiness.table)
+        check_model(body.model, settings, readiness)
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
             ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
@@ -56,7 +56,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
     @routes.post("/detokenize", responses=errors(400, 404, 408, 413, 429, 503, 504))
     async def detokenize(http: HttpRequest, body: DetokenizeRequest) -> Detokenized:
         """The text of the target's token ids."""
-        check_model(body.model, settings, readiness.table)
+        check_model(body.model, settings, readiness)
         ids = TokenIds(tuple(body.tokens))
         return Detokenized(prompt=(await asked(http, "tokens", partial(target.encode, ids))).text)
 

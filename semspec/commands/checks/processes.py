@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from semspec.commands import BAD_VERDICT
 from semspec.commands.checks import Check, attempt, fail, ok, warn
-from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
 from semspec.errors import Mismatch
 from semspec.keys import new_key
@@ -37,7 +36,7 @@ class Started:
     found: Check | str
     settings: Any
     report: Any
-    """What the gateway knows of it; of the gateway, its calibration. None: the model is not on this machine."""
+    """What the gateway knows of it; of the gateway, its release. None: the model is not on this machine."""
     num_weights: int = 0
 
 
@@ -80,9 +79,9 @@ def _start(config: StackConfig, name: str) -> Started:
 
 
 def _gateway(settings: Any) -> Started:
-    calibration = load_calibration(settings.likelihood) if settings.likelihood else None
-    words = f", calibrated on {calibration.num_questions} questions" if calibration else ""
-    return Started(f"its settings are valid{words}", settings, calibration)
+    routes = _loaded("semspec.gateway.routes:load_routes")(settings.pair, settings.defaults)
+    words = f", the release is {routes[0].label}" if routes else ""
+    return Started(f"its settings are valid{words}", settings, routes[0] if routes else None)
 
 
 def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
@@ -134,9 +133,11 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
         model, tokenizer = load_model(settings, writer)
         return Outline(model.info, tokenizer, f"vLLM {version('vllm')}")
     from semspec.engine.causal_lm import CausalLM
+    from semspec.release import check_model
 
     name, limit = settings.model, settings.max_context_tokens
     lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
+    check_model(settings, writer, lm.info.fingerprint)
     runner = "fast decoder" if lm.decoder else "transformers"
     return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}")
 
@@ -176,10 +177,11 @@ def _compare(started: dict[str, Started]) -> str:
     draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
     verifier = started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
     settings = started["gateway"].settings
-    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, gateway)
+    likelihood = gateway.likelihood if gateway else None
+    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, likelihood, route=gateway)
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
-    return f"models and probes belong together; {served.default_name(settings.defaults)} by default"
+    return f"models and probes belong together; {served.default_name(served.defaults(settings.defaults))} by default"
 
 
 def _memory(models: list[Started]) -> Check:

@@ -77,21 +77,6 @@ class Calibration:
         score = self.bias + sum(weight * value for weight, value in zip(self.weights, values, strict=True))
         return _logistic(score) if all(map(isfinite, values)) else 0.0
 
-    def foreign_reason(self, draft: ModelInfo, target: ModelInfo) -> str | None:
-        """Why it is not of the served pair, in one line; None if it is."""
-        for role, own, served in (("draft", self.draft, draft), ("target", self.target, target)):
-            if own.fingerprint != served.fingerprint:
-                return (
-                    f"the likelihood calibration is for the {role} {own.model} ({own.fingerprint}), but the {role} "
-                    f"service serves {served.model} ({served.fingerprint}): {_REMEDY}"
-                )
-            if own.tokenizer != served.tokenizer:
-                return (
-                    f"the likelihood calibration is for a {role} with the tokenizer {own.tokenizer}, but the {role} "
-                    f"service has {served.tokenizer}: put the model's own tokenizer files back"
-                )
-        return None
-
 
 def too_small_reason(num_questions: int, num_right: int, num_wrong: int) -> str | None:
     """Why nothing can be calibrated on such a pilot, in words; None if it is large enough."""

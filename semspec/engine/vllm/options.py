@@ -14,6 +14,7 @@ from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import KEY, MODEL, Model
 from semspec.errors import Mismatch
+from semspec.release import check_model
 from semspec.types import ModelInfo, Writer
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=kv_bytes)
     ends = eos_ids(generation_config(folder), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
-    probes = None if settings.probes is None else str(settings.probes.absolute())
+    check_model(settings, writer, info.fingerprint)
+    probes = None if settings.pair is None else str(settings.pair.absolute())
     model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer, probes)
     return model, ModelTokenizer(raw, info, ends, num_embeddings)
 

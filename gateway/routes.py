@@ -1,0 +1,96 @@
+"""Which releases of a pair the gateway serves: one, or several by weight, each with a verifier of its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
+from semspec.errors import Mismatch
+from semspec.files import digest_of
+from semspec.gateway.options import Defaults
+from semspec.release import Release, load_release
+from semspec.rpc.pool import parse_endpoints
+from semspec.settings import SettingObject, checked
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A release that is served."""
+
+    release: Release
+    label: str
+    """NAME@VERSION."""
+    digest: str
+    """Of the rule."""
+    defaults: Defaults
+    """What a request of this release has that does not say it: the operator's options, and the release's rule."""
+    likelihood: Calibration | None
+    weight: float = 1.0
+    """Its share of the new answers that name no version, as a part of all weights."""
+    verifier: str = ""
+    """Addresses of its verifier; empty: those of the setting."""
+
+
+class Listed(SettingObject):
+    """A release in a list."""
+
+    pair: Path
+    weight: float = Field(1.0, ge=0, le=1e9)
+    verifier: Annotated[str, checked(parse_endpoints)] = ""
+
+
+_LISTED = TypeAdapter(list[Listed])
+
+
+def is_list(path: Path) -> bool:
+    """Whether a file lists releases; else it is one."""
+    return path.is_file() and path.read_text().lstrip().startswith("[")
+
+
+def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
+    """The releases of a folder, of `pair.json`, or of a file with a list of them, whose first is the main one.
+
+    `defaults`: the operator's. Raises: ValueError in one line, with the remedy.
+    """
+    if path is None:
+        return ()
+    try:
+        listed = _LISTED.validate_json(path.read_text()) if is_list(path) else [Listed(pair=path)]
+        routes = tuple(_route(one, path.parent, defaults) for one in listed)
+    except Mismatch as error:
+        raise ValueError(error.message) from error
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_first(error)}") from None
+    labels = {route.label for route in routes}
+    if len(labels) < len(routes) or len({route.release.name for route in routes}) != 1:
+        raise ValueError(f"{path}: list releases of one name, each version once")
+    verifiers = [route.verifier for route in routes if route.release.target_probe]
+    if len({*verifiers}) < len(verifiers):
+        raise ValueError(f"{path}: two releases have one verifier; start one for each, and name it by `verifier`")
+    if not any(route.weight for route in routes):
+        raise ValueError(f"{path}: all weights are 0; give a release that new answers go to a greater one")
+    return routes
+
+
+def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:
+    """Raises: Mismatch, ValueError."""
+    release = load_release(folder / listed.pair)
+    likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release.likelihood else None
+    if likelihood is not None and likelihood.digest != release.likelihood:
+        remedy = "put its own back, or make the release again with `semspec train export`"
+        raise Mismatch(f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}")
+    if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
+        raise ValueError(f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR")
+    try:
+        merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
+    except ValidationError as error:
+        raise ValueError(f"the release {release.label}: rule.{_first(error)}; correct it") from None
+    digest = digest_of(release.rule)
+    return Route(release, release.label, digest, merged, likelihood, listed.weight, listed.verifier)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,148 @@
+"""A release of a pair: `pair.json` names its models, tokenizers, probes, calibration and rule as one version.
+
+`semspec train` writes it into the folder of the probes. The services and the gateway read it, and refuse what it does
+not name.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from semspec.errors import Mismatch
+from semspec.files import regular
+from semspec.types import ModelInfo, ProbeProjections, VerifierInfo, Writer
+
+if TYPE_CHECKING:
+    from semspec.engine.settings import ModelSettings
+
+RELEASE_FILE = "pair.json"
+_REMEDY = "make it again with `semspec train export`"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedModel:
+    """A model of the pair."""
+
+    model: str
+    """Its folder, absolute or relative to that of `pair.json`; or its id on the hub."""
+    fingerprint: str
+    """Of its weights, its configuration, and the options of vLLM that change its numbers."""
+    tokenizer: str
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights when it is served; auto: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What one version of a pair consists of."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[\w./-]{1,128}$")]
+    version: Annotated[str, Field(pattern=r"^[\w.-]{1,32}$")]
+    draft: ReleasedModel
+    target: ReleasedModel
+    rule: dict[str, Any]
+    """The options of a request that names none, as in `SEMSPEC_GATEWAY_DEFAULTS`."""
+    draft_probe: str = ""
+    """Digest of its weights; empty: the pair has no probes."""
+    target_probe: str = ""
+    projections: tuple[ProbeProjections, ...] = ()
+    """First layers of the probes and of their alternatives."""
+    likelihood: str = ""
+    """Digest of the calibration; empty: there is none."""
+    format: Literal[1] = 1
+    folder: Path = field(default=Path(), compare=False)
+    """Of `pair.json`, which does not name it."""
+
+    @property
+    def label(self) -> str:
+        """What a request's `model` calls it."""
+        return f"{self.name}@{self.version}"
+
+    def place(self, role: str) -> str:
+        """The folder or hub id of a model."""
+        model: str = getattr(self, role).model
+        return str((self.folder / model).resolve()) if (self.folder / model).is_dir() else model
+
+    def with_probes(self, served: VerifierInfo) -> "Release":
+        """The same with the probes that a verifier serves."""
+        probes = served.draft_probe, served.target_probe
+        return replace(self, draft_probe=probes[0], target_probe=probes[1], projections=served.projections)
+
+    def save(self, folder: Path) -> None:
+        """Write `pair.json` at once."""
+        partial = folder / f".{RELEASE_FILE}"
+        fields = asdict(self)
+        del fields["folder"]
+        partial.write_text(json.dumps(fields, indent=2) + "\n")
+        partial.replace(folder / RELEASE_FILE)
+
+    def foreign_model(
+        self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
+    ) -> str | None:
+        """Why a model is not the release's, in one line; None if it is. `tokenizer`: empty: not compared."""
+        own: ReleasedModel = getattr(self, role)
+        found = f"but the {role} service serves {name}"
+        if fingerprint != own.fingerprint:
+            told = f"({own.fingerprint}), {found} ({fingerprint}): serve that model, or the release of this one"
+        elif tokenizer not in ("", own.tokenizer):
+            told = f"with the tokenizer {own.tokenizer}, {found} with {tokenizer}: put its own tokenizer files back"
+        elif dtype != own.dtype and "auto" not in (dtype, own.dtype):
+            told = f"in {own.dtype}, {found} in {dtype}: set that dtype"
+        else:
+            return None
+        return f"the release {self.label} has the {role} {own.model} {told}"
+
+    def foreign_reason(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> str | None:
+        """Why what the services serve is not the release, in one line with the remedy; None if it is."""
+        models = {"draft": draft, "target": target}
+        found = [
+            self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
+            for role, one in models.items()
+            if one.has_model
+        ]
+        return next(filter(None, (*found, self.foreign_probes(verifier))), None)
+
+    def foreign_probes(self, served: VerifierInfo) -> str | None:
+        """Why the verifier's probes are not the release's, in one line; None if they are."""
+        if self.with_probes(served) == self:
+            return None
+        probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
+        told = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
+        return f"the verifier has {told}: start it with the release's folder (SEMSPEC_VERIFIER_PAIR)"
+
+
+_RELEASE = TypeAdapter(Release)
+
+
+def load_release(path: Path) -> Release:
+    """The release of a folder with `pair.json`, or of that file. Raises: Mismatch, with the remedy, in one line."""
+    file = path / RELEASE_FILE if path.is_dir() else path
+    try:
+        release = _RELEASE.validate_python(json.loads(regular(file).read_text()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise Mismatch(f"cannot read release {file}: {place}: {first['msg']}; {_REMEDY}") from None
+    except (OSError, ValueError) as error:
+        raise Mismatch(f"cannot read release {file}: {error}; {_REMEDY}") from error
+    return replace(release, folder=file.parent.absolute())
+
+
+def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> None:
+    """Raises: Mismatch when `settings.pair` names no release with this model: it is one, or has one in each folder."""
+    if settings.pair is None:
+        return
+    inside = [path.parent for path in sorted(settings.pair.glob(f"*/{RELEASE_FILE}")) if path.parent.name[0] != "."]
+    releases = list(
+        map(load_release, inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair])
+    )
+    role, own = writer.value, {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype}
+    reasons = [one.foreign_model(role, **own) for one in releases]
+    if None not in reasons:
+        raise Mismatch(f"{reasons[0]} (SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR)")
