@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -46,9 +47,8 @@ class Readiness:
         """`connect`: makes a client of the verifier at an address, of releases that have one of their own."""
         self._backends = backends
         load = partial(load_routes, settings.pair, settings.defaults)
-        files = [settings.pair] if settings.pair and is_list(settings.pair) else []
-        self._list = Renewed(files, load) if files else None
-        self._routes, self._connect = load(), connect
+        self._routes = Renewed([settings.pair] if settings.pair and is_list(settings.pair) else [], load)
+        self._connect = connect
         self._verifiers = dict[str, Verifier]()
         self._noted = dict[str, str | None]()
         self._settings = settings
@@ -77,18 +77,16 @@ class Readiness:
 
         Raises: Unavailable, Mismatch, NotFound.
         """
-        every = (self.require(), *self.status.others)
+        self.require()
+        every = self.status.every
         if version:
             named = [one for one in every if one.route and one.route.release.version == version]
             if not named:
                 raise NotFound(f"the version {version!r} is not served; GET /v1/models lists those that are", "model")
             return named[0]
-        left = draw * sum(one.route.weight for one in every if one.route)
-        for one in every:
-            left -= one.route.weight if one.route else 0.0
-            if left < 0:
-                return one
-        return every[0]  # the others have the weight, and none is there
+        sums = list(accumulate(one.route.weight if one.route else 0.0 for one in every))
+        chosen = (one for one, until in zip(every, sums, strict=True) if draw * sums[-1] < until)
+        return next(chosen, every[0])  # the others have the weight, and none is there
 
     def known(self, models: str = "") -> Served:
         """What is served, or was at the last handshake with the target, for requests that may wait for it: the release
@@ -171,11 +169,9 @@ class Readiness:
                 )  # fmt: skip
 
     async def _handshake(self) -> Status:
-        if self._list is not None:
-            self._routes = self._list.get()
-        main, others = (self._routes[0], self._routes[1:]) if self._routes else (None, ())
-        labels = {one.route.label if one.route else "": one for one in self.status.every}
-        known = labels.get(main.label if main else "")
+        routes = self._routes.get()
+        main, others = (routes[0], routes[1:]) if routes else (None, ())
+        known = {one.route and one.route.label: one for one in self.status.every}.get(main and main.label)
         draft, target, store, [verifier, *theirs] = await asyncio.gather(
             self._query("draft", self._backends.drafter.info),
             self._query("target", self._backends.target.info),
@@ -199,13 +195,11 @@ class Readiness:
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing, store=store, others=self.status.others)
         served = self._served(draft, target, verifier, main)
-        reason = self._mismatch(served)
-        error = None if reason is None else Mismatch(reason)
+        error = Mismatch(reason) if (reason := self._mismatch(served)) else None
         if error is None and missing is None:
             await self._store_handshake(served)
-        beside = [self._beside(served, route, info) for route, info in zip(others, theirs, strict=True)]
-        missed = None if missing is None else missing.message
-        return Status(served, error, missed, store, tuple(one for one in beside if one is not None))
+        beside = (self._beside(served, route, info) for route, info in zip(others, theirs, strict=True))
+        return Status(served, error, missing.message if missing else None, store, tuple(filter(None, beside)))
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None) -> Served:
         likelihood = route.likelihood if route else self._backends.likelihood

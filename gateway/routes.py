@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
 from semspec.errors import Mismatch
-from semspec.files import digest_of
+from semspec.files import digest_of, first_error
 from semspec.gateway.options import Defaults
 from semspec.release import Release, load_release
 from semspec.rpc.pool import parse_endpoints
@@ -62,7 +62,7 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
     except Mismatch as error:
         raise ValueError(error.message) from error
     except ValidationError as error:
-        raise ValueError(f"{path}: {_first(error)}") from None
+        raise ValueError(f"{path}: {first_error(error)}") from None
     labels = {route.label for route in routes}
     if len(labels) < len(routes) or len({route.release.name for route in routes}) != 1:
         raise ValueError(f"{path}: list releases of one name, each version once")
@@ -86,11 +86,6 @@ def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:
     try:
         merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
     except ValidationError as error:
-        raise ValueError(f"the release {release.label}: rule.{_first(error)}; correct it") from None
+        raise ValueError(f"the release {release.label}: rule.{first_error(error)}; correct it") from None
     digest = digest_of(release.rule)
     return Route(release, release.label, digest, merged, likelihood, listed.weight, listed.verifier)
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

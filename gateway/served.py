@@ -196,11 +196,8 @@ def describe(status: Status) -> str:
         return status.error.message
     if status.served is None:
         return "no handshake yet"
-    lacks = (
-        "" if status.missing is None else f", with the target alone: {status.missing}",
-        "" if status.store is None else f", without Redis: {status.store}",
-    )
-    return "".join(("ready", *lacks))
+    alone = "" if status.missing is None else f", with the target alone: {status.missing}"
+    return f"ready{alone}" + ("" if status.store is None else f", without Redis: {status.store}")
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:

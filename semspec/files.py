@@ -4,6 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from pydantic import ValidationError
+
 
 def regular(path: Path) -> Path:
     """`path`. Raises: OSError when there is something else than a file, such as a device, which may have no end."""
@@ -16,6 +18,12 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_error(error: ValidationError, whole: str = "") -> str:
+    """The first wrong field and what is wrong with it; `whole`: what to name in the place of a field."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 
 
 def digest_of(value: object) -> str:

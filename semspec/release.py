@@ -5,14 +5,14 @@ not name.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from semspec.errors import Mismatch
-from semspec.files import regular
+from semspec.files import first_error, regular
 from semspec.types import ModelInfo, ProbeProjections, VerifierInfo, Writer
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class Release:
     def save(self, folder: Path) -> None:
         """Write `pair.json` at once."""
         partial = folder / f".{RELEASE_FILE}"
-        fields = asdict(self)
-        del fields["folder"]
-        partial.write_text(json.dumps(fields, indent=2) + "\n")
+        partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
         partial.replace(folder / RELEASE_FILE)
 
     def foreign_model(
@@ -100,13 +98,10 @@ class Release:
 
     def foreign_reason(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> str | None:
         """Why what the services serve is not the release, in one line with the remedy; None if it is."""
-        models = {"draft": draft, "target": target}
-        found = [
-            self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
-            for role, one in models.items()
-            if one.has_model
-        ]
-        return next(filter(None, (*found, self.foreign_probes(verifier))), None)
+        for role, one in (("draft", draft), ("target", target)):
+            if one.has_model and (reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)):
+                return reason
+        return self.foreign_probes(verifier)
 
     def foreign_probes(self, served: VerifierInfo) -> str | None:
         """Why the verifier's probes are not the release's, in one line; None if they are."""
@@ -126,9 +121,7 @@ def load_release(path: Path) -> Release:
     try:
         release = _RELEASE.validate_python(json.loads(regular(file).read_text()))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise Mismatch(f"cannot read release {file}: {place}: {first['msg']}; {_REMEDY}") from None
+        raise Mismatch(f"cannot read release {file}: {first_error(error, 'the file')}; {_REMEDY}") from None
     except (OSError, ValueError) as error:
         raise Mismatch(f"cannot read release {file}: {error}; {_REMEDY}") from error
     return replace(release, folder=file.parent.absolute())
@@ -139,10 +132,8 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
     if settings.pair is None:
         return
     inside = [path.parent for path in sorted(settings.pair.glob(f"*/{RELEASE_FILE}")) if path.parent.name[0] != "."]
-    releases = list(
-        map(load_release, inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair])
-    )
+    folders = inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair]
     role, own = writer.value, {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype}
-    reasons = [one.foreign_model(role, **own) for one in releases]
+    reasons = [load_release(one).foreign_model(role, **own) for one in folders]
     if None not in reasons:
         raise Mismatch(f"{reasons[0]} (SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR)")

@@ -19,10 +19,7 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
     parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
     parser.add_argument(
-        "--pair",
-        metavar="PATH",
-        type=Path,
-        help="release, its folder or pair.json (default: the bundled one)",
+        "--pair", metavar="PATH", type=Path, help="release, its folder or pair.json (default: the bundled one)"
     )
     for role in ("draft", "target"):
         parser.add_argument(f"--{role}-model", metavar="PATH", help="where the model lies (default: as --pair says)")

@@ -1,127 +1,80 @@
-"""Display of a streamed answer: plain text, or segments with the decision on each draft."""
+"""Display of a streamed answer: its text, or each decided segment with its mark."""
 
+import os
 import sys
-from contextlib import AbstractContextManager
+from unicodedata import category
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from semspec.client import Json
 
-from semspec.commands.records import REFUSED, THINK_END, Json, judgement, mark_of, one_line, printable, statistics
+THINK_END = "</think>"
+GREY, REFUSED = "90", "2;31"
+MARKS = {"accepted": ("✓", "32"), "target": ("✎", "33"), "draft": ("·", "39")}
+"""Sign and colour of a segment: accepted, or else of its writer."""
+NUMBERS = {"draft_probability": "q", "target_probability": "p", "ratio": "p/q", "draw": "draw", "score": "score"}
+FORMS = {
+    "acceptance_rate": "{:.0%} accepted",
+    "target_ratio": "{:.0%} written by the target",
+    "tokens_per_s": "{:.0f} tokens/s",
+    "latency_ms": "{:.0f} ms",
+    "fallback": "fallback: {}",
+    "degraded": "degraded: not kept in full",
+    "id": "{}",
+}
 
 
-class PlainScreen(AbstractContextManager["PlainScreen"]):
-    """The text of one answer on stdout, nothing else; notes, which are not part of it, on stderr."""
+class Screen:
+    """Shows one answer on stdout; notes, which are not part of it, on stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_plain: bool, verbose: bool) -> None:
+        self._is_plain, self._verbose = is_plain, verbose
         self._last = "\n"
-
-    def __exit__(self, *_: object) -> None:
-        if not self._last.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        self._is_answer = False
 
     def show(self, chunk: Json) -> None:
-        text = "".join(delta_texts(chunk))
-        text = printable(text) if sys.stdout.isatty() else text
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        self._last = text or self._last
+        delta = (chunk.get("choices") or [{}])[0].get("delta") or {}
+        extension = chunk.get("semspec") or {}
+        if self._is_plain:
+            text = (delta.get("reasoning_content") or delta.get("reasoning") or "") + (delta.get("content") or "")
+            print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+            self._last = text or self._last
+            return
+        if "segment" in extension:
+            self._show_segment(extension["segment"], delta)
+        if "id" in extension:
+            told = {form: extension.get(name) for name, form in FORMS.items()}
+            parts = [form.format(value) for form, value in told.items() if value is not None and value is not False]
+            print(painted(" · ".join(parts), GREY))
 
     def note(self, words: str) -> None:
         print(f"semspec chat: {words}", file=sys.stderr)
 
+    def end(self) -> None:
+        """End the last line."""
+        if not self._last.endswith("\n"):
+            print()
 
-class ColourScreen(AbstractContextManager["ColourScreen"]):
-    """Shows segments with their marks, undecided drafts in grey, and one line of statistics."""
-
-    def __init__(self, console: Console, verbose: bool) -> None:
-        self._console, self._verbose = console, verbose
-        self._live = Live(Text(), console=console, transient=True, auto_refresh=False)
-        self._in_flight: dict[int, str] = {}
-        self._in_answer = False
-
-    def __enter__(self) -> "ColourScreen":
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.update(Text())
-        self._live.stop()
-
-    def show(self, chunk: Json) -> None:
-        extension = chunk.get("semspec") or {}
-        if "drafted" in extension:
-            for index, segment in enumerate(extension["drafted"]["segments"], extension["drafted"]["index"]):
-                self._in_flight[index] = segment["text"]
-        if "segment" in extension:
-            self._settle(extension["segment"], chunk)
-        if "id" in extension:
-            self._console.print(Text(statistics(extension), "bright_black"), soft_wrap=True)
-        self._live.update(self._drafts(), refresh=True)
-
-    def note(self, words: str) -> None:
-        self._console.print(Text(words, "bright_black italic"))
-
-    def _drafts(self) -> Text:
-        lines = [f"… {one_line(text)}" for text in self._in_flight.values()]
-        return Text("\n".join(lines), "bright_black", no_wrap=True, overflow="ellipsis")
-
-    def _settle(self, record: Json, chunk: Json) -> None:
-        """Show a decided segment. A rejected draft also removes the drafts after it."""
-        was_rejected = record["verdict"] == "rewritten"
-        self._in_flight = {
-            index: text for index, text in self._in_flight.items() if index > record["index"] and not was_rejected
-        }
-        self._live.update(self._drafts(), refresh=True)  # printing redraws the undecided drafts
-        self._console.print(self._segment(record, chunk))
-        if self._verbose:
-            self._print_details(record)
-
-    def _segment(self, record: Json, chunk: Json) -> Table:
-        mark = mark_of(record)
-        reasoning, answer = map(str.strip, self._parts(printable(record["text"]), chunk))
-        text = Text(reasoning, mark.colour)
-        text.append("\n" if reasoning and answer else "").append(answer, f"bold {mark.colour}")
-        return _marked(Text(mark.sign, mark.colour), text)
-
-    def _parts(self, text: str, chunk: Json) -> tuple[str, str]:
-        """Split a segment into reasoning and answer."""
-        if THINK_END in text:
-            self._in_answer = True
-            reasoning, _, answer = text.partition(THINK_END)
-            return reasoning, answer
-        reasoning, content = delta_texts(chunk)
-        is_separated = "reasoning_content" in _delta(chunk)
-        if self._in_answer or (is_separated and content and not reasoning):
-            return "", text
-        return text, ""
-
-    def _print_details(self, record: Json) -> None:
-        if record.get("rejected"):
-            style = f"{REFUSED.colour} dim"
-            self._console.print(
-                _marked(Text(REFUSED.sign, style), Text(printable(record["rejected"]["text"]).strip(), style))
-            )
-        if words := judgement(record):
-            self._console.print(Text(f"  {words}", "bright_black"))
+    def _show_segment(self, record: Json, delta: Json) -> None:
+        """The text after `</think>`, or in the delta's content where that is told apart, is the answer, in bold."""
+        sign, colour = MARKS["accepted" if record["verdict"] == "accepted" else record["writer"]]
+        reasoning, end, answer = record["text"].partition(THINK_END)
+        if not end and (self._is_answer or ("reasoning_content" in delta and delta.get("content"))):
+            reasoning, answer = "", reasoning
+        self._is_answer = self._is_answer or bool(end)
+        parts = painted(reasoning, colour), painted(answer, f"1;{colour}")
+        print(painted(sign, colour), "\n  ".join(filter(None, parts)))
+        if self._verbose and record.get("rejected"):
+            print(painted("✗", REFUSED), painted(record["rejected"]["text"], REFUSED))
+        numbers = [f"{name} {record[key]:.3g}" for key, name in NUMBERS.items() if record.get(key) is not None]
+        if self._verbose and (words := "  ".join(filter(None, [*numbers, record.get("fallback")]))):
+            print(f"  {painted(words, GREY)}")
 
 
-def _marked(sign: Text, text: Text) -> Table:
-    """A sign and a text in two columns."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(sign, text)
-    return grid
+def painted(text: str, colour: str) -> str:
+    """Text in a colour of ANSI; its further lines are indented like its first, behind a mark."""
+    text = printable(text).strip().replace("\n", "\n  ")
+    return f"\x1b[{colour}m{text}\x1b[0m" if text and "NO_COLOR" not in os.environ else text
 
 
-def delta_texts(chunk: Json) -> tuple[str, str]:
-    """Reasoning and content in a chunk."""
-    delta = _delta(chunk)
-    return delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
-
-
-def _delta(chunk: Json) -> Json:
-    choices = chunk.get("choices") or [{}]
-    delta: Json = choices[0].get("delta") or {}
-    return delta
+def printable(text: str) -> str:
+    """The text without control characters, which could control the terminal."""
+    return "".join(character for character in text if character in "\n\t" or category(character) != "Cc")

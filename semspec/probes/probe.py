@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.files import regular
+from semspec.files import first_error, regular
 from semspec.types import FINGERPRINT, STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
@@ -244,8 +244,7 @@ def _card(fields: object) -> ProbeCard:
     try:
         card = _CARD.validate_python(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the card'}: {first['msg']}") from None
+        raise ValueError(first_error(error, "the card")) from None
     if not all(0 < size <= limit for size, limit in zip(card.shape, MAX_SHAPE, strict=True)):
         raise ValueError(f"no states have the shape {card.shape[0]} x {card.shape[1]}")
     return card

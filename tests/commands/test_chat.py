@@ -1,22 +1,18 @@
 """`semspec chat` against a live stack, by subprocess and by terminal; its screen with made-up chunks."""
 
-import codecs
-import io
 import os
 import pty
 import re
 import select
 import signal
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from semspec.commands.screen import ColourScreen
+from semspec.commands.screen import Screen
 from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live, command, semspec
 from tests.records import record
 
@@ -26,32 +22,20 @@ LONG_QUESTION = " ".join(
 )
 
 
-class Terminal:
-    """What a program at a terminal shows, without control sequences, read bit by bit."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._unread = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-
-    def read_until(self, pattern: str, timeout_s: float = 30.0) -> str:
-        """All up to the end of a match."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := re.search(pattern, self._unread, re.MULTILINE)):
-            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"no {pattern} in {self._unread!r}"
-            shown = self._unread + self._decoder.decode(os.read(self._descriptor, 4096))
-            self._unread = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", shown)
-        text, self._unread = self._unread[: found.end()], self._unread[found.end() :]
-        return text
-
-    def type(self, text: str) -> None:
-        os.write(self._descriptor, text.encode())
+def read_until(terminal: int, pattern: str) -> str:
+    """All that a terminal shows up to the end of a match, without control sequences."""
+    shown, text = b"", ""
+    while not re.search(pattern, text, re.MULTILINE):
+        ready, _, _ = select.select([terminal], [], [], 30)
+        assert ready, f"no {pattern} in {text!r}"
+        shown += os.read(terminal, 1)
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", shown.decode(errors="ignore"))
+    return text
 
 
 @contextmanager
-def terminal(*words: str) -> Iterator[Terminal]:
-    """A command at a terminal of its own. It has ended well afterwards."""
+def terminal(*words: str) -> Iterator[int]:
+    """The terminal of a command, which has ended well afterwards."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(
@@ -59,7 +43,7 @@ def terminal(*words: str) -> Iterator[Terminal]:
     )
     os.close(theirs)
     try:
-        yield Terminal(ours)
+        yield ours
         assert process.wait(timeout=30) == 0
     finally:
         process.kill()
@@ -116,46 +100,43 @@ def test_conversation_at_a_terminal_is_one_session_with_marks_and_statistics(liv
     with terminal("chat", *live.options, "--seed", "5") as window:
         ids = []
         for _ in range(2):
-            window.read_until("^> ")
-            window.type(f"{QUESTION}\n")
-            shown = window.read_until(r"chatcmpl-[0-9a-f]{32}")
+            read_until(window, "^> ")
+            os.write(window, f"{QUESTION}\n".encode())
+            shown = read_until(window, r"chatcmpl-[0-9a-f]{32}")
             assert "✓ " in shown
             assert re.search(r"\d+% accepted · \d+% written by the target · \d+ tokens/s · \d+ ms · chatcmpl-", shown)
             ids += re.findall(r"chatcmpl-[0-9a-f]{32}", shown)
-        window.read_until("^> ")
-        window.type("\x04")
+        read_until(window, "^> ")
+        os.write(window, b"\x04")
     sessions = {live.get(f"/v1/generations/{id}")["session"] for id in ids}
     assert len(ids) == 2 and len(sessions) == 1 and str(sessions.pop()).startswith("chat-")
 
 
-def shown(*chunks: dict[str, Any], verbose: bool = False) -> str:
-    """All that a terminal gets of these chunks."""
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=100)
-    with ColourScreen(console, verbose) as screen:
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a terminal gets of chunks."""
+
+    def show(*chunks: dict[str, Any], verbose: bool = False) -> str:
+        screen = Screen(is_plain=False, verbose=verbose)
         for chunk in chunks:
             screen.show(chunk)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+        return capsys.readouterr().out
+
+    return show
 
 
 REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
 REWRITTEN = {"semspec": {"segment": record(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)}}
 
 
-def test_rewritten_segment_shows_the_refused_draft_only_when_asked() -> None:
-    assert "\x1b[33m✎" in shown(REWRITTEN) and "gets 5 more" not in shown(REWRITTEN)
+def test_rewritten_segment_shows_the_refused_draft_only_when_asked(shown: Callable[..., str]) -> None:
+    brief = shown(REWRITTEN)
+    assert "\x1b[33m✎" in brief and "gets 5 more" not in brief
     verbose = shown(REWRITTEN, verbose=True)
     assert "gets 5 more" in verbose and "q 0.5  p 0.4  p/q 0.8  draw 0.1" in verbose
 
 
-def test_draft_in_flight_is_shown_until_a_refusal_voids_it() -> None:
-    drafted = {"index": 0, "segments": [REFUSED, {"text": "Then nothing.\n\n", "num_tokens": 3}]}
-    in_flight, settled = shown({"semspec": {"drafted": drafted}}), shown({"semspec": {"drafted": drafted}}, REWRITTEN)
-    assert "… Then nothing." in in_flight
-    assert "… Then nothing." not in settled.rpartition("gets 4 more")[2]
-
-
-def test_control_sequences_of_a_model_do_not_reach_the_terminal() -> None:
+def test_control_sequences_of_a_model_do_not_reach_the_terminal(shown: Callable[..., str]) -> None:
     text = shown({"semspec": {"segment": record(0, "a\x1b[2Jb\x07\n\n")}})
     assert "a[2Jb" in text and "\x1b[2J" not in text and "\x07" not in text
 
@@ -163,7 +144,7 @@ def test_control_sequences_of_a_model_do_not_reach_the_terminal() -> None:
 @pytest.mark.parametrize(
     "delta", [{"content": "x"}, {"reasoning_content": None, "content": "x"}], ids=["all content", "told apart"]
 )
-def test_answer_behind_the_reasoning_is_bold(delta: dict[str, object]) -> None:
+def test_answer_behind_the_reasoning_is_bold(shown: Callable[..., str], delta: dict[str, object]) -> None:
     text = shown(
         {"semspec": {"segment": record(0, "</think>\nIt is 5.\n\n")}, "choices": [{"delta": delta}]},
         {"semspec": {"segment": record(1, "Truly.")}, "choices": [{"delta": delta}]},

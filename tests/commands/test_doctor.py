@@ -107,12 +107,7 @@ def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
             "the release semspec-demo@1 has the draft ../draft (sha256-full:",
             "serve that model, or the release of this one",
         ),
-        (
-            ["--pair", "{}/probes"],
-            "pair",
-            "needs a datastore",
-            "SEMSPEC_DRAFT_DATASTORE",
-        ),
+        (["--pair", "{}/probes"], "pair", "needs a datastore", "SEMSPEC_DRAFT_DATASTORE"),
         (["--url", "http://127.0.0.1:1"], "running", "no gateway answers at http://127.0.0.1:1", "semspec serve"),
     ],
 )
