@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from semspec.bench.strategies import STRATEGIES
+from semspec.decoding import STRATEGIES as PRODUCT
 from semspec.decoding import Generation, Options
 
 __all__ = ["OF_PRODUCT", "STRATEGIES", "VARIANTS", "changed"]
@@ -15,7 +16,7 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in STRA
     "surprisal": {"strategy": "semantic", "probes": "surprisal"},
 }
 """Name -> fields of a request's `semspec` object."""
-OF_PRODUCT = [name for name in VARIANTS if name != "random"]
+OF_PRODUCT = [name for name, variant in VARIANTS.items() if variant["strategy"] in PRODUCT]
 _OPTIONS = {field.name for field in fields(Options)}
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from semspec.decoding import semantic, spec_reason, spec_thinking, steps, token_level
+from semspec.decoding import semantic, spec_reason, steps, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends, Drafter
@@ -25,7 +25,6 @@ STRATEGIES: Strategies = {
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
     "spec-reason": spec_reason.strategy,
-    "spec-thinking": spec_thinking.strategy,
     "target": steps.target,
     "draft": steps.draft,
 }

@@ -1,5 +1,6 @@
 """Two layers of the true configurations of R1-1.5B with R1-32B and with QwQ-32B through the whole stack."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -71,7 +72,8 @@ async def shapes(engine: str, output: Path, models: Path) -> None:
     """Every request to both pairs on one engine; writes a file of each pair."""
     for name, pair in save_pairs(models).items():
         config = stack_config(pair, engine)
-        config = replace(config, environment={**config.environment, **SETTINGS})
+        commands = {**config.commands, "gateway": (sys.executable, "-m", "semspec.bench.strategies")}
+        config = replace(config, commands=commands, environment={**config.environment, **SETTINGS})
         start = perf_counter()
         async with Stack(config) as stack:
             rows: Json = {"start": {"seconds": perf_counter() - start, "self-test": [*_self_tests(stack)]}}

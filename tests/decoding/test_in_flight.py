@@ -58,7 +58,7 @@ async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
     assert len(asyncio.all_tasks()) == 1, "closing at a draft shown stops the work ahead"
 
 
-@pytest.mark.parametrize("strategy", ["target", "draft", "token-level", "spec-thinking"])
+@pytest.mark.parametrize("strategy", ["target", "draft", "token-level"])
 async def test_nothing_is_shown_where_no_drafted_segment_awaits_a_decision(strategy: str) -> None:
     events = await run(await generation(strategy=strategy, show_drafts=True), players(remarks=CUES))
     assert records(events) and not shown(events)

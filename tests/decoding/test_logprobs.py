@@ -2,7 +2,7 @@
 
 import pytest
 
-from semspec.decoding.spec_thinking import RECAP
+from semspec.bench.spec_thinking import RECAP
 from semspec.errors import Unavailable
 from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
@@ -47,7 +47,7 @@ async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: str, gam
         assert {record.segment.writer for record in kept} == {Writer.DRAFT, Writer.TARGET}
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "spec-reason", "spec-thinking", "target"])
+@pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "spec-reason", "target"])
 async def test_logprobs_are_not_told_unasked(strategy: str) -> None:
     fakes = telling()
     assert {record.logprobs for record in records(await run(await generation(strategy=strategy), fakes))} == {None}

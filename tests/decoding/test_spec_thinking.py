@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from semspec.decoding import spec_thinking
-from semspec.decoding.spec_thinking import RECAP, leaning
+from semspec.bench import spec_thinking
+from semspec.bench.spec_thinking import RECAP, leaning
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, SegmentEnd, SegmentRecord, Writer
 from tests.decoding.support import CUES, Players, generation, players, records, resumed, run, segments
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier

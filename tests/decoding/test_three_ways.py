@@ -54,7 +54,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("token-level", {"num_speculative_tokens": 5}),
     ("token-level", {"num_speculative_tokens": 2, "segmentation": Segmentation.SENTENCE}),
     ("spec-reason", {"acceptance": Acceptance(threshold=4.5, score_method="average")}),
-    ("spec-thinking", {}),
     ("random", {"gamma": 2}),
     ("target", {"segmentation": Segmentation.SENTENCE}),
     ("draft", {}),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from semspec.decoding.spec_thinking import RECAP
 from semspec.engine import batch as batch_module
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
@@ -168,10 +167,10 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
     assert await segments_of(engine, foreign_prompt, params()) == await segments_of(engine, context, params())
 
 
-async def test_injected_sentence_is_tokenized_by_its_reader(engine: TransformersEngine) -> None:
-    context, sentence = await prompt(engine), await engine.encode(RECAP.text)
+async def test_text_without_token_ids_is_tokenized_by_its_reader(engine: TransformersEngine) -> None:
+    context, text = await prompt(engine), "Let me check."
     texts = [
         await segments_of(engine, Context((*context.pieces, piece)), params(max_tokens=12))
-        for piece in (RECAP, sentence)
+        for piece in (Piece(text, (), ""), await engine.encode(text))
     ]
     assert texts[0] == texts[1] and texts[0]

@@ -11,7 +11,7 @@ from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text, unti
 from tests.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
-BY_TARGET = [s for s in OF_PRODUCT if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
+BY_TARGET = [s for s in OF_PRODUCT if s not in ("token-level", "retrieval", "draft")]
 """The others go on with other words (ADR 3), or hardly need the target."""
 OUTAGE = 5
 """Calls in a row that nobody answers."""

@@ -17,9 +17,7 @@ from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error, make_settings
 
-WITHOUT_PROBES = {
-    "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking", "target", "draft",
-}  # fmt: skip
+WITHOUT_PROBES = {"likelihood", "token-level", "retrieval", "spec-reason", "target", "draft"}
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
     ("semantic", 1, Segmentation.SENTENCE, Acceptance("sample")),
     ("semantic+token-level", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("token-level", 1, Segmentation.PARAGRAPH, Acceptance()),
-    ("spec-thinking", 1, Segmentation.PARAGRAPH, Acceptance()),
     ("last-hidden", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("surprisal", 1, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("likelihood", 2, Segmentation.PARAGRAPH, Acceptance()),
@@ -110,7 +109,8 @@ async def test_strategy_the_pair_cannot_do_is_refused_and_not_listed(running: Ru
     assert refused.json()["error"]["param"] == "semspec.strategy"
     assert "chat template" in refused.json()["error"]["message"]
     listed = {model["id"] for model in (await running.http.get("/v1/models")).json()["data"]}
-    assert listed == {"semspec-demo", *(f"semspec-demo:{VARIANTS[name]['strategy']}" for name, *_ in CASES)}
+    strategies = (f"semspec-demo:{VARIANTS[name]['strategy']}" for name, *_ in CASES)
+    assert listed == {"semspec-demo", "semspec-demo@1", *strategies}
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])

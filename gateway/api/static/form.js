@@ -25,7 +25,6 @@ const ABOUT = {
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
   retrieval: "A datastore proposes tokens, the target verifies them. Lossless.",
   "spec-reason": "The target scores each drafted step from 0 to 9.",
-  "spec-thinking": "The draft leads; the target takes over at words of doubt.",
   target: "The large model alone.",
   draft: "The small model alone.",
 };

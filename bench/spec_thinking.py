@@ -13,17 +13,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import groupby
 
+from semspec.decoding import steps
 from semspec.decoding.generation import Generation, Progress, Strategy
 from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.steps import (
-    Stopwatch,
-    drafted_segment,
-    or_backend_unavailable,
-    total,
-    waited,
-    write_all,
-    write_on,
-)
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
@@ -91,22 +83,22 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
         num_missing = NUM_CUE_TOKENS if leaning(text) else 0
     if num_missing <= 0:
         params = replace(progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS)
-        record = await drafted_segment(progress, backends.drafter, params)
-        yield replace(record, times=total(probe_times, record.times))
+        record = await steps.drafted_segment(progress, backends.drafter, params)
+        yield replace(record, times=steps.total(probe_times, record.times))
         return
     params = progress.params("target", max_segments=0, max_tokens=num_missing)
-    async with aclosing(write_on(progress, backends.target, params, "write_ms")) as records:
+    async with aclosing(steps.write_on(progress, backends.target, params, "write_ms")) as records:
         async for record in records:
-            yield replace(record, times=total(probe_times, record.times))
+            yield replace(record, times=steps.total(probe_times, record.times))
             probe_times = StageTimes()
 
 
 async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:
     """The draft's look-ahead text, and its time. As in the authors' code it is discarded."""
-    clock = Stopwatch()
+    clock = steps.Stopwatch()
     params = replace(progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None)
-    look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.draft_context, params))
-    times = waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
+    look_ahead = await steps.or_backend_unavailable("draft", steps.write_all(drafter, progress.draft_context, params))
+    times = steps.waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
     return "".join(generated.segment.text for generated in look_ahead), times
 
 
