@@ -58,7 +58,8 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
             root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
             weights = sum(file.file_size or 0 for file in files if file.filename.endswith(".safetensors"))
             return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
-    return Checkpoint(folder, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.exists())  # else a dead link
+    return Checkpoint(folder, weights)
 
 
 def fetch(model: str, revision: str | None = None, tell: Callable[[str], object] = logger.info) -> str:

@@ -120,10 +120,14 @@ def likelihood(path: str) -> Json:
 
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
+    from semspec.errors import Mismatch
     from semspec.gateway.options import Defaults
     from semspec.gateway.routes import load_routes
 
-    [route] = load_routes(Path(path), Defaults())
+    try:
+        [route] = load_routes(Path(path), Defaults())
+    except ValueError as error:  # of settings, which are told in one line
+        raise Mismatch(str(error)) from error
     return {"identity": [route.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
 
 

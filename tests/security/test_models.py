@@ -64,6 +64,9 @@ def test_pickles_beside_or_instead_of_safetensors_are_not_read(checkpoint: Path)
     weights.unlink()
     with pytest.raises(Mismatch, match="safetensors"):
         load(checkpoint)
+    weights.symlink_to("nowhere")  # as of a hub's cache that was cleaned up
+    with pytest.raises(Mismatch, match="safetensors"):
+        load(checkpoint)
 
 
 @pytest.mark.parametrize(
