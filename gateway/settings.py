@@ -196,11 +196,11 @@ class GatewaySettings(ProcessSettings):
         """The origins of `cors_origins`."""
         return (self.cors_origins or "").replace(",", " ").split()
 
-    @field_validator("defaults")
+    @field_validator("pair", "defaults")
     @classmethod
-    def _go_with_the_release(cls, defaults: Defaults, info: ValidationInfo) -> Defaults:
-        load_routes(info.data.get("pair"), defaults)
-        return defaults
+    def _can_be_served(cls, given: Path | Defaults | None, info: ValidationInfo) -> Path | Defaults | None:
+        load_routes(*((info.data.get("pair"), given) if isinstance(given, Defaults) else (given, Defaults())))
+        return given
 
     @field_validator("cors_origins")
     @classmethod

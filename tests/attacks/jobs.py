@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import resource
 import traceback
 from multiprocessing import get_context
@@ -120,14 +121,12 @@ def likelihood(path: str) -> Json:
 
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
-    from semspec.errors import Mismatch
-    from semspec.gateway.options import Defaults
     from semspec.gateway.routes import load_routes
+    from semspec.gateway.settings import GatewaySettings
+    from semspec.settings import load_settings
 
-    try:
-        [route] = load_routes(Path(path), Defaults())
-    except ValueError as error:  # of settings, which are told in one line
-        raise Mismatch(str(error)) from error
+    os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
+    [route] = load_routes(Path(path), load_settings(GatewaySettings).defaults)
     return {"identity": [route.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
 
 

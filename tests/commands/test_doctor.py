@@ -171,7 +171,7 @@ def test_folder_of_a_model_is_looked_at(
 ) -> None:
     folder = shutil.copytree(BUNDLED_PAIR / "draft", tmp_path / "draft")
     change(folder)
-    check = next(check_processes(StackConfig(draft_model=folder)))
+    check = next(check_processes(StackConfig(draft_model=folder, pair=None)))
     assert check.name == "draft" and check.level == level and words in check.message
 
 

@@ -37,9 +37,7 @@ async def test_answer_has_its_trace(live: Live) -> None:
     assert ANSWER in alone.content and alone.finish_reason == "stop" and alone.statistics["strategy"] == "target"
     assert "".join(one.text for one in alone.trace).endswith(alone.content)
     assert {one.verdict for one in alone.trace} == {"unjudged"} and own == {"strategy": "target"}
-    told = [{"role": "user", "content": QUESTION}]
-    judged = await gateway.ask(told, temperature=0.6, seed=1, semspec={"strategy": "semantic"})
-    assert {one.verdict for one in judged.trace} <= {"accepted", "rewritten", "unjudged"}
+    judged = await gateway.ask([{"role": "user", "content": QUESTION}], seed=1, semspec={"strategy": "semantic"})
     assert sum(one.verdict == "accepted" for one in judged.trace) == judged.statistics["num_accepted"] > 0
     with pytest.raises(semspec.SemspecError, match="temperature"):
         await gateway.ask(QUESTION, temperature=-1)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import trustme
 
 from semspec.gateway.settings import GatewaySettings
 from semspec.settings import ServiceSettings, load_settings
+from semspec.stack import BUNDLED_PAIR
 from tests.compose.support import SETTINGS
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, mounts, named, pods
@@ -73,7 +75,7 @@ def _on_disk(value: str, folder: Path) -> str:
     if path.suffix or path.name in SECRETS["api-keys"]:
         path.write_bytes(certificates().get(path.name, SECRETS["api-keys"]["api-keys"].encode()))
     else:
-        path.mkdir()
+        shutil.copytree(BUNDLED_PAIR / "probes", path)  # whose release the gateway reads
     return str(path)
 
 

@@ -158,9 +158,9 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "alternative probes 'surprisal': the target probe was trained on.*the folder `alternatives`",
     ),
     "probes of another pair": (
-        "",
-        cards("*.json", fingerprint="another"),
-        "the verifier's draft probe was trained on model another.*start the verifier with that model's probe",
+        "verifier",
+        cards("[dt]*.json", fingerprint="another"),
+        "the verifier has other alternatives than the release semspec-demo@1.*start it with the release's folder",
     ),
 }
 """The process that refuses, if it is one, what is wrong, and what is said of it."""

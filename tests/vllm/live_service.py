@@ -159,14 +159,16 @@ async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path, mom
     assert left_alive([one.pid for one in family], timeout_s=10) == []
 
 
-async def test_doctor_names_vllm_and_probes_of_other_numbers() -> None:
-    own = os.environ | {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_TARGET_VLLM_OPTIONS": '{"kv_cache_dtype": "fp8"}'}
+async def test_doctor_names_vllm_and_a_model_of_other_numbers() -> None:
     command = [sys.executable, "-m", "semspec.cli", "doctor", "--json", "--port", "0"]
-    ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
-    checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
-    assert checks["target"]["message"].endswith(f"vLLM {version('vllm')}, 5.0 M weights")
-    assert [name for name, check in checks.items() if check["level"] == "fail"] == ["pair"]
-    assert "target probe was trained on model sha256-full:4858186ce46e8520, but" in checks["pair"]["message"]
+    for options, level, said in (
+        ("{}", "ok", f"vLLM {version('vllm')}, 5.0 M weights"),
+        ('{"kv_cache_dtype": "fp8"}', "fail", "the release semspec-demo@1 has the target ../target"),
+    ):
+        own = os.environ | {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_TARGET_VLLM_OPTIONS": options}
+        ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        [check] = [one for one in json.loads(ended.stdout)["checks"] if one["name"] == "target"]
+        assert check["level"] == level and said in check["message"]
 
 
 @pytest.mark.parametrize(
