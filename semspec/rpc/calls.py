@@ -261,6 +261,8 @@ def rpc_errors() -> Iterator[None]:
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     """The error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
+    if details == "Internal error from Core":  # of gRPC: a message to a stream that the service has just ended
+        return ConnectionLost("the service ended the stream")
     if error.code() is grpc.StatusCode.CANCELLED:
         return ConnectionLost(f"the service ended the call: {details}")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
