@@ -1,4 +1,4 @@
-"""`likelihood` over two servers of models that nobody changed. Start each with vLLM's own command, then ask:
+"""`likelihood` over two unmodified vLLM servers. Start each with vLLM's own command, then run:
 
 vllm serve demo/pair/target --served-model-name target --port 8001 --max-logprobs 20
 vllm serve demo/pair/draft --served-model-name draft --port 8002

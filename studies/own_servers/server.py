@@ -1,4 +1,4 @@
-"""An engine over a vLLM server that nobody changed: text and scores by `/v1/completions`."""
+"""An engine over an unmodified vLLM server: text and scores by `/v1/completions`."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence

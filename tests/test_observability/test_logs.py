@@ -1,4 +1,4 @@
-"""Every process writes one JSON object a line, whoever writes it."""
+"""Every log line of a process is one JSON object, those of libraries too."""
 
 import json
 import subprocess
