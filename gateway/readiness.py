@@ -171,7 +171,7 @@ class Readiness:
     async def _handshake(self) -> Status:
         routes = self._routes.get()
         main, others = (routes[0], routes[1:]) if routes else (None, ())
-        known = self._known(main)
+        known = {one.route and one.route.label: one for one in self.status.every}.get(main and main.label)
         draft, target, store, [verifier, *theirs] = await asyncio.gather(
             self._query("draft", self._backends.drafter.info),
             self._query("target", self._backends.target.info),
@@ -205,11 +205,6 @@ class Readiness:
         likelihood = route.likelihood if route else self._backends.likelihood
         return Served(draft, target, verifier, likelihood, self.table, route, self._verifier(route))
 
-    def _known(self, route: Route | None) -> Served | None:
-        """What was served of this release at the last handshake."""
-        label = route and route.release.label
-        return next((one for one in self.status.every if (one.route and one.route.release.label) == label), None)
-
     def _mismatch(self, served: Served) -> str | None:
         """What does not match; what was found to match once is not compared again."""
         was_checked = self.status.error is None and served in self.status.every
@@ -218,17 +213,18 @@ class Readiness:
     def _beside(self, main: Served, route: Route, verifier: VerifierInfo | Unavailable) -> Served | None:
         """A release beside the main one, if it can be served. A verifier that stops does not take it away: its answers
         fall back until it is removed from the list."""
-        if isinstance(verifier, Unavailable) and (known := self._known(route)):
-            verifier = known.verifier
+        known = [one.verifier for one in self.status.every if one.route and one.route.label == route.label]
+        if isinstance(verifier, Unavailable) and known:
+            verifier = known[0]
         if isinstance(verifier, Unavailable):
             reason: str | None = verifier.message
         else:
             served = self._served(main.draft, main.target, verifier, route)
             if (reason := self._mismatch(served)) is None:
                 return served
-        if self._noted.get(route.release.label) != reason:
-            self._noted[route.release.label] = reason
-            _log.error("the release %s is not served: %s", route.release.label, reason)
+        if self._noted.get(route.label) != reason:
+            self._noted[route.label] = reason
+            _log.error("the release %s is not served: %s", route.label, reason)
         return None
 
     def _verifier(self, route: Route | None) -> Verifier:
@@ -272,7 +268,7 @@ class Readiness:
 
 def _key(target: ModelInfo, route: Route | None) -> str:
     """Of a handshake in Redis."""
-    return f"{target.fingerprint} {route.release.label}" if route else target.fingerprint
+    return f"{target.fingerprint} {route.label}" if route else target.fingerprint
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

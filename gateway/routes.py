@@ -20,6 +20,8 @@ class Route:
     """A release that is served."""
 
     release: Release
+    label: str
+    """NAME@VERSION."""
     digest: str
     """Of the rule."""
     defaults: Defaults
@@ -61,7 +63,7 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
         raise ValueError(error.message) from error
     except ValidationError as error:
         raise ValueError(f"{path}: {first_error(error)}") from None
-    labels = {route.release.label for route in routes}
+    labels = {route.label for route in routes}
     if len(labels) < len(routes) or len({route.release.name for route in routes}) != 1:
         raise ValueError(f"{path}: list releases of one name, each version once")
     verifiers = [route.verifier for route in routes if route.release.target_probe]
@@ -85,4 +87,5 @@ def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:
         merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
     except ValidationError as error:
         raise ValueError(f"the release {release.label}: rule.{first_error(error)}; correct it") from None
-    return Route(release, digest_of(release.rule), merged, likelihood, listed.weight, listed.verifier)
+    digest = digest_of(release.rule)
+    return Route(release, release.label, digest, merged, likelihood, listed.weight, listed.verifier)

@@ -56,7 +56,7 @@ class Served:
             "draft_probe": self.verifier.draft_probe,
             "target_probe": self.verifier.target_probe,
             **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
-            **({"release": self.route.release.label} if self.route else {}),
+            **({"release": self.route.label} if self.route else {}),
         }
 
     def defaults(self, own: Defaults) -> Defaults:

@@ -127,7 +127,7 @@ def release(path: str) -> Json:
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
     [route] = load_routes(Path(path), load_settings(GatewaySettings).defaults)
-    return {"identity": [route.release.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
+    return {"identity": [route.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
 
 
 def datastore(path: str) -> Json:
