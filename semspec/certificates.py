@@ -28,20 +28,16 @@ class Renewed(Generic[T]):
         """The current object, rebuilt if the files have changed."""
         states = self._states()
         if states != self._seen:
-            self._seen = states
-            self._renew()
+            self._seen, names = states, ", ".join(map(str, self._files))
+            try:
+                self._made = self._make()
+                logger.info("took up %s", names)
+            except ValueError as error:
+                logger.error("%s changed and cannot be used, the old stays: %s", names, error)
         return self._made
 
     def _states(self) -> list[tuple[int, ...] | None]:
         return list(map(file_state, self._files))
-
-    def _renew(self) -> None:
-        names = ", ".join(map(str, self._files))
-        try:
-            self._made = self._make()
-            logger.info("took up %s", names)
-        except ValueError as error:
-            logger.error("%s changed and cannot be used, the old stays: %s", names, error)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -18,11 +18,9 @@ class Judge(Protocol):
 
     def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
         """One side of a pair for each text, all with the same context before it; None for a text that is too long."""
-        ...
 
     def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
         """Whether each premise entails its hypothesis."""
-        ...
 
 
 Walk = Generator[TextPair, bool, list[int | None]]

@@ -32,7 +32,6 @@ class Equivalence(Protocol):
 
         The pipeline calls it by `clusters_of_whole`: the segments of a group all end the same way, and none is cut.
         """
-        ...
 
 
 @runtime_checkable
@@ -41,7 +40,6 @@ class Clusterer(Protocol):
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """`clusters_of_whole` of one group. Raises: Mismatch without an equivalence, InvalidRequest, Unavailable."""
-        ...
 
 
 def clusters_of_whole(

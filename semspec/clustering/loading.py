@@ -11,6 +11,7 @@ from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Equivalence, resolve
 from semspec.clustering.nli import EntailmentConfig
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import first_error
 
 PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
 
@@ -59,8 +60,6 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
         name = config.model if isinstance(config, EntailmentConfig) else config.object
         return name, load_equivalence(config)
     except ValidationError as error:
-        complaint = error.errors()[0]
-        field = ".".join(map(str, complaint["loc"])) or "all of it"
-        raise Mismatch(f"equivalence of meaning {source}: {field}: {complaint['msg']}; {_REMEDY}") from error
+        raise Mismatch(f"equivalence of meaning {source}: {first_error(error, 'all of it')}; {_REMEDY}") from error
     except InvalidRequest as error:
         raise Mismatch(f"equivalence of meaning {source}: {error.message}; or {_REMEDY}") from error

@@ -33,7 +33,6 @@ class Model(Protocol):
 
     async def info(self) -> ModelInfo:
         """The served model, for the handshake. Raises: Unavailable."""
-        ...
 
     async def encode(self, prompt: Prompt) -> Piece:
         """Tokenize a text, or a conversation rendered with the model's chat template; its token ids get their text.
@@ -42,14 +41,12 @@ class Model(Protocol):
         the vocabulary; ContextTooLong when it leaves no
         tokens for the output; Unavailable.
         """
-        ...
 
     def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """Yield each segment when it is complete. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
 
 
 class Drafter(Model, Protocol):
@@ -63,7 +60,6 @@ class Drafter(Model, Protocol):
         Uses only sampling and session of `params`. The last token may be end-of-sequence.
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
 
 
 class Target(Model, Protocol):
@@ -71,7 +67,6 @@ class Target(Model, Protocol):
 
     async def tokenize(self, text: str) -> list[Token]:
         """The tokens of a text with their character offsets, without special tokens. Raises: Unavailable."""
-        ...
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -82,7 +77,6 @@ class Target(Model, Protocol):
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
 
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
@@ -96,7 +90,6 @@ class Target(Model, Protocol):
         Tokens of the draft that the target lacks, such as other special tokens, are rejected.
         Raises: Mismatch for other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
@@ -108,7 +101,6 @@ class Target(Model, Protocol):
         Raises: Mismatch when the chat template drops earlier turns; InvalidRequest when an option is not one token;
         ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
-        ...
 
 
 class Verifier(Protocol):
@@ -116,7 +108,6 @@ class Verifier(Protocol):
 
     async def info(self) -> VerifierInfo:
         """The models and states the probes were trained on, for the handshake. Raises: Unavailable."""
-        ...
 
     async def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
@@ -126,7 +117,6 @@ class Verifier(Protocol):
         Raises: InvalidRequest when no probes have that name; Mismatch when the states come from other models than
         those the probes were trained on; Unavailable.
         """
-        ...
 
 
 class WithoutProbes:

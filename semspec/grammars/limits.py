@@ -66,7 +66,8 @@ class _Total:
 
     def add_pattern(self, pattern: str) -> None:
         self.num_characters += len(pattern)
-        self.num_repetitions += sum(max(map(_count, found)) for found in _REPEATED.findall(pattern))
+        for numbers in _REPEATED.findall(pattern):
+            self.num_repetitions += max(int(digits[:9] or 0) for digits in numbers)
 
     def check(self) -> None:
         """Raises: ValueError when a limit is exceeded."""
@@ -132,7 +133,3 @@ def _coefficient(number: float) -> float:
     """`number` without its decimal point: 25 for 0.25."""
     _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     return float(int("".join(map(str, digits)))) * 10.0 ** max(0, int(exponent))
-
-
-def _count(digits: str) -> int:
-    return int(digits[:9] or 0)

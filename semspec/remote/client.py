@@ -60,18 +60,15 @@ class CompletionClient(Protocol):
 
     async def served(self) -> list[str]:
         """Names of the models on the server. Raises: as `stream`."""
-        ...
 
     def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
         """Yield text as it is generated. Closing the generator disconnects, which stops the server.
 
         Raises: Unavailable, DeadlineExceeded, Overloaded; Mismatch when the server rejects the request.
         """
-        ...
 
     async def aclose(self) -> None:
         """Close all connections."""
-        ...
 
 
 def connect(server: Server) -> CompletionClient:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from inspect import isasyncgen
+from operator import methodcaller
 from typing import Any, Never, TypeVar
 
 import grpc
@@ -178,10 +179,8 @@ class Methods:
         return None if request is aio.EOF else received(request)
 
 
-def encode(message: Any) -> bytes:
-    """The serializer of all messages."""
-    data: bytes = message.SerializeToString()
-    return data
+encode = methodcaller("SerializeToString")
+"""The serializer of all messages."""
 
 
 def decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -253,9 +252,8 @@ def rpc_errors() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise Unavailable(
-            "this client was closed during the call"
-        ) from None  # gRPC cancels its calls, not the tasks that await them
+        # gRPC cancels its calls, not the tasks that await them.
+        raise Unavailable("this client was closed during the call") from None
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:

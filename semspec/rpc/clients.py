@@ -63,7 +63,7 @@ class RemoteBackend:
 
 
 class RemoteModel(RemoteBackend):
-    """The calls that draft and target share."""
+    """The calls that draft and target share; see `Model`."""
 
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
@@ -72,11 +72,9 @@ class RemoteModel(RemoteBackend):
         return view
 
     async def info(self) -> ModelInfo:
-        """See `Model.info`."""
         return await self.pool.call(lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
 
     async def encode(self, prompt: Prompt) -> Piece:
-        """See `Model.encode`."""
         return await self._call("Encode", encode_request(prompt), _prompt)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
@@ -122,7 +120,6 @@ class RemoteDrafter(RemoteModel):
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
-        """See `Drafter.propose`."""
         request = message_of(types_pb2.ProposeRequest, params, open_ids=open_ids, num_tokens=num_tokens)
         return await self._call("Propose", request, lambda response: read(Proposal, response.proposal), context)
 
@@ -133,15 +130,12 @@ class RemoteTarget(RemoteModel):
     _service = TARGETS
 
     async def tokenize(self, text: str) -> list[Token]:
-        """See `Target.tokenize`."""
         request = message_of(target_pb2.TokenizeRequest, text=text)
         return await self._call("Tokenize", request, lambda response: read_each(Token, response.tokens, "tokens"))
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        """See `Target.score`."""
-
         def scores_in(response: target_pb2.ScoreResponse) -> list[SegmentScore]:
             check_length(response.scores, "scores", len(segments), "segments")
             return read_each(SegmentScore, response.scores, "scores")
@@ -155,8 +149,6 @@ class RemoteTarget(RemoteModel):
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        """See `Target.verify_tokens`."""
-
         def verified_in(response: target_pb2.VerifyTokensResponse) -> VerifiedTokens:
             verified, num_proposed = read(VerifiedTokens, response), len(proposal.token_ids)
             if verified.num_accepted > num_proposed:
@@ -169,8 +161,6 @@ class RemoteTarget(RemoteModel):
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
-        """See `Target.score_choices`."""
-
         def choices_in(response: target_pb2.ScoreChoicesResponse) -> ChoiceScores:
             check_length(response.probabilities, "probabilities", len(options), "options")
             return read(ChoiceScores, response)
@@ -187,14 +177,11 @@ class RemoteVerifier(RemoteBackend):
     _service = VERIFIERS
 
     async def info(self) -> VerifierInfo:
-        """See `Verifier.info`."""
         return await self._call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo))
 
     async def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
-        """See `Verifier.judge`."""
-
         def judgements_in(response: verifier_pb2.JudgeResponse) -> list[Judgement]:
             check_length(response.judgements, "judgements", len(draft_states), "draft_states")
             return read_each(Judgement, response.judgements, "judgements")
@@ -203,8 +190,6 @@ class RemoteVerifier(RemoteBackend):
         return await self._call("Judge", request, judgements_in)
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
-        """See `Clusterer.cluster`."""
-
         def clusters_in(response: verifier_pb2.ClusterResponse) -> list[int | None]:
             check_length(response.clusters, "clusters", len(ends), "segments")
             return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]

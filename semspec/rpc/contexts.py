@@ -116,9 +116,7 @@ def read_context(message: Any, kept: LastContexts) -> Context:
 
 def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:
     """Length of the common beginning."""
-    if (
-        some == others[: len(some)]
-    ):  # in C, which looks only whether the pieces are the same objects, as they mostly are
+    if some == others[: len(some)]:  # mostly, and fast: the pieces are the same objects
         return len(some)
     return next(
         (index for index, (one, other) in enumerate(zip(some, others, strict=False)) if one != other),

@@ -222,12 +222,8 @@ def _parse_endpoint(text: str) -> Endpoint:
     is_bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > MAX_PORT or (":" in host and not is_bracketed):
         raise InvalidRequest(f"{text!r} is no address: write host:port, [IPv6]:port or unix:PATH")
-    return Endpoint(text) if _is_literal(host.strip("[]")) else Endpoint(text, host, int(port))
-
-
-def _is_literal(host: str) -> bool:
     try:
-        ip_address(host)
+        ip_address(host.strip("[]"))
     except ValueError:
-        return False
-    return True
+        return Endpoint(text, host, int(port))
+    return Endpoint(text)

@@ -240,7 +240,6 @@ class Candidate(Protocol):
     @property
     def is_overloaded(self) -> bool:
         """Whether it returned Overloaded recently."""
-        ...
 
 
 K = TypeVar("K", bound=Candidate)

@@ -99,7 +99,6 @@ class ModelServicer(Servicer[Engine]):
         return await self._test(self.backend) if self._test else ""
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         await self.backend.aclose()
 
     async def Info(self, request: types_pb2.ModelInfoRequest) -> types_pb2.ModelInfo:

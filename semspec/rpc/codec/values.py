@@ -179,10 +179,6 @@ def _check_generated(generated: GeneratedSegment) -> None:
         check_length(generated.logprobs, "logprobs", len(token_ids), "segment.token_ids")
 
 
-def _check_proposal(proposal: Proposal) -> None:
-    check_length(proposal.distributions, "distributions", len(proposal.token_ids), "token_ids")
-
-
 def _check_states(states: States) -> None:
     check_length(states.shape, "shape", 2, "dimensions are needed")
     num_bytes = _NUMBER_BYTES * math.prod(states.shape)
@@ -223,7 +219,7 @@ CHECKS: dict[type, Callable[[Any], None]] = {
     GeneratedSegment: _check_generated,
     Message: lambda one: _check_one_of("role", one.role, get_args(Role)),
     Penalties: _check_penalties,
-    Proposal: _check_proposal,
+    Proposal: lambda one: check_length(one.distributions, "distributions", len(one.token_ids), "token_ids"),
     Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
     SamplingParams: _check_sampling,
     SegmentScore: lambda one: check_length(one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"),
