@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from semspec import __version__
 from semspec.records import statistics, verdict
+from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, SegmentRecord
 
 _NAMESPACE = "semspec_gateway"
@@ -19,21 +19,6 @@ MODELS = ("draft", "target")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
 
 _TOKENS = [4**power for power in range(9)]
-
-
-class Replicas(Protocol):
-    """Numbers of a service's replicas and of its calls in flight."""
-
-    @property
-    def num_replicas(self) -> int: ...
-
-    @property
-    def num_hung(self) -> int: ...
-
-    @property
-    def num_in_flight(self) -> int: ...
-
-    num_whole_states: int
 
 
 class Metrics:
@@ -151,7 +136,7 @@ class _Audit:
         counter = partial(Counter, namespace=_NAMESPACE, registry=registry)
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry)
         self._segments = counter("audit_segments", "Accepted segments judged again.", ("result",))
-        self._skipped = counter("audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",))
+        self.skipped = counter("audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",))
         self.waiting = gauge("audit_waiting_segments", "Segments waiting for the audit.")
         self._support = gauge("audit_support", "Share of accepted segments that a sample of the target means.")
         self._reference = gauge("audit_reference", "Share of the target's samples that another one means.")
@@ -172,9 +157,6 @@ class _Audit:
     def tested(self, evidence: float, has_alarm: bool) -> None:
         self._evidence.set(evidence)
         self._alarm.set(has_alarm)
-
-    def skipped(self, reason: str) -> None:
-        self._skipped.labels(reason).inc()
 
 
 class _Services:
@@ -206,13 +188,13 @@ class _Services:
         for service, is_up in answers.items():
             self._up.labels(service).set(is_up)
 
-    def replicas(self, service: str, replicas: Replicas) -> None:
-        """Read the gauges of one of `POOLED` from `replicas` at each scrape."""
-        self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
-        self._hung.labels(service).set_function(lambda: replicas.num_hung)
-        self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
+    def replicas(self, service: str, pool: Pool) -> None:
+        """Read the gauges of one of `POOLED` from its pool at each scrape."""
+        self._replicas.labels(service).set_function(lambda: pool.num_replicas)
+        self._hung.labels(service).set_function(lambda: pool.num_hung)
+        self._calls.labels(service).set_function(lambda: pool.num_in_flight)
         if service in MODELS:
-            self._whole_states.labels(service).set_function(lambda: replicas.num_whole_states)
+            self._whole_states.labels(service).set_function(lambda: pool.num_whole_states)
 
     def memory(self, used_bytes: int, max_bytes: int) -> None:
         """Record what Redis takes and may take."""

@@ -234,7 +234,7 @@ class Audit:
 
     def _skip(self, reason: str, detail: str = "") -> None:
         """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""
-        self._metrics.skipped(reason)
+        self._metrics.skipped.labels(reason).inc()
         if monotonic() - self._said >= SAID_S:
             self._said = monotonic()
             _log.warning("audit: skips segments: %s", reason, extra={"detail": detail} if detail else None)

@@ -24,7 +24,6 @@ _ABOUT = re.compile(
 )
 """What the library's errors say before the reason: a place in the rule, and the whole regular expression."""
 
-
 _CHECKED = re.compile(r"^// (\S+)\n\w+: (.+)$", re.MULTILINE)
 """A rule that the client wrote, after a comment with the field of the request."""
 

@@ -1,7 +1,7 @@
 """A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, get_type_hints
 
@@ -101,8 +101,6 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
     A higher strictness never accepts more. The expected results are interpolated between the report's two nearest
     points, and None where one of them has none. Raises: InvalidRequest when the report has no curve.
     """
-    if not 0 <= strictness <= 1:
-        raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", "strictness")
     curve = {point.threshold: point for point in points if point.threshold is not None}
     if not curve:
         raise InvalidRequest(
@@ -123,16 +121,15 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
 def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:
     """Interpolate linearly between two points; `share` is the weight of `upper`."""
 
-    def value(of: Callable[[OperatingPoint], float | None]) -> float | None:
-        low, high = of(lower), of(upper)
+    def value(low: float | None, high: float | None) -> float | None:
         if share in (0, 1):
             return high if share else low
         return None if low is None or high is None else (1 - share) * low + share * high
 
     return Expected(
         (1 - share) * lower.acceptance + share * upper.acceptance,
-        value(lambda point: point.wrong_accepted),
-        value(lambda point: point.speed_up),
+        value(lower.wrong_accepted, upper.wrong_accepted),
+        value(lower.speed_up, upper.speed_up),
     )
 
 

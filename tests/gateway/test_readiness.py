@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
@@ -10,6 +11,7 @@ from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.served import Served, describe, mismatch
+from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, assert_error, eventually, make_readiness, make_settings
@@ -283,7 +285,7 @@ class Counts:
 
 def test_gauges_follow_the_pools() -> None:
     metrics, counts = Metrics(), Counts(2, 5, 1)
-    metrics.of_services.replicas("target", counts)
+    metrics.of_services.replicas("target", cast(Pool, counts))
     assert 'semspec_gateway_service_replicas{service="target"} 2.0' in metrics.exposition().decode()
     counts.num_replicas = 1
     exposed = metrics.exposition().decode()

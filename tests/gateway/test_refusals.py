@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from functools import reduce
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import httpx
@@ -119,6 +119,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": nan}, "temperature"),
+        ({"temperature": inf}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
         ({"temperature": 1e-300}, "temperature"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
@@ -196,6 +197,8 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (semspec(acceptance={"rule": "sample", "threshold": 1}), "semspec.acceptance"),
         (semspec(session="a b"), "semspec.session"),
         (semspec(session="\0"), "semspec.session"),
+        (semspec(strictness=1.1), "semspec.strictness"),
+        (semspec(strictness=nan), "semspec.strictness"),
         (semspec(strictness=0.5, probes="surprisal"), "semspec.strictness"),
         (semspec(strictness=0.5, acceptance={"threshold": 1}), "semspec"),
         ({**semspec(session="a"), "n": 2}, "n"),
@@ -248,13 +251,9 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"model": "other"}, "model"),
         (tgi(best_of=2), "parameters.best_of"),
         (tgi(decoder_input_details=True), "parameters.decoder_input_details"),
-        (tgi(truncate=5), "parameters.truncate"),
-        (tgi(typical_p=0.9), "parameters.typical_p"),
         (tgi(repetition_penalty=0), "parameters.repetition_penalty"),
         (tgi(repetition_penalty=1e-300), "parameters.repetition_penalty"),
         (tgi(frequency_penalty=0.1), "parameters.frequency_penalty"),
-        (tgi(watermark=True), "parameters.watermark"),
-        (tgi(adapter_id="lora"), "parameters.adapter_id"),
         (tgi(temperature=0), "parameters.temperature"),
         (tgi(temperature=1e-30), "parameters.temperature"),
         (tgi(top_k=0), "parameters.top_k"),
@@ -278,8 +277,6 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (grammar("regex"), VALUE),
         (grammar("regex", "a", strict=True), "parameters.grammar.strict"),
         (grammar("json", {"type": "objekt"}), VALUE, "Invalid type: objekt"),
-        (grammar("json", {"type": "array", "uniqueItems": True}), VALUE, "uniqueItems"),
-        (grammar("json", {"type": "array", "maxItems": 10**9}), VALUE, "the limit is 10000"),
         (grammar("json", "{"), VALUE, "Input should be a JSON schema or its text"),
         (grammar("json", "[]"), VALUE),
         (grammar("json", DEEP), VALUE),
@@ -359,12 +356,6 @@ async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: st
         response = await gateway.http.post(path, content=content, headers=JSON)
         assert response.status_code in (400, 422)
         (assert_tgi_error if path in TGI_PATHS else assert_error)(response, response.status_code)
-
-
-async def test_number_without_an_end_is_refused(gateway: Gateway) -> None:
-    content = json.dumps({**BODIES[CHAT], "temperature": 7}).replace("7", "1e999")
-    response = await gateway.http.post(CHAT, content=content, headers=JSON)
-    assert_error(response, 400, param="temperature")
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -50,7 +50,7 @@ def busy() -> Metrics:
         metrics.segment(record)
     metrics.audit.judged(True, 0.9, 0.9, 0.0)
     metrics.audit.tested(1.0, False)
-    metrics.audit.skipped("failed")
+    metrics.audit.skipped.labels("failed")
     metrics.collection.labels("listed").inc()
     return metrics
 

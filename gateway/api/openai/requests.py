@@ -228,14 +228,14 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
-def format_grammar(format: ResponseFormat | None, field: str = "response_format") -> str:
+def format_grammar(format: ResponseFormat | None) -> str:
     """The grammar of an answer in this format; empty for a text."""
     if format is None or format.type == "text":
         return ""
     if format.json_schema is None:
-        return json_grammar(ANY_OBJECT, True, field)
+        return json_grammar(ANY_OBJECT, True, "response_format")
     schema, is_strict = format.json_schema.schema_, bool(format.json_schema.strict)
-    return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, f"{field}.json_schema.schema")
+    return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, "response_format.json_schema.schema")
 
 
 def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | None) -> list[Function]:

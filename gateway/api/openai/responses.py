@@ -106,13 +106,13 @@ class ResponsesFormat(Format):
         return list(self._added(event.delta))
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
-        response = self._whole(choices[0])
+        response = self.response(choices)
         events = [] if self._num_items else list(self._opened("message"))
         events += self._closed(response.output[-1].status)
         return [*events, self._event(bodies.ResponseState, f"response.{response.status}", response=response)]
 
-    def response(self, choices: Sequence[Choice]) -> BaseModel:
-        return self._whole(choices[0])
+    def response(self, choices: Sequence[Choice]) -> bodies.ModelResponse:
+        return self.written(choices[0]).model_copy(update=self.statistics(choices))
 
     def written(self, choice: Choice) -> bodies.ModelResponse:
         """A response without statistics, whose times are not stored."""
@@ -124,9 +124,6 @@ class ResponsesFormat(Format):
             statuses[-1] = status
         items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
         return self._response(status, [*items, *calls], choice)
-
-    def _whole(self, choice: Choice) -> bodies.ModelResponse:
-        return self.written(choice).model_copy(update=self.statistics([choice]))
 
     def _response(
         self, status: bodies.ItemStatus, items: list[bodies.Item], choice: Choice | None = None

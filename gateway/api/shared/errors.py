@@ -40,8 +40,6 @@ UNAVAILABLE_RETRY_AFTER_S = 2
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
 
 _HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-
-
 _VARIABLE = re.compile(r" \(SEMSPEC_\w+\)")
 _log = logging.getLogger(__name__)
 

@@ -53,7 +53,6 @@ def is_anonymous(request: Request) -> bool:
 OwnerOf = Annotated[str, Depends(owner_of)]
 """FastAPI dependency: the name of the request's API key."""
 
-
 _log = logging.getLogger(__name__)
 POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)

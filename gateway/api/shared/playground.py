@@ -27,8 +27,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-
-
 FILES = MappingProxyType(
     {
         entry.name: entry.read_bytes()

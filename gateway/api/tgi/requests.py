@@ -44,7 +44,6 @@ class JsonGrammar(RequestModel):
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax."""
         return json_grammar(self.value, True, "parameters.grammar.value")
 
 
@@ -63,7 +62,6 @@ class JsonSchemaGrammar(RequestModel):
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax."""
         return json_grammar(self.value.schema_, True, "parameters.grammar.value.schema")
 
 
@@ -80,7 +78,6 @@ class RegexGrammar(RequestModel):
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax."""
         return regex_grammar(self.value, "parameters.grammar.value")
 
 
