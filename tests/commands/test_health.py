@@ -48,7 +48,6 @@ async def test_address_of_another_form_is_refused_with_the_forms_known() -> None
         assert answer.returncode == 1 and "give grpc://host:port" in answer.stderr
 
 
-@pytest.mark.slow
 def test_gateway_serves(live: Live) -> None:
     assert semspec("health", live.url).returncode == 0
     assert semspec("health", f"{live.url}/health").returncode == 0

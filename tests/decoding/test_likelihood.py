@@ -39,13 +39,6 @@ async def test_segment_is_accepted_iff_its_probability_reaches_the_threshold() -
     assert fakes.verifier.num_judged == 0
 
 
-async def test_requests_threshold_overrides_the_calibrations() -> None:
-    asked = await generation(strategy="likelihood", acceptance=Acceptance(threshold=0.7))
-    trace = records(await run(asked, players(num_segments=30)))
-    kept = [(record.judgement.target_probability >= 0.7, record.accepted) for record in trace if record.judgement]
-    assert all(wanted == accepted for wanted, accepted in kept) and {True, False} == {one for one, _ in kept}
-
-
 async def test_rule_of_the_request_does_not_apply() -> None:
     strict = await generation(strategy="likelihood", acceptance=Acceptance("threshold"))
     usual = await generation(strategy="likelihood")

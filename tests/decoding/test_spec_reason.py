@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, score
-from semspec.types import Acceptance, ChoiceScores, Context, Finished, FinishReason, ScoreMethod, Writer
+from semspec.types import ChoiceScores, Context, Finished, FinishReason, ScoreMethod, Writer
 from tests.decoding.support import Players, generation, players, records, run, segments
 from tests.fakes import FakeModel
 
@@ -51,11 +51,6 @@ async def test_target_is_asked_about_the_kept_steps_and_the_drafted_one() -> Non
     for record, asked in zip(events, fakes.target.asked, strict=True):
         assert asked == text + (record.rejected or record.segment).text
         text += record.segment.text
-
-
-async def test_threshold_is_the_requests() -> None:
-    strict = await generation(strategy="spec-reason", acceptance=Acceptance(threshold=9))
-    assert [r.accepted for r in records(await run(strict, graded("898989")))] == [False, True] * 3
 
 
 async def test_no_step_is_drafted_ahead() -> None:

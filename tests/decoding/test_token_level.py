@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.errors import InternalError, Unavailable
+from semspec.errors import InternalError
 from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
 from tests.decoding.support import (
     ConstantVerifier,
@@ -15,7 +15,6 @@ from tests.decoding.support import (
     records,
     resumed,
     run,
-    run_with_loss,
     segments,
     texts,
 )
@@ -76,15 +75,6 @@ async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_who
     assert [num_open + 40 - params.max_tokens for num_open, _, params in target.calls] == list(range(40))
     assert {params.max_tokens for _, _, params in target.calls} == {40, 40 - first, 40 - first - second}
     assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [4, 4, 3, 2, 1, 0]
-
-
-async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> None:
-    fakes = players(agreement=0.0)
-    alone = segments(await run(await generation(strategy="target"), players()))
-    params = await generation(strategy="token-level", num_speculative_tokens=1)
-    events = await run_with_loss(params, fakes, fakes.drafter, Unavailable("gone"))
-    assert segments(events) == alone
-    assert [r.fallback for r in records(events)] == [None] * 2 + ["the draft does not answer"] * 4
 
 
 async def test_a_drafter_that_proposes_nothing_is_lost() -> None:

@@ -148,14 +148,6 @@ async def test_proposed_tokens_that_were_kept_count_as_the_drafts(gateway: Gatew
     assert await gateway.metric("semspec_gateway_accepted_tokens_total") == num_accepted
 
 
-async def test_tokens_proposed_at_a_time_are_as_asked(gateway: Gateway) -> None:
-    shares = []
-    for num_tokens in (1, 16):
-        options = {"strategy": "token-level", "num_speculative_tokens": num_tokens}
-        shares.append((await gateway.chat(semspec=options)).json()["semspec"]["target_ratio"])
-    assert shares[1] < shares[0]
-
-
 async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(defaults={"strategy": "spec-reason", "acceptance": {"threshold": 2}})
     default = (await gateway.chat(model="semspec-demo:spec-reason")).json()["semspec"]
@@ -166,10 +158,10 @@ async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
 
 async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(defaults={"gamma": 3, "acceptance": {"score_method": "average"}})
-    asked = {"rewrite": "token-level", "num_candidates": 2, "acceptance": {"threshold": 0.7}}
-    answer = (await gateway.chat(n=2, semspec=asked)).json()
+    asked = {"rewrite": "token-level", "num_candidates": 2, "num_speculative_tokens": 7}
+    answer = (await gateway.chat(n=2, semspec={**asked, "acceptance": {"threshold": 0.7}})).json()
     parameters = answer["semspec"]["parameters"]
-    assert (parameters["gamma"], parameters["num_candidates"], parameters["num_speculative_tokens"]) == (3, 2, 4)
+    assert (parameters["gamma"], parameters["num_candidates"], parameters["num_speculative_tokens"]) == (3, 2, 7)
     assert parameters["acceptance"] == {"rule": "threshold", "threshold": 0.7, "score_method": "average"}
     for choice in answer["semspec"]["choices"]:
         assert (await gateway.stored(choice["id"]))["parameters"] == parameters

@@ -78,9 +78,7 @@ REGEX = [{"grammar": {"type": "regex", "value": value}} for value in ("yes, 3", 
 @pytest.mark.parametrize(
     ("path", "body", "change"),
     [
-        ("/v1/chat/completions", CHAT, {"temperature": 0.1}),
         ("/v1/chat/completions", CHAT, {"stream": True}),
-        ("/v1/chat/completions", CHAT, {"n": 2}),
         ("/v1/chat/completions", CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
         ("/generate", {**TGI, "parameters": SAMPLED}, {"parameters": {**SAMPLED, "details": True}}),
         ("/generate", {**TGI, "parameters": REGEX[0]}, {"parameters": REGEX[1]}),

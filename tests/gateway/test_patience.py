@@ -89,15 +89,6 @@ async def test_whole_answer_does_not_wait_for_the_next_handshake(
     assert (await gateway.events(answer.json()["id"])).status_code == 200, "all of it is stored"
 
 
-async def test_patience_ends(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(target_patience_s=0.2)
-    gateway.fakes.target.lost_at = 3
-    broken = await gateway.chat(stream=True, model="semspec-demo:target")
-    assert chunks(broken)[-1]["error"]["message"] == "the target went away"
-    assert (await gateway.stored(chunks(broken)[0]["id"]))["status"] == "failed"
-    assert gateway.fakes.num_writing == 0
-
-
 async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(target_patience_s=60)
     target = gateway.fakes.target

@@ -98,12 +98,6 @@ async def test_cancelling_stops_the_models_wherever_they_run(
     assert await first.metric('semspec_gateway_generations_total{status="cancelled",strategy="target"}') == 2
 
 
-async def test_cancelling_what_has_ended_changes_nothing(gateway: Gateway) -> None:
-    answer = (await gateway.chat()).json()
-    told = await gateway.http.post(f"/v1/generations/{answer['id']}/cancel")
-    assert told.status_code == 200 and told.json()["status"] == "finished"
-
-
 async def test_other_models_do_not_go_on(start_gateway: GatewayFactory) -> None:
     first, second = await start_gateway(), await start_gateway(Fakes.make().with_other_target("other"))
     seen = await first.hang_up_after(2, model=TARGET)

@@ -59,13 +59,6 @@ async def test_turns_are_remembered(gateway: Gateway, session: str) -> None:
     assert third_prompt.startswith(f"{second_prompt}<assistant>target 0") and third_prompt.endswith("<user>Three?")
 
 
-async def test_another_gateway_knows_the_session(start_gateway: GatewayFactory, session: str) -> None:
-    await ask(await start_gateway(), session, "One?")
-    other = await start_gateway()
-    await ask(other, session, "Two?")
-    assert other.fakes.target.prompts[0].startswith("<user>One?<assistant>")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, session: str, stream: bool) -> None:
     async with gateway.held(1, **asking(session, "One?")) as running:

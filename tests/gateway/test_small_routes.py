@@ -10,11 +10,8 @@ from tests.gateway.fakes import WINDOW
 from tests.gateway.support import Gateway, assert_error
 
 
-async def test_ping_needs_no_key_and_version_does(gateway: Gateway) -> None:
+async def test_version_is_told(gateway: Gateway) -> None:
     assert (await gateway.http.get("/version")).json() == {"version": __version__}
-    gateway.http.headers.pop("authorization")
-    assert (await gateway.http.get("/ping")).status_code == 200
-    assert (await gateway.http.get("/version")).status_code == 401
 
 
 @pytest.mark.parametrize(

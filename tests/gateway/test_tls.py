@@ -78,9 +78,6 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
 @pytest.mark.parametrize(
     ("files", "named", "remedy"),
     [
-        ({"TLS_CERTIFICATE": "tls.crt"}, "TLS_KEY", "the key is missing"),
-        ({"TLS_KEY": "tls.key"}, "TLS_KEY", "the certificate is missing"),
-        ({"TLS_CERTIFICATE": "tls.key", "TLS_KEY": "tls.key"}, "TLS_KEY", "no PEM certificate and its key"),
         ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
         ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
         ({"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "the certificate is missing"),

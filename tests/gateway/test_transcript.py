@@ -46,20 +46,10 @@ def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
     assert stop_checker.stop == (None if start is None else text[start:end])
 
 
-def test_stop_that_is_complete_first_ends_the_text_however_it_arrives() -> None:
-    for parts in (["<<b<"], ["<<b", "<"], list("<<b<")):
-        stop_checker = StopChecker(["b", "<b<"])
-        assert read(stop_checker, parts).content == "<<" and stop_checker.stop == "b"
-
-
 def test_nothing_follows_a_stop() -> None:
     stop_checker = StopChecker(["STOP"])
     assert stop_checker.add("a ST") == Delta(content="a ")
     assert stop_checker.add("OP b") == Delta() and stop_checker.add("c") == Delta() == stop_checker.close()
-
-
-def test_stop_may_stay_in_the_text() -> None:
-    assert read(StopChecker(["."], keep_stop=True), ["one.two"]).content == "one."
 
 
 @pytest.mark.parametrize(

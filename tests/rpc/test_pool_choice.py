@@ -68,11 +68,6 @@ def test_no_replica_gets_more_than_its_bound(loads: list[int], sessions: list[st
         chosen.num_in_flight += 1
 
 
-@given(loads)
-def test_somebody_has_room(loads: list[int]) -> None:
-    assert min(loads) < capacity(loads)
-
-
 def test_session_spills_over_to_the_next_in_its_order_and_comes_back() -> None:
     replicas = places(3)
     first, second, _ = sorted(replicas, key=lambda endpoint: -weight("s", endpoint.address))

@@ -65,14 +65,6 @@ def der(pair: Pair) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
 
 
-async def test_calls_and_health_go_over_tls(authority: Authority) -> None:
-    certificates = Certificates(authority.file)
-    async with called(secured(authority.issue("draft")), certificates) as (address, client):
-        assert (await client.info()).model == "fake"
-        assert len([written async for written in client.generate(CONTEXT, ORDER)]) == 3
-        await asyncio.to_thread(check_health, address, DraftServicer.name, 20, certificates)
-
-
 @pytest.mark.parametrize("mistake", ["plain", "untrusted", "misnamed"])
 async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, authority: Authority) -> None:
     signer = another(authority.folder) if mistake == "untrusted" else authority

@@ -103,16 +103,6 @@ async def test_questions_at_once_are_answered_as_each_alone(running: Running) ->
         assert_same(one["semspec"]["trace"], other["semspec"]["trace"])
 
 
-async def test_strategy_the_pair_cannot_do_is_refused_and_not_listed(running: Running) -> None:
-    refused = await running.chat(semspec={"strategy": "spec-reason"})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "semspec.strategy"
-    assert "chat template" in refused.json()["error"]["message"]
-    listed = {model["id"] for model in (await running.http.get("/v1/models")).json()["data"]}
-    strategies = (f"semspec-demo:{VARIANTS[name]['strategy']}" for name, *_ in CASES)
-    assert listed == {"semspec-demo", "semspec-demo@1", *strategies}
-
-
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])
 async def test_client_that_hangs_up_stops_both_models(running: Running, strategy: str) -> None:
     models = [running.pid("draft"), running.pid("target")]

@@ -1,8 +1,11 @@
-"""Every log line of a process is one JSON object, those of libraries too."""
+"""Log lines: one a record, whatever is in it; with JSON one object each, those of libraries too."""
 
 import json
+import logging
 import subprocess
 import sys
+
+from semspec.observability import JsonFormatter, KeyValueFormatter, request_id
 
 PROGRAM = """
 import logging, threading, warnings
@@ -28,3 +31,31 @@ def test_every_line_is_an_object() -> None:
     assert warning["logger"] == "py.warnings" and "two\nlines" in warning["message"]
     assert "ZeroDivisionError" in thread["exception"]
     assert end["level"] == "CRITICAL" and "ValueError: at the end" in end["exception"] and ended.returncode == 1
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    return logging.getLogger("semspec.test").makeRecord(
+        "semspec.test", logging.INFO, "file.py", 1, message, (), None, extra=extra
+    )
+
+
+def test_json_line_holds_the_request_and_the_extras() -> None:
+    token = request_id.set("request-1")
+    fields = json.loads(JsonFormatter().format(record("two\nlines", num_tokens=3)))
+    request_id.reset(token)
+    assert fields.pop("time").endswith("+00:00")
+    assert fields == {
+        "level": "INFO",
+        "logger": "semspec.test",
+        "message": "two\nlines",
+        "request_id": "request-1",
+        "num_tokens": 3,
+    }
+
+
+def test_key_value_line_quotes_what_would_forge_fields() -> None:
+    line = KeyValueFormatter().format(record("end\nlevel=ERROR", plain=1, empty=""))
+    assert "\n" not in line
+    assert r'message="end\nlevel=ERROR"' in line
+    assert line.endswith('plain=1 empty=""')
+    assert "request_id" not in line
