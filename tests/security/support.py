@@ -49,6 +49,8 @@ async def status(
                 unary: Any = channel.unary_unary(path_of(method))
                 await unary(message, timeout=timeout_s, metadata=metadata)
         except aio.AioRpcError as error:
+            if error.details() == "Internal error from Core":  # of gRPC: a message to a stream that just ended
+                return await status(address, method, message, authorization, timeout_s)
             return error.code()
         return grpc.StatusCode.OK
 
