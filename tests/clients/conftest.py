@@ -18,6 +18,7 @@ ENVIRONMENTS = {
     "text-generation": "text-generation",
     **dict.fromkeys(("instructor", "aisuite"), "older-openai"),
     "ai-sdk": "ai-sdk",
+    **dict.fromkeys(("lm_eval", "guidellm"), "harnesses"),
 }
 
 

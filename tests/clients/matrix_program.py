@@ -6,12 +6,15 @@ It runs with an interpreter that has the client, and imports nothing of this rep
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 Capabilities = dict[str, Callable[..., Any]]
@@ -22,6 +25,7 @@ QUESTION = (
     "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
 )
 MESSAGES = [{"role": "user", "content": QUESTION}]
+ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = "no-such-model"
 PARAMETERS = {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}
 FUNCTION = {"name": "count", "description": "Count things.", "parameters": PARAMETERS}
@@ -235,7 +239,7 @@ def ai_sdk(url: str, key: str, model: str) -> Capabilities:
     """Vercel's, by Node.js."""
 
     def run(capability: str) -> Any:
-        packages = Path(__file__).resolve().parents[2] / ".work" / "venvs" / "ai-sdk"
+        packages = ROOT / ".work" / "venvs" / "ai-sdk"
         program = Path(__file__).with_name("ai_sdk.mjs")
         command = ["node", str(program), str(packages), capability, url, key, model, QUESTION]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -245,6 +249,47 @@ def ai_sdk(url: str, key: str, model: str) -> Capabilities:
 
     names = {"errors": "chat", **{name: name for name in ("chat", "stream", "tools", "json")}}
     return {name: partial(run, capability) for name, capability in names.items()}
+
+
+def lm_eval(url: str, key: str, model: str) -> Capabilities:
+    """Runs the task of docs/clients.md on one question."""
+
+    def chat() -> str:
+        [task] = re.findall(r"```yaml\n(task: .*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
+        files = {"coins.yaml": task, "coins.jsonl": json.dumps({"question": QUESTION, "answer": "56"})}
+        options = "--model local-chat-completions --tasks coins --include_path . --apply_chat_template --log_samples"
+        server = ["--output_path", ".", "--model_args", f"model={model},base_url={url}/v1/chat/completions"]
+        return str(harness(key, files, "samples*.jsonl", "lm_eval", "run", *options.split(), *server)["resps"][0][0])
+
+    return {"chat": chat}
+
+
+def guidellm(url: str, key: str, model: str) -> Capabilities:
+    """Wants a number of tokens, so it sends `ignore_eos`."""
+
+    def stream() -> str:
+        files = {"data.jsonl": json.dumps({"prompt": QUESTION, "output_tokens_count": 200})}
+        options = "--profile kind=synchronous --constraint kind=max_requests,count=1 --disable-console"
+        places = "--data kind=json_file,path=data.jsonl --output kind=json,path=report.json --backend"
+        server = f"kind=openai_http,target={url},api_key={key},model={model}"
+        report = harness(key, files, "report.json", "guidellm", "run", *options.split(), *places.split(), server)
+        [request] = report["benchmarks"][0]["requests"]["successful"]
+        return str(request["reasoning_output"] + request["output"])
+
+    return {"stream": stream}
+
+
+def harness(key: str, files: dict[str, str], result: str, program: str, *arguments: str) -> Any:
+    """The file in JSON that a program of this environment writes to a folder with these files."""
+    with TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, name).write_text(text)
+        command, environment = [f"{sys.exec_prefix}/bin/{program}", *arguments], {**os.environ, "OPENAI_API_KEY": key}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        found = next(Path(folder).rglob(result), None)
+        if found is None:
+            raise RuntimeError(done.stdout + done.stderr)
+        return json.loads(found.read_text())
 
 
 def capabilities(chat: Callable[..., str], stream: Callable[[], Any] | None = None, **own: Any) -> Capabilities:
@@ -294,6 +339,8 @@ CLIENTS: dict[str, Callable[[str, str, str], Capabilities]] = {
     "instructor": instructor,
     "aisuite": aisuite,
     "ai-sdk": ai_sdk,
+    "lm_eval": lm_eval,
+    "guidellm": guidellm,
 }
 
 
