@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from math import ceil
 from socket import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,7 +18,7 @@ from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.api.shared.middleware import Drain
 from semspec.gateway.app import create_app
-from semspec.gateway.readiness import Readiness
+from semspec.gateway.readiness import Connect, Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.observability import configure_logging, exported_traces
@@ -30,6 +31,7 @@ SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""
 TOLD_WITHIN_S = 2
 """Seconds from the end of the drain until connections whose clients do not read are cut off."""
+_CLIENTS = {"drafter": RemoteDrafter, "target": RemoteTarget, "verifier": RemoteVerifier}
 
 
 class _Server(uvicorn.Server):
@@ -85,17 +87,15 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
         try:
             backends, connect = runner.run(_connect(settings, connections))
-            app = create_app(settings, backends, Store(settings), strategies, connect)
+            app = create_app(settings, backends, Store(settings), connect, strategies)
             server = _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings)
             runner.run(server.serve())
         finally:
             runner.run(connections.aclose())
 
 
-async def _connect(
-    settings: GatewaySettings, connections: AsyncExitStack
-) -> tuple[Backends, Callable[[str], RemoteVerifier]]:
-    """The services, and what connects to the verifier at another address."""
+async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> tuple[Backends, Connect]:
+    """The services, and what connects to others."""
     certificates = None
     if settings.service_ca:
         certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
@@ -105,16 +105,15 @@ async def _connect(
         health_timeout_s=settings.health_timeout_s,
     )
 
-    def connect(address: str) -> RemoteVerifier:
-        verifier = RemoteVerifier(address, options)
-        connections.push_async_callback(verifier.aclose)
-        return verifier
+    def connect(name: str, addresses: str) -> Any:
+        client = _CLIENTS[name](addresses, options)
+        connections.push_async_callback(client.aclose)
+        return client
 
-    drafter, target = RemoteDrafter(settings.draft_address, options), RemoteTarget(settings.target_address, options)
-    for backend in (drafter, target):
-        connections.push_async_callback(backend.aclose)
     has_verifier = settings.verifier_address != NO_VERIFIER
-    return Backends(drafter, target, connect(settings.verifier_address) if has_verifier else WithoutProbes()), connect
+    verifier = connect("verifier", settings.verifier_address) if has_verifier else WithoutProbes()
+    drafter, target = connect("drafter", settings.draft_address), connect("target", settings.target_address)
+    return Backends(drafter, target, verifier), connect
 
 
 def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:

@@ -1,7 +1,7 @@
 """Creates the FastAPI application and connects its components."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.decoding.protocols import Verifier
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.document import DocumentedApp
@@ -27,7 +26,7 @@ from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.metrics import POOLED, Metrics
-from semspec.gateway.readiness import Readiness
+from semspec.gateway.readiness import Connect, Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Background, Leases, cancel_tasks
 from semspec.gateway.store.store import Store
@@ -52,12 +51,12 @@ def create_app(
     settings: GatewaySettings,
     backends: Backends,
     store: Store,
+    connect: Connect,
     strategies: Strategies = STRATEGIES,
-    connect: Callable[[str], Verifier] | None = None,
 ) -> FastAPI:
     """A gateway over `backends` and `store`, with the strategies of this table.
 
-    `connect`: makes a client of another verifier, by its address, for releases that have their own.
+    `connect`: for releases that have services of their own.
     It closes the store at shutdown; the caller closes the backends.
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
@@ -68,15 +67,15 @@ def create_app(
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
-    readiness = Readiness(backends, settings, store, metrics, strategies, connect)
+    readiness = Readiness(backends, settings, store, metrics, connect, strategies)
     per_owner = settings.max_concurrent_per_key or settings.max_concurrent
     limits = Limits(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
     admission = Admission(limits, metrics)
-    audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None
+    audit = Audit(readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
     collection = Collection(leases, keys, readiness, metrics, settings) if keys and settings.collect.share else None
-    runner = ChoiceRunner(backends, readiness, metrics, settings, audit, collection)
-    preparation = Preparation(backends, readiness, metrics, settings, collection)
+    runner = ChoiceRunner(readiness, metrics, settings, audit, collection)
+    preparation = Preparation(readiness, metrics, settings, collection)
     generations = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
@@ -122,7 +121,7 @@ def create_app(
         resources.sessions(store),
         resources.collection(collection),
         tgi.router(responder, readiness, settings),
-        tokens.router(backends.target, preparation, readiness, settings),
+        tokens.router(preparation, readiness, settings),
     ):
         app.include_router(router)
     install_handlers(app, metrics)

@@ -8,13 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from semspec.certificates import Renewed
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.decoding.protocols import Verifier
 from semspec.errors import Mismatch, NotFound, SemspecError, Unavailable
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.routes import Route, is_list, load_routes
@@ -25,6 +24,8 @@ from semspec.types import ModelInfo, VerifierInfo
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+Connect = Callable[[str, str], Any]
+"""Makes a client of a release's own service: of its name in `Backends`, and its addresses."""
 HANDSHAKE_INTERVAL_S = 10.0
 """Seconds between handshakes while all is well."""
 RECHECK_S = 1.0
@@ -41,15 +42,14 @@ class Readiness:
         settings: GatewaySettings,
         store: Store,
         metrics: Metrics,
+        connect: Connect,
         strategies: Strategies = STRATEGIES,
-        connect: Callable[[str], Verifier] | None = None,
     ) -> None:
-        """`connect`: makes a client of the verifier at an address, of releases that have one of their own."""
         self._backends = backends
         load = partial(load_routes, settings.pair, settings.defaults)
         self._routes = Renewed([settings.pair] if settings.pair and is_list(settings.pair) else [], load)
         self._connect = connect
-        self._verifiers = dict[str, Verifier]()
+        self._clients = dict[tuple[str, str], Any]()
         self._noted = dict[str, str | None]()
         self._settings = settings
         self._store = store
@@ -171,12 +171,9 @@ class Readiness:
     async def _handshake(self) -> Status:
         routes = self._routes.get()
         main, others = (routes[0], routes[1:]) if routes else (None, ())
-        known = {one.route and one.route.label: one for one in self.status.every}.get(main and main.label)
-        draft, target, store, [verifier, *theirs] = await asyncio.gather(
-            self._query("draft", self._backends.drafter.info),
-            self._query("target", self._backends.target.info),
-            self._store_failure(),
-            asyncio.gather(*(self._query("verifier", self._verifier(route).info) for route in (main, *others))),
+        known = self._known(main)
+        store, (draft, target, verifier), *theirs = await asyncio.gather(
+            self._store_failure(), *(self._infos(route) for route in (main, *others))
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
         up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
@@ -190,36 +187,32 @@ class Readiness:
         if known is None and missing is not None:
             known = await self._stored_handshake(target, main)
         if known is not None:  # the last report of an unavailable draft or verifier is still valid
-            draft = known.draft if isinstance(draft, Unavailable) else draft
-            verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
+            draft, verifier = _last(draft, known.draft), _last(verifier, known.verifier)
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing, store=store, others=self.status.others)
         served = self._served(draft, target, verifier, main)
         error = Mismatch(reason) if (reason := self._mismatch(served)) else None
         if error is None and missing is None:
             await self._store_handshake(served)
-        beside = (self._beside(served, route, info) for route, info in zip(others, theirs, strict=True))
+        beside = (self._beside(route, *infos) for route, infos in zip(others, theirs, strict=True))
         return Status(served, error, missing.message if missing else None, store, tuple(filter(None, beside)))
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None) -> Served:
-        likelihood = route.likelihood if route else self._backends.likelihood
-        return Served(draft, target, verifier, likelihood, self.table, route, self._verifier(route))
+        return Served(draft, target, verifier, self._services(route), self.table, route)
 
     def _mismatch(self, served: Served) -> str | None:
         """What does not match; what was found to match once is not compared again."""
         was_checked = self.status.error is None and served in self.status.every
         return None if was_checked else mismatch(served, self._settings)
 
-    def _beside(self, main: Served, route: Route, verifier: VerifierInfo | Unavailable) -> Served | None:
-        """A release beside the main one, if it can be served. A verifier that stops does not take it away: its answers
-        fall back until it is removed from the list."""
-        known = [one.verifier for one in self.status.every if one.route and one.route.label == route.label]
-        if isinstance(verifier, Unavailable) and known:
-            verifier = known[0]
-        if isinstance(verifier, Unavailable):
-            reason: str | None = verifier.message
-        else:
-            served = self._served(main.draft, main.target, verifier, route)
+    def _beside(self, route: Route, draft: Any, target: Any, verifier: Any) -> Served | None:
+        """A release beside the main one, if it can be served. A draft or verifier that stops does not take it away: its
+        answers fall back until it is removed from the list."""
+        if known := self._known(route):
+            draft, verifier = _last(draft, known.draft), _last(verifier, known.verifier)
+        reason = next((one.message for one in (target, draft, verifier) if isinstance(one, Unavailable)), None)
+        if reason is None:
+            served = self._served(draft, target, verifier, route)
             if (reason := self._mismatch(served)) is None:
                 return served
         if self._noted.get(route.label) != reason:
@@ -227,12 +220,27 @@ class Readiness:
             _log.error("the release %s is not served: %s", route.label, reason)
         return None
 
-    def _verifier(self, route: Route | None) -> Verifier:
-        if route is None or not route.verifier or self._connect is None:
-            return self._backends.verifier
-        if route.verifier not in self._verifiers:
-            self._verifiers[route.verifier] = self._connect(route.verifier)
-        return self._verifiers[route.verifier]
+    def _known(self, route: Route | None) -> Served | None:
+        """What the last handshake found of a release."""
+        return {one.route and one.route.label: one for one in self.status.every}.get(route and route.label)
+
+    def _services(self, route: Route | None) -> Backends:
+        """The gateway's services, and in their place a release's own."""
+        if route is None:
+            return self._backends
+        for own in route.addresses.items() - self._clients.keys():
+            self._clients[own] = self._connect(*own)
+        clients = {own[0]: self._clients[own] for own in route.addresses.items()}
+        return replace(self._backends, likelihood=route.likelihood, **clients)
+
+    async def _infos(self, route: Route | None) -> tuple[Any, Any, Any]:
+        """What draft, target and verifier of a release report, or that one is `Unavailable`."""
+        services = self._services(route)
+        return await asyncio.gather(
+            self._query("draft", services.drafter.info),
+            self._query("target", services.target.info),
+            self._query("verifier", services.verifier.info),
+        )
 
     async def _store_failure(self) -> str | None:
         try:
@@ -264,6 +272,11 @@ class Readiness:
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
             return Unavailable(f"no handshake with the {role} service: {reason}")
+
+
+def _last(told: T | Unavailable, known: T) -> T:
+    """What a service reports, or reported last."""
+    return known if isinstance(told, Unavailable) else told
 
 
 def _key(target: ModelInfo, route: Route | None) -> str:

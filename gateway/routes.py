@@ -1,6 +1,7 @@
-"""Which releases of a pair the gateway serves: one, or several by weight, each with a verifier of its own."""
+"""Which releases of a pair the gateway serves: one, or several by weight, each with services of its own."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,11 @@ class Route:
     likelihood: Calibration | None
     weight: float = 1.0
     """Its share of the new answers that name no version, as a part of all weights."""
-    verifier: str = ""
-    """Addresses of its verifier; empty: those of the setting."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Of its own services, by their names in `Backends`; the others are the gateway's."""
+
+
+Addresses = Annotated[str, checked(parse_endpoints)]
 
 
 class Listed(SettingObject):
@@ -38,7 +42,9 @@ class Listed(SettingObject):
 
     pair: Path
     weight: float = Field(1.0, ge=0, le=1e9)
-    verifier: Annotated[str, checked(parse_endpoints)] = ""
+    draft: Addresses = ""
+    target: Addresses = ""
+    verifier: Addresses = ""
 
 
 _LISTED = TypeAdapter(list[Listed])
@@ -66,7 +72,7 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
     labels = {route.label for route in routes}
     if len(labels) < len(routes) or len({route.release.name for route in routes}) != 1:
         raise ValueError(f"{path}: list releases of one name, each version once")
-    verifiers = [route.verifier for route in routes if route.release.target_probe]
+    verifiers = [route.addresses.get("verifier") for route in routes if route.release.target_probe]
     if len({*verifiers}) < len(verifiers):
         raise ValueError(f"{path}: two releases have one verifier; start one for each, and name it by `verifier`")
     if not any(route.weight for route in routes):
@@ -88,4 +94,6 @@ def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:
     except ValidationError as error:
         raise ValueError(f"the release {release.label}: rule.{first_error(error)}; correct it") from None
     digest = digest_of(release.rule)
-    return Route(release, release.label, digest, merged, likelihood, listed.weight, listed.verifier)
+    addresses = {"drafter": listed.draft, "target": listed.target, "verifier": listed.verifier}
+    own = {name: address for name, address in addresses.items() if address}
+    return Route(release, release.label, digest, merged, likelihood, listed.weight, own)

@@ -6,7 +6,6 @@ from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
-from semspec.decoding.protocols import Verifier
 from semspec.errors import SemspecError
 from semspec.gateway.options import Defaults
 from semspec.gateway.routes import Route
@@ -38,14 +37,17 @@ class Served:
     draft: ModelInfo
     target: ModelInfo
     verifier: VerifierInfo
-    likelihood: Calibration | None = None
-    """What the gateway judges by under `likelihood`."""
+    backends: Backends = field(compare=False, repr=False)
+    """The services, and what the gateway judges by under `likelihood`."""
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
     route: Route | None = None
     """The release; None: the pair has none."""
-    judge: Verifier | None = field(default=None, compare=False, repr=False)
-    """The release's own verifier; None: the gateway's."""
+
+    @property
+    def likelihood(self) -> Calibration | None:
+        """What the gateway judges by under `likelihood`."""
+        return self.backends.likelihood
 
     @property
     def identity(self) -> dict[str, str]:
@@ -81,16 +83,15 @@ class Served:
         """Names of the strategies that this pair supports under the default options."""
         return tuple(one for one in self.strategies if self.unsupported_reason(self.default(defaults, one)) is None)
 
-    def pinned(self, backends: Backends) -> Backends:
-        """Backends restricted to these models and probes, so that a generation never continues with others."""
-        drafter, target = backends.drafter, backends.target
+    @property
+    def pinned(self) -> Backends:
+        """The services restricted to these models and probes, so that a generation never continues with others."""
+        drafter, target = self.backends.drafter, self.backends.target
         return replace(
-            backends,
+            self.backends,
             drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
             target=target.of(self.target) if isinstance(target, Replicated) else target,
-            verifier=self.judge or backends.verifier,
             projections=self.verifier.projections,
-            likelihood=self.likelihood,
         )
 
     @property

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.gateway.options import Defaults
-from semspec.gateway.routes import load_routes
+from semspec.gateway.routes import Addresses, load_routes
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
@@ -25,9 +25,6 @@ MAX_LOGPROBS = 20
 NO_VERIFIER = "none"
 """Address of the verifier of a pair without probes."""
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
-
-
-Addresses = Annotated[str, checked(parse_endpoints)]
 
 
 def pattern_of(expression: str) -> TypeAdapter[str]:

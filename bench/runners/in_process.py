@@ -46,7 +46,7 @@ class InProcessRunner:
         start = perf_counter()
         drafter, target = self._backends.drafter, self._backends.target
         infos = await drafter.info(), await target.info()
-        served = Served(*infos, await self._backends.verifier.info(), self._backends.likelihood, STRATEGIES)
+        served = Served(*infos, await self._backends.verifier.info(), self._backends, STRATEGIES)
         generation = with_options(self._defaults, ask.configuration)
         if reason := served.unsupported_reason(served.strategy(generation)):
             raise NotApplicable(reason)

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
-from semspec.decoding import Backends, Generation, Strategy
+from semspec.decoding import Generation, Strategy
 from semspec.decoding.generation import Progress
 from semspec.decoding.steps import cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
@@ -72,13 +72,12 @@ class Audit:
 
     def __init__(
         self,
-        backends: Backends,
         readiness: Readiness,
         admission: Admission,
         metrics: Metrics,
         settings: GatewaySettings,
     ) -> None:
-        self._backends, self._readiness, self._admission = backends, readiness, admission
+        self._readiness, self._admission = readiness, admission
         self._metrics, self._settings = metrics.audit, settings
         self._cases: deque[Case] = deque()
         self._changed = asyncio.Event()
@@ -182,7 +181,7 @@ class Audit:
 
     async def _finding(self, case: Case) -> Finding:
         """Raises: what the target and the verifier raise."""
-        backends, generation = case.served.pinned(self._backends), case.generation
+        backends, generation = case.served.pinned, case.generation
         params = replace(Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True)
         seed = derive_seed(generation.sampling.seed, "audit", len(case.context.pieces))
         sampling = replace(

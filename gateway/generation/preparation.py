@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from semspec.decoding import Backends, Generation, Prompts, Strategy, prompts_of
+from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
 from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.choice import Choice
@@ -27,7 +27,6 @@ from semspec.types import (
     Context,
     Conversation,
     Message,
-    ModelInfo,
     Piece,
     Prompt,
     Segment,
@@ -59,13 +58,11 @@ class Preparation:
 
     def __init__(
         self,
-        backends: Backends,
         readiness: Readiness,
         metrics: Metrics,
         settings: GatewaySettings,
         collection: Collection | None = None,
     ) -> None:
-        self._backends = backends
         self._readiness = readiness
         self._metrics = metrics
         self._settings = settings
@@ -102,23 +99,17 @@ class Preparation:
                     for index in range(len(choices), len(choices) + request.num_choices_per_prompt)
                 ]
             if ": %json" in request.plan.grammar:
-                await self._check_json(served.target)
+                await self._check_json(served)
             return choices
 
-    async def _check_json(self, target: ModelInfo) -> None:
+    async def _check_json(self, served: Served) -> None:
         """Raises: InvalidRequest when the target is known not to write JSON."""
-        if target.fingerprint not in self._writes_json:
-            mean = await self.tokenized(self._mean_log_probability_of_json, GRAMMAR)
+        if (target := served.target).fingerprint not in self._writes_json:
+            mean = await self.tokenized(lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR)
             self._writes_json[target.fingerprint] = mean > -math.log(target.num_token_ids or 1 << 20) - JSON_MARGIN
         if not self._writes_json[target.fingerprint]:
             reason = "finds JSON less likely than tokens drawn at random, and would seldom end it"
             raise InvalidRequest(f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target", GRAMMAR)
-
-    async def _mean_log_probability_of_json(self) -> float:
-        before = await self._backends.target.encode(JSON_BEFORE)
-        segment = Segment(JSON_TEXT, (), "", Writer.TARGET, SegmentEnd.BOUNDARY)
-        [score] = await self._backends.target.score(Context((before,)), [segment])
-        return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
 
     async def _prompts(
         self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
@@ -128,7 +119,8 @@ class Preparation:
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         if (request.tools or request.variables) and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools, request.variables)
-        encoded = asyncio.ensure_future(self.tokenized(lambda: self._backends.target.encode(prompt), "prompt"))
+        backends = served.pinned
+        encoded = asyncio.ensure_future(self.tokenized(lambda: backends.target.encode(prompt), "prompt"))
         if Writer.DRAFT in served.strategy(request.plan).writers:
             return await self._with_draft(request, prompt, encoded, served)
         if self._collection and self._collection.wants(request):
@@ -140,7 +132,7 @@ class Preparation:
         self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
     ) -> Prompts:
         """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
-        drafter, deadline_s = served.pinned(self._backends).drafter, ENCODE_DEADLINE_S
+        drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
         try:
             return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
         except ContextTooLong as error:
@@ -164,6 +156,13 @@ class Preparation:
         except SemspecError:
             self._readiness.suspect()
             raise
+
+
+async def _mean_log_probability_of_json(target: Target) -> float:
+    before = await target.encode(JSON_BEFORE)
+    segment = Segment(JSON_TEXT, (), "", Writer.TARGET, SegmentEnd.BOUNDARY)
+    [score] = await target.score(Context((before,)), [segment])
+    return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
 
 
 def check(request: Request, strategy: Strategy, served: Served) -> None:

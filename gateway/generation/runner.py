@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from semspec.decoding import Backends, Target, decode
+from semspec.decoding import Target, decode
 from semspec.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 class ChoiceRunner:
     """Runs choices concurrently."""
 
-    backends: Backends
     readiness: Readiness
     metrics: Metrics
     settings: GatewaySettings
@@ -83,7 +82,7 @@ class ChoiceRunner:
         A span of the generation covers all its calls, including drafting ahead.
         """
         fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
-        retry = TargetRetry(self.backends.target, fingerprint, timeout_s)
+        retry = TargetRetry(choice.served.pinned.target, fingerprint, timeout_s)
         generation = choice.generation
         attributes: dict[str, str | int | float] = {
             "semspec.strategy": generation.strategy,
@@ -125,9 +124,7 @@ class ChoiceRunner:
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
-        async with aclosing(
-            decode(generation, choice.served.pinned(self.backends), choice.served.strategies)
-        ) as events:
+        async with aclosing(decode(generation, choice.served.pinned, choice.served.strategies)) as events:
             while choice.stop_checker.stop is None:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
@@ -148,7 +145,7 @@ class ChoiceRunner:
     async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
         """Put the mark into the context as a segment of the target; False when the budget leaves no answer after it."""
         text = END_OF_THINKING + "\n\n" if choice.text[-1:] in ("", "\n") else f"\n{END_OF_THINKING}\n\n"
-        tokens = await choice.served.pinned(self.backends).target.tokenize(text)
+        tokens = await choice.served.pinned.target.tokenize(text)
         if choice.num_tokens + len(tokens) >= choice.generation.max_tokens:
             return False
         ids, tokenizer = tuple(token.id for token in tokens), choice.prompts.target.tokenizer

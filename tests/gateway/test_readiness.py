@@ -19,9 +19,11 @@ from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 
 def served(fakes: Fakes) -> Served:
-    return Served(
-        fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info, fakes.backends.likelihood
-    )
+    return Served(fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info, fakes.backends)
+
+
+def uncalibrated(served: Served) -> Served:
+    return replace(served, backends=replace(served.backends, likelihood=None))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "surprisal": (
         lambda s: replace(s, verifier=replace(s.verifier, alternatives=())), ["the verifier's alternatives"]
     ),
-    "likelihood": (lambda s: replace(s, likelihood=None), ["semspec train calibrate"]),
+    "likelihood": (uncalibrated, ["semspec train calibrate"]),
 }  # fmt: skip
 """Per strategy: a pair that cannot do it, and words of the reason."""
 
@@ -190,7 +192,7 @@ async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() ->
     draft, target = (
         replace(one.model_info, tokenizer=f"ordinary.{one.writer}") for one in (fakes.drafter, fakes.target)
     )
-    served = Served(draft, target, fakes.verifier.verifier_info)
+    served = Served(draft, target, fakes.verifier.verifier_info, fakes.backends)
     for name in ("token-level", "semantic+token-level"):
         assert served.unsupported_reason(strategy(served, name)) is None
     other = replace(served, draft=replace(draft, tokenizer=f"other.{Writer.TARGET}"))
@@ -237,7 +239,7 @@ def test_whole_pair_can_do_every_strategy(name: str) -> None:
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
-    spoiled = replace(OBSTACLES[strategy][0](served(Fakes.make())), likelihood=None)
+    spoiled = uncalibrated(OBSTACLES[strategy][0](served(Fakes.make())))
     assert mismatch(spoiled, make_settings()) is None
     reason = mismatch(spoiled, make_settings(defaults=VARIANTS[strategy]))
     assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason

@@ -1,4 +1,4 @@
-"""Two releases of a pair over the same engines: who gets which, and that an answer stays with its own."""
+"""Two releases of a pair, of the same models or of others: who gets which, and that an answer stays with its own."""
 
 import json
 from collections import Counter
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from semspec.errors import Unavailable
 from semspec.release import Release, ReleasedModel
 from tests.gateway.fakes import Fakes, FakeVerifier
 from tests.gateway.support import Gateway, assert_error, chunks, make_settings, running_gateway, text, until
 
 OTHER = "127.0.0.1:1"
-"""Address of the second release's verifier."""
+"""Address of the second release's own services."""
 Start = Callable[..., Awaitable[Gateway]]
 
 
@@ -51,14 +52,19 @@ def verifier(version: str) -> FakeVerifier:
 
 @pytest.fixture
 async def start(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Start gateways over the list; the second release's verifier has probes of version `other`."""
+    """Start gateways over the list; the second release's verifier has probes of version `other`, or are its services
+    `other`."""
     monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 0.01)
     async with AsyncExitStack() as stack:
 
-        async def start(other: str = "2") -> Gateway:
-            own, theirs = Fakes.make(verifier=verifier("1")), verifier(other)
+        async def start(other: str | Fakes = "2") -> Gateway:
+            own = Fakes.make(verifier=verifier("1"))
+            theirs = other if isinstance(other, Fakes) else Fakes.make(verifier=verifier(other))
             settings = make_settings(redis_url=redis_url, pair=folder / "list.json")
-            return await stack.enter_async_context(running_gateway(settings, own, True, {OTHER: theirs}.__getitem__))
+            clients = {(name, OTHER): getattr(theirs, name) for name in ("drafter", "target", "verifier")}
+            return await stack.enter_async_context(
+                running_gateway(settings, own, True, lambda name, address: clients[name, address])
+            )
 
         yield start
 
@@ -105,6 +111,35 @@ async def test_resumed_answer_stays_on_its_release(start: Start) -> None:
     assert text(await second.events(seen[0]["id"])) == text(undisturbed) != text(other)
     assert rest[-1]["semspec"]["fallback"] is None
     assert (await second.stored(seen[0]["id"]))["models"]["release"] == "semspec-demo@2"
+
+
+async def test_release_of_other_models_has_services_of_its_own(start: Start, folder: Path) -> None:
+    theirs = Fakes.make(verifier=verifier("2"))
+    for model in (theirs.drafter, theirs.target):
+        model.model_info = replace(
+            model.model_info, fingerprint=f"another-{model.model_info.fingerprint}", datastore=""
+        )
+    models: dict[str, Any] = {
+        "draft_model": theirs.drafter.model_info.fingerprint,
+        "target_model": theirs.target.model_info.fingerprint,
+    }
+    theirs.verifier.verifier_info = replace(theirs.verifier.verifier_info, **models)
+    release(theirs, "2", strategy="semantic").save(folder / "2")
+    services = dict.fromkeys(("draft", "target", "verifier"), OTHER)
+    listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "weight": 1, **services})
+    gateway = await start(theirs)
+    assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1", "semspec-demo@2"}
+    num_asked = len(theirs.drafter.asked), len(theirs.target.prompts)
+    await release_of(gateway, model="semspec-demo@1")
+    assert num_asked == (len(theirs.drafter.asked), len(theirs.target.prompts))
+    await release_of(gateway, model="semspec-demo@2")
+    await gateway.http.post("/tokenize", json={"model": "semspec-demo@2", "prompt": "Only theirs."})
+    assert len(theirs.drafter.asked) > num_asked[0] and theirs.target.prompts[-1] == "Only theirs."
+    theirs.target.lost = Unavailable("gone")
+    await until(lambda: versions(gateway), lambda found: found == ["1"])
+    assert {await release_of(gateway) for _ in range(8)} == {"semspec-demo@1"}
+    theirs.target.lost = None
+    await until(lambda: versions(gateway), lambda found: found == ["1", "2"])
 
 
 async def test_release_whose_verifier_has_other_probes_gets_no_answer(

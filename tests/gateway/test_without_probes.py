@@ -82,8 +82,9 @@ async def test_without_a_draft_model_only_strategies_of_the_target_are_offered(s
 async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> None:
     fakes = Fakes.make()
     draft, target, verifier = fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info
-    no_draft = Served(replace(draft, fingerprint=""), target, verifier)
-    no_probes = Served(draft, target, await WithoutProbes().info(), calibration(draft, target))
+    uncalibrated = replace(fakes.backends, likelihood=None)
+    no_draft = Served(replace(draft, fingerprint=""), target, verifier, uncalibrated)
+    no_probes = Served(draft, target, await WithoutProbes().info(), fakes.backends)
     for served, strategy, remedy in ((no_draft, "target", "'retrieval'"), (no_probes, "likelihood", "'likelihood'")):
         for defaults in ({}, {"strategy": strategy}):
             assert mismatch(served, make_settings(defaults=defaults)) is None
@@ -95,9 +96,9 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
 async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_supports() -> None:
     fakes = Fakes.make()
     draft, target = fakes.drafter.model_info, fakes.target.model_info
-    whole = Served(draft, target, fakes.verifier.verifier_info, calibration(draft, target))
+    whole = Served(draft, target, fakes.verifier.verifier_info, fakes.backends)
     no_probes = replace(whole, verifier=await WithoutProbes().info())
-    alone = replace(no_probes, likelihood=None)
+    alone = replace(no_probes, backends=replace(fakes.backends, likelihood=None))
     found = {
         "semantic": whole,
         "likelihood": no_probes,

@@ -109,13 +109,13 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
 
 async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
     draft, target, verifier = players
-    served = Served(await draft.info(), await target.info(), await verifier.info())
+    served = Served(await draft.info(), await target.info(), await verifier.info(), Backends(*players))
     assert served.sends_whole_states == ("draft", "target") and served.draft.projections == ()
     await read_probes(players)
     async with pooled(players) as backends:
         infos = await backends.drafter.info(), await backends.target.info()
     assert infos == (await draft.info(), await target.info())
-    assert Served(*infos, served.verifier).sends_whole_states == ()
+    assert replace(served, draft=infos[0], target=infos[1]).sends_whole_states == ()
     named = served.verifier.projections
     assert set(infos[0].projections) == {one.draft for one in named}
     assert set(infos[1].projections) == {one.target for one in named if one.target}

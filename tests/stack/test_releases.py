@@ -1,4 +1,5 @@
-"""New probes are released beside the old ones and taken back, under load: docs/probes.md tells an operator how."""
+"""A release of new probes, or of another target, goes beside the old one, and is taken back, under load: docs/probes.md
+tells an operator how."""
 
 import asyncio
 import json
@@ -10,16 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from semspec.engine.checkpoint import model_fingerprint
 from semspec.probes.probe import load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
-from semspec.stack import StackConfig
+from semspec.stack import Stack, StackConfig
 from semspec.stack.child import Child
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S
@@ -30,16 +33,42 @@ NUM_STREAMS, NUM_SEEDS = 16, 5
 MAX_TOKENS = 24
 
 
-def next_release(folder: Path, new: Path) -> Path:
-    """A release with another probe of the target."""
+def next_release(folder: Path, new: Path, target: Path | None) -> Path:
+    """A release with another probe of the target; and with `target` changed a little for its target."""
     copytree(folder, new)
+    release = load_release(folder)
     artifact = load_probe(new / "target.safetensors")
     weights = artifact.probe.network[0].weight
     weights.data += 0.2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))  # type: ignore[arg-type, operator]
-    save_probe(artifact.probe, artifact.card, new / "target.safetensors")
-    release = load_release(folder).with_probes(ProbeVerifier.load(new).handshake())
-    replace(release, version="2").save(new)
+    if target:
+        rmtree(new / "alternatives", ignore_errors=True)
+        tensors = load_file(copytree(target, new / "target") / "model.safetensors")
+        save_file(
+            {name: 1.02 * one for name, one in tensors.items()}, new / "target" / "model.safetensors", {"format": "pt"}
+        )
+        fingerprint = model_fingerprint(str(new / "target"))
+        release = replace(release, target=replace(release.target, model="target", fingerprint=fingerprint))
+    save_probe(
+        artifact.probe, replace(artifact.card, fingerprint=release.target.fingerprint), new / "target.safetensors"
+    )
+    replace(release.with_probes(ProbeVerifier.load(new).handshake()), version="2").save(new)
     return new
+
+
+async def start_beside(stack: Stack, role: str, release: Path, folder: Path) -> str:
+    """Start another service of this role, for this release. Returns its address once it serves."""
+    port, name, prefix = free_port(), f"{role}-beside", f"SEMSPEC_{role.upper()}"
+    settings = {f"{prefix}_PAIR": str(release), f"{prefix}_PORT": str(port), "SEMSPEC_PORT_FILE": str(folder / name)}
+    if role == "target":
+        settings["SEMSPEC_TARGET_MODEL"] = str(release / "target")
+    command = (sys.executable, "-m", f"semspec.services.{role}")
+    settings = {**stack.processes[role].environment, **settings}
+    child = stack.processes[name] = await Child.start(name, command, settings, folder / f"{name}.log")
+    async with asyncio.timeout(GENEROUS_S):
+        while not (folder / name).exists():
+            child.check_alive()
+            await asyncio.sleep(0.1)
+    return f"127.0.0.1:{port}"
 
 
 @dataclass
@@ -96,8 +125,9 @@ def same(decided: list[Any], expected: list[Any]) -> bool:
     return all(a[2:] == b[2:] or a[2:] == pytest.approx(b[2:], abs=1e-3) for a, b in pairs)
 
 
-async def test_probes_are_switched_and_rolled_back_under_load(
-    stack_config: StackConfig, pair: Pair, tmp_path: Path
+@pytest.mark.parametrize("is_of_models", [False, True], ids=["probes", "models"])
+async def test_release_is_switched_to_and_rolled_back_under_load(
+    stack_config: StackConfig, pair: Pair, tmp_path: Path, is_of_models: bool
 ) -> None:
     releases, routes = tmp_path / "releases", tmp_path / "releases.json"
     copytree(pair.probes, releases / "1")
@@ -111,28 +141,20 @@ async def test_probes_are_switched_and_rolled_back_under_load(
         pids = {name: child.pid for name, child in stack.processes.items()}
         async with load.on():
             await load.until({"semspec-demo@1"})
-            next_release(releases / "1", tmp_path / "made").rename(releases / "2")
-            held = set[str]()
-            for role in ("draft", "target"):
-                os.kill(running.pid(role), signal.SIGHUP)
-            wanted = {one.target for one in load_release(releases / "2").projections if one.target}
-            async with running.engine("target") as client, asyncio.timeout(GENEROUS_S):
-                while not wanted <= held:
-                    held = set((await client.info()).projections)
-                    await asyncio.sleep(0.1)
-
-            port, own = free_port(), stack.processes["verifier"].environment
-            command = (sys.executable, "-m", "semspec.services.verifier")
-            settings = {"SEMSPEC_VERIFIER_PAIR": str(releases / "2"), "SEMSPEC_VERIFIER_PORT": str(port)}
-            settings["SEMSPEC_PORT_FILE"] = str(tmp_path / "port")
-            child = await Child.start("verifier-2", command, {**own, **settings}, tmp_path / "verifier-2.log")
-            stack.processes["verifier-2"] = child  # the stack stops it
-            async with asyncio.timeout(GENEROUS_S):
-                while not (tmp_path / "port").exists():
-                    child.check_alive()
-                    await asyncio.sleep(0.1)
-
-            second["verifier"] = f"127.0.0.1:{port}"
+            made = next_release(releases / "1", tmp_path / "made", pair.target if is_of_models else None)
+            made.rename(releases / "2")
+            if is_of_models:
+                second["target"] = await start_beside(stack, "target", releases / "2", tmp_path)
+            else:
+                held = set[str]()
+                for role in ("draft", "target"):
+                    os.kill(running.pid(role), signal.SIGHUP)
+                wanted = {one.target for one in load_release(releases / "2").projections if one.target}
+                async with running.engine("target") as client, asyncio.timeout(GENEROUS_S):
+                    while not wanted <= held:
+                        held = set((await client.info()).projections)
+                        await asyncio.sleep(0.1)
+            second["verifier"] = await start_beside(stack, "verifier", releases / "2", tmp_path)
             for weights, expected in (((1, 1), "12"), ((0, 1), "2"), ((1, 0), "1"), ((0, 1), "2")):
                 first["weight"], second["weight"] = weights
                 routes.write_text(json.dumps([first, second]))
@@ -145,6 +167,12 @@ async def test_probes_are_switched_and_rolled_back_under_load(
         assert pids.items() <= {name: child.pid for name, child in stack.processes.items()}.items()
         samples = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
         whole = [await running.metric(sample) for sample in samples]
+        if is_of_models:
+            routes.write_text(json.dumps([second]))
+            while (await running.http.get("/v1/models")).json()["data"][0]["id"].endswith("@1"):
+                await asyncio.sleep(0.2)
+            await stack.processes["target"].stop(GENEROUS_S)
+            assert (await asked(running, 0))["release"] == "semspec-demo@2"
     assert any(known["1", seed] != known["2", seed] for seed in range(NUM_SEEDS)), "the releases decide alike"
     assert {one["fallback"] for one in load.answers} == {None}
     mixed = [one for one in load.answers if not same(one["decided"], known[one["release"][-1], one["seed"]])]

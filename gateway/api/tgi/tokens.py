@@ -25,9 +25,13 @@ T = TypeVar("T")
 _PLACES = TypeAdapter(list[TgiSimpleToken])
 
 
-def router(target: Target, preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+def router(preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
     routes = APIRouter(tags=["tgi"])
+
+    def target_of(model: str | None) -> Target:
+        _, version, _ = check_model(model, settings, readiness)
+        return readiness.choose(version, 0.0).pinned.target
 
     async def asked(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
         async def answered() -> T:
@@ -40,8 +44,9 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
-            return await asyncio.to_thread(_places, await asked(http, "inputs", partial(target.tokenize, body.inputs)))
-        check_model(body.model, settings, readiness)
+            call = partial(target_of(None).tokenize, body.inputs)
+            return await asyncio.to_thread(_places, await asked(http, "inputs", call))
+        target = target_of(body.model)
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
             ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
@@ -56,9 +61,8 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
     @routes.post("/detokenize", responses=errors(400, 404, 408, 413, 429, 503, 504))
     async def detokenize(http: HttpRequest, body: DetokenizeRequest) -> Detokenized:
         """The text of the target's token ids."""
-        check_model(body.model, settings, readiness)
-        ids = TokenIds(tuple(body.tokens))
-        return Detokenized(prompt=(await asked(http, "tokens", partial(target.encode, ids))).text)
+        call = partial(target_of(body.model).encode, TokenIds(tuple(body.tokens)))
+        return Detokenized(prompt=(await asked(http, "tokens", call)).text)
 
     return routes
 
