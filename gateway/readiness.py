@@ -77,16 +77,15 @@ class Readiness:
 
         Raises: Unavailable, Mismatch, NotFound.
         """
-        self.require()
-        every = self.status.every
+        every = self.status.every if self.status.error is None else self.status.others
         if version:
-            named = [one for one in every if one.route and one.route.release.version == version]
-            if not named:
-                raise NotFound(f"the version {version!r} is not served; GET /v1/models lists those that are", "model")
-            return named[0]
+            if named := [one for one in every if one.route and one.route.release.version == version]:
+                return named[0]
+            self.require()
+            raise NotFound(f"the version {version!r} is not served; GET /v1/models lists those that are", "model")
         sums = list(accumulate(one.route.weight if one.route else 0.0 for one in every))
         chosen = (one for one, until in zip(every, sums, strict=True) if draw * sums[-1] < until)
-        return next(chosen, every[0])  # the others have the weight, and none is there
+        return next(chosen, None) or self.require()  # of those that have a weight none is there
 
     def known(self, models: str = "") -> Served:
         """What is served, or was at the last handshake with the target, for requests that may wait for it: the release
@@ -94,9 +93,11 @@ class Readiness:
 
         Raises: Unavailable, Mismatch.
         """
+        if other := next((one for one in self.status.others if json.dumps(one.identity) == models), None):
+            return other
         if self.status.served is None or isinstance(self.status.error, Mismatch):
             return self.require()
-        return next((one for one in self.status.others if json.dumps(one.identity) == models), self.status.served)
+        return self.status.served
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ class Readiness:
         """Raises Unavailable or Mismatch when load balancers should not send requests here."""
         if self.is_draining:
             raise Unavailable("this gateway is shutting down; use another")
-        self.require()
+        self.choose("", 0.0)
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -175,6 +176,8 @@ class Readiness:
         store, (draft, target, verifier), *theirs = await asyncio.gather(
             self._store_failure(), *(self._infos(route) for route in (main, *others))
         )
+        beside = (self._beside(route, *infos) for route, infos in zip(others, theirs, strict=True))
+        status = partial(Status, store=store, others=tuple(filter(None, beside)))
         answers = {"draft": draft, "target": target, "verifier": verifier}
         up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
         self._metrics.of_services.up({**up, "redis": store is None})
@@ -182,20 +185,19 @@ class Readiness:
             if not isinstance(answer, Unavailable):
                 self._metrics.of_services.cache(role, answer)
         if isinstance(target, Unavailable):
-            return Status(known, target, store=store, others=self.status.others)
+            return status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
         if known is None and missing is not None:
             known = await self._stored_handshake(target, main)
         if known is not None:  # the last report of an unavailable draft or verifier is still valid
             draft, verifier = _last(draft, known.draft), _last(verifier, known.verifier)
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
-            return Status(None, missing, store=store, others=self.status.others)
+            return status(None, missing)
         served = self._served(draft, target, verifier, main)
         error = Mismatch(reason) if (reason := self._mismatch(served)) else None
         if error is None and missing is None:
             await self._store_handshake(served)
-        beside = (self._beside(route, *infos) for route, infos in zip(others, theirs, strict=True))
-        return Status(served, error, missing.message if missing else None, store, tuple(filter(None, beside)))
+        return status(served, error, missing.message if missing else None)
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None) -> Served:
         return Served(draft, target, verifier, self._services(route), self.table, route)

@@ -188,7 +188,7 @@ class Status:
     @property
     def every(self) -> tuple[Served, ...]:
         """All releases that are served, the main one first."""
-        return () if self.served is None else (self.served, *self.others)
+        return self.others if self.served is None else (self.served, *self.others)
 
 
 def describe(status: Status) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from semspec.errors import Unavailable
 from semspec.release import Release, ReleasedModel
 from tests.gateway.fakes import Fakes, FakeVerifier
-from tests.gateway.support import Gateway, assert_error, chunks, make_settings, running_gateway, text, until
+from tests.gateway.support import Gateway, assert_error, chunks, eventually, make_settings, running_gateway, text, until
 
 OTHER = "127.0.0.1:1"
 """Address of the second release's own services."""
@@ -57,8 +57,8 @@ async def start(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 0.01)
     async with AsyncExitStack() as stack:
 
-        async def start(other: str | Fakes = "2") -> Gateway:
-            own = Fakes.make(verifier=verifier("1"))
+        async def start(other: str | Fakes = "2", own: Fakes | None = None) -> Gateway:
+            own = own or Fakes.make(verifier=verifier("1"))
             theirs = other if isinstance(other, Fakes) else Fakes.make(verifier=verifier(other))
             settings = make_settings(redis_url=redis_url, pair=folder / "list.json")
             clients = {(name, OTHER): getattr(theirs, name) for name in ("drafter", "target", "verifier")}
@@ -127,7 +127,7 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
     release(theirs, "2", strategy="semantic").save(folder / "2")
     services = dict.fromkeys(("draft", "target", "verifier"), OTHER)
     listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "weight": 1, **services})
-    gateway = await start(theirs)
+    gateway = await start(theirs, ours := Fakes.make(verifier=verifier("1")))
     assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1", "semspec-demo@2"}
     num_asked = len(theirs.drafter.asked), len(theirs.target.prompts)
     await release_of(gateway, model="semspec-demo@1")
@@ -140,6 +140,11 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
     assert {await release_of(gateway) for _ in range(8)} == {"semspec-demo@1"}
     theirs.target.lost = None
     await until(lambda: versions(gateway), lambda found: found == ["1", "2"])
+    ours.target.lost = Unavailable("gone")
+    await eventually(lambda: gateway.app.state.readiness.status.error is not None)
+    assert (await gateway.http.get("/ready")).status_code == 200
+    assert {await release_of(gateway) for _ in range(8)} == {"semspec-demo@2"}
+    assert_error(await gateway.chat(model="semspec-demo@1"), 503)
 
 
 async def test_release_whose_verifier_has_other_probes_gets_no_answer(
