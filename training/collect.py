@@ -9,8 +9,8 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 from semspec.client import Gateway, Json
+from semspec.commands.options import API_KEY, api_key
 from semspec.errors import Conflict, InvalidRequest, Mismatch
-from semspec.keys import checked_key
 from semspec.training.data.questions import COLLECTION_FORMAT, opened
 from semspec.training.files import Row, StageFolder, read_rows, write_rows
 from semspec.training.progress import Reporter
@@ -24,12 +24,8 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "--gateway", "--url", default="http://127.0.0.1:8080", metavar="URL", help="default: %(default)s"
     )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get("SEMSPEC_API_KEY", ""),
-        help="a key with the option collector (default: $SEMSPEC_API_KEY)",
-    )
+    whose = f"a key with the option collector (default: ${API_KEY})"
+    parser.add_argument("--api-key", type=api_key, metavar="KEY", default=os.environ.get(API_KEY), help=whose)
     parser.add_argument(
         "--max-answers", type=int, default=2_000, metavar="N", help="most answers in the folder (default: %(default)s)"
     )
@@ -47,8 +43,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
             num = forget(folder, options.forget)
             reporter.say(f"{num} answers of {options.forget} are deleted from {folder.path}")
         else:
-            key = checked_key(options.api_key) if options.api_key else None
-            num = asyncio.run(_fetched(Gateway.at(options.gateway, key), folder, options.max_answers))
+            num = asyncio.run(_fetched(Gateway.at(options.gateway, options.api_key), folder, options.max_answers))
             is_full = num_answers(folder) >= options.max_answers
             full = "; it is full: train on it, or raise --max-answers" if is_full else ""
             reporter.say(f"{num} new answers, {num_answers(folder)} in {folder.path}{full}")

@@ -87,10 +87,8 @@ class Piloted:
 
 
 def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
-    """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once.
-
-    A group is smaller where there are fewer questions of a kind; those left over are in none.
-    """
+    """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
+    smaller where there are fewer questions of a kind; those left over are in none."""
     order = np.random.default_rng(0).permutation(len(every))
     kinds = [[every[i] for i in order if (every[i].split == "test") is is_test] for is_test in (False, True)]
     size = min([size, *(len(own) for own in kinds if own)])
@@ -101,10 +99,8 @@ def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
 def run_pilot(
     clusters: ClustersStage, groups: Sequence[Sequence[Question]], every: Sequence[Question], reporter: Reporter
 ) -> Piloted:
-    """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over.
-
-    The stages' folders are empty, and the models are loaded.
-    """
+    """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
+    folders are empty, and the models are loaded."""
     clusters.load()
     stages, bars = (clusters.contexts, clusters.samples, clusters), reporter.passing()
     totals = {group[0].split == "test": defaultdict[str, float](float) for group in groups}
@@ -139,10 +135,8 @@ def run_pilot(
 
 
 def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter) -> float:
-    """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it.
-
-    Each kind of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's.
-    """
+    """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
+    of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
     store, times, total = StateStore(piloted.work / "samples"), dict[Any, tuple[float, float]](), 0.0
     for role, variant in planned_probes(config, every):
         recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)

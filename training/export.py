@@ -58,10 +58,8 @@ def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmenta
 
 
 def export_release(config: PipelineConfig, rule: dict[str, object] | None = None) -> Release:
-    """Write `pair.json`, which names what `config.output` holds. `rule`: None: that of `pair.json` before.
-
-    Raises: Mismatch when the folder holds neither probes nor a calibration, or no rule.
-    """
+    """Write `pair.json`, which names what `config.output` holds. `rule`: None: that of `pair.json` before. Raises:
+    Mismatch when the folder holds neither probes nor a calibration, or no rule."""
     output = config.output
     calibration = load_calibration(output / CALIBRATION_FILE) if (output / CALIBRATION_FILE).exists() else None
     probes = ProbeVerifier.load(output).handshake() if (output / "target.safetensors").exists() else None
@@ -107,10 +105,8 @@ class Export:
             self._fitter.predicted(variant)
 
     def calibrate(self, pair: Pair, shards: Sequence[int]) -> None:
-        """Write `likelihood.json` beside the probes' place, and the page WORK/likelihood/report.html.
-
-        `shards`: those of the pilot. Raises: InvalidRequest when nothing can be calibrated on them.
-        """
+        """Write `likelihood.json` beside the probes' place, and the page WORK/likelihood/report.html. `shards`: those
+        of the pilot. Raises: InvalidRequest when nothing can be calibrated on them."""
         self._pilot.check()
         found = self._calibrated(self._cost(pair, shards))
         self._export_likelihood(found)
@@ -259,7 +255,7 @@ class Export:
 
     def _export(self, report: Report) -> None:
         """Write probes and cards before `pair.json`, which names them."""
-        output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
+        output, rule, gamma = self._config.output, report.recommendation.chosen.rule, self._config.report.gamma
         self._save(self._variants.served, report, output)
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:

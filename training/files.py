@@ -40,10 +40,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` when it is complete and synced to disk.
-
-    Raises: Unavailable when the disk is full; the previous file then remains.
-    """
+    """A temporary file that replaces `path` when it is complete and synced to disk. Raises: Unavailable when the disk
+    is full; the previous file then remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name contains host and process: workers that start together may write the same file at the same time.
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
@@ -191,10 +189,8 @@ class StageFolder:
         self.path, self.recipe = path, path / "recipe.json"
 
     def claim(self, recipe: Mapping[str, Any]) -> None:
-        """Create the folder, or check that the existing one was made with the same settings.
-
-        Raises: Mismatch naming the settings that differ.
-        """
+        """Create the folder, or check that the existing one was made with the same settings. Raises: Mismatch naming
+        the settings that differ."""
         if not self.recipe.exists():
             write_json(self.recipe, {"format": DATA_FORMAT, **recipe})
         elif differing := self.differing(recipe):

@@ -25,7 +25,6 @@ from semspec.types import Writer
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
 
-
 BUDGET_S = 3600.0
 LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 """Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
@@ -33,9 +32,7 @@ LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 
 def scaled(config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True) -> PipelineConfig:
     """`config` with as many questions as take `BUDGET_S` by the estimate, which is told; the number is kept in `work`.
-
-    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run.
-    """
+    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
     kept = work / "preset.json"
     if not kept.exists():
         if not can_start:
@@ -70,10 +67,8 @@ class Pipeline:
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions, gathered once; later runs and other workers read the stored ones.
-
-        Raises: Mismatch when a collection is not of this configuration's pair.
-        """
+        """The questions, gathered once; later runs and other workers read the stored ones. Raises: Mismatch when a
+        collection is not of this configuration's pair."""
         if not StageFolder(self.work / "questions").is_done(0):
             check_collections(self.config, self.pair)
         return Questions(stored_questions(self.work, self.config, self.reporter), self.config.shard_questions)
@@ -112,9 +107,7 @@ class Pipeline:
 
     def calibrate(self) -> None:
         """Calibrate `likelihood` on the pilot's shards, which a later run keeps; other workers' shares as in `run`.
-
-        Raises: InvalidRequest when the pilot is too small, or the draft is always right or always wrong there.
-        """
+        Raises: InvalidRequest when the pilot is too small, or the draft is always right or always wrong there."""
         check_output(self.config.output)
         pilot = self.questions.pilot(self.config.likelihood.num_questions)
         mine = [number for number in self._mine if number in pilot]
@@ -127,10 +120,8 @@ class Pipeline:
             Export(self.config, self.work, labels, self.clusters, self.reporter).calibrate(self.pair, pilot)
 
     def check_start(self, numbers: Sequence[int]) -> None:
-        """Load and check what later stages need before sampling, so that a long run does not fail at its end.
-
-        Raises: InvalidRequest, Mismatch when models or equivalence cannot do what the configuration asks for.
-        """
+        """Load and check what later stages need before sampling, so that a long run does not fail at its end. Raises:
+        InvalidRequest, Mismatch when models or equivalence cannot do what the configuration asks for."""
         self.clusters  # noqa: B018  (its functions are found)
         if all(self.samples.folder.manifest(number) for number in numbers):
             return

@@ -111,15 +111,12 @@ class EntailmentEquivalence:
             candidates = [other for other in sorted(set(clusters)) if words[other] and words[new]]
             cluster = new
             for other in sorted(candidates, key=lambda other: -(words[other] & words[new]).total()):
-                if (yield from self._is_same(tokens[other], tokens[new])):
+                one, two = tokens[other], tokens[new]
+                if one == two or ((yield one, two) and (yield two, one)):
                     cluster = other
                     break
             clusters.append(cluster)
         return clusters
-
-    def _is_same(self, one: TokenIds, other: TokenIds) -> Generator[TextPair, bool, bool]:
-        """Sides of equal tokens count as the same."""
-        return one == other or ((yield one, other) and (yield other, one))
 
 
 def context_of(group: Alternatives) -> str:

@@ -43,9 +43,7 @@ def load_equivalence(config: EntailmentConfig | PythonEquivalence, max_segment_t
 
 def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, Equivalence]:
     """An equivalence with its name. `source` is `OF_THE_CARD` or a JSON file; `training` is of the probe's card.
-
-    Raises: Mismatch, with the remedy, when there is none or it cannot be loaded.
-    """
+    Raises: Mismatch, with the remedy, when there is none or it cannot be loaded."""
     if source == OF_THE_CARD:
         fields = training.get("equivalence")
         if fields is None:

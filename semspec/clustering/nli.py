@@ -67,10 +67,6 @@ class PairFormat:
         types = (tokens[first][1], tokens[second][1])
         return cls(tuple(tokens[:first]), tuple(tokens[first_end:second]), tuple(tokens[second_end:]), types)
 
-    @property
-    def num_specials(self) -> int:
-        return len(self.before) + len(self.between) + len(self.after)
-
     def join(self, pair: TextPair) -> tuple[list[int], list[int]]:
         """Token ids and token types of a pair."""
         premise, hypothesis = ([(token, kind) for token in side] for side, kind in zip(pair, self.types, strict=True))
@@ -84,10 +80,10 @@ class NliModel:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EntailmentConfig) -> None:
         self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
         self._batch_size = config.batch_size
-        self._format = PairFormat.of(tokenizer)
+        self._format = own = PairFormat.of(tokenizer)
         window = _window(model, tokenizer, config.max_tokens)
         self._context_tokens = window // 8 if config.context_tokens is None else config.context_tokens
-        self.side_tokens = (window - self._format.num_specials) // 2
+        self.side_tokens = (window - len(own.before + own.between + own.after)) // 2
         """Tokens of a text and the context before it: half of what the window leaves to a pair."""
         self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
         labels = {int(index): str(name) for index, name in model.config.id2label.items()}
@@ -153,10 +149,8 @@ class NliModel:
 
 
 def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
-    """The index of the label `wanted`, or else of the only one whose name begins like "entailment".
-
-    Raises: Mismatch when there is none.
-    """
+    """The index of the label `wanted`, or else of the only one whose name begins like "entailment". Raises: Mismatch
+    when there is none."""
     if wanted is None:
         found = [index for index, name in labels.items() if name.lower().startswith("entail")]
         if len(found) == 1:

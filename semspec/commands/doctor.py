@@ -23,7 +23,8 @@ TIMEOUT_S = 4.0
 
 def run(arguments: argparse.Namespace) -> int:
     checks = []
-    for check in all_checks(arguments):
+    running = (attempt("running", partial(_running, arguments.url, arguments.api_key)),) if arguments.url else None
+    for check in running or checks_of(stack_config(arguments)):
         checks.append(check)
         if not arguments.json:
             print(line(check), flush=True)
@@ -33,14 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"\n{levels['ok']} ok, {levels['warn']} to look at, {levels['fail']} to fix")
     return 1 if levels["fail"] else 0
-
-
-def all_checks(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The check of a running gateway if a URL is given, else those of this machine for the configured pair."""
-    if arguments.url:
-        yield attempt("running", partial(_running, arguments.url, arguments.api_key))
-    else:
-        yield from checks_of(stack_config(arguments))
 
 
 def checks_of(config: StackConfig) -> Iterator[Check]:

@@ -47,10 +47,8 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
 
 
 def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
-    """Return if the service at `address` (host:port) is serving; the service "" is the whole process.
-
-    Raises: Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound.
-    """
+    """Return if the service at `address` (host:port) is serving; the service "" is the whole process. Raises:
+    Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound."""
     with _channel(address, certificates) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:

@@ -48,10 +48,8 @@ NUM_THREADS = 4
 
 @contextmanager
 def loading(name: str, revision: str | None) -> Iterator[str]:
-    """The folder of the checkpoint `name`, which is downloaded if it is on the hub.
-
-    Raises: Mismatch in one line instead of what loading it raises.
-    """
+    """The folder of the checkpoint `name`, which is downloaded if it is on the hub. Raises: Mismatch in one line
+    instead of what loading it raises."""
     adopt("transformers")
     disable_progress_bar()  # it is no line of a log
     folder = fetch(name, revision)

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 _MARK = "semspecmark"
 """Stands for a tool's content and for the names of called functions, to see whether a template shows them."""
 
-
 _SET_BY_TRANSFORMERS = frozenset({"conversations", "messages", "raise_exception", "strftime_now"})
 """What a template may read, beside the parameters of `apply_chat_template` and special tokens."""
 
 _VARIABLES = "chat_template_kwargs"
 """The request field of the variables."""
-
 
 CALL = "<tool_call>"
 """Begins a call in the only format of calls that is read: that of Hermes and Qwen."""
@@ -80,9 +78,7 @@ def _read_by(template: str) -> frozenset[str]:
 
 def template_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
     """Variables of the chat template that a request may set: it reads them, and nothing else that renders it sets them.
-
-    Raises: TemplateSyntaxError when the template is malformed.
-    """
+    Raises: TemplateSyntaxError when the template is malformed."""
     template = tokenizer.chat_template
     templates = list(template.values()) if isinstance(template, dict) else [template] if template else []
     parameters = inspect.signature(type(tokenizer).apply_chat_template).parameters

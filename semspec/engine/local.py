@@ -57,10 +57,8 @@ class LocalEngine(Engine):
         self._info = replace(info, supports_grammars=can_shape, supports_penalties=True, num_token_ids=size)
 
     def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
-        """The results of a request that reads `tokens`. Closing this generator ends the request.
-
-        Raises: Overloaded, Unavailable.
-        """
+        """The results of a request that reads `tokens`. Closing this generator ends the request. Raises: Overloaded,
+        Unavailable."""
         raise NotImplementedError
 
     async def encode(self, prompt: Prompt) -> Piece:

@@ -124,20 +124,11 @@ def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
 def segment_surprisal(statistics: Tensor) -> Tensor:
     """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, from the `token_statistics` of its tokens."""
     token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
-    return torch.stack(
-        [
-            token_logprobs.mean(),
-            token_logprobs.min(),
-            token_logprobs.sum(),
-            token_logprobs.median(),
-            entropy.mean(),
-            entropy.max(),
-            is_likeliest.mean(),
-            (token_logprobs < SURPRISING).float().mean(),
-            margin.min(),
-            torch.tensor(float(len(statistics)), device=statistics.device),
-        ]
-    )
+    of_logprobs = token_logprobs.mean(), token_logprobs.min(), token_logprobs.sum(), token_logprobs.median()
+    surprising_share = (token_logprobs < SURPRISING).float().mean()
+    num_tokens = torch.tensor(float(len(statistics)), device=statistics.device)
+    others = entropy.mean(), entropy.max(), is_likeliest.mean(), surprising_share, margin.min(), num_tokens
+    return torch.stack([*of_logprobs, *others])
 
 
 def segment_scores(statistics: Sequence[Tensor], states: Sequence[States]) -> list[SegmentScore]:

@@ -55,9 +55,7 @@ class Matcher:
 
     def allowed(self) -> Tensor:
         """Whether each token may follow, bool `[num_embeddings]`: those of end-of-sequence iff the text is complete.
-
-        Raises: InvalidRequest when the grammar is too complex; InternalError when it allows no token.
-        """
+        Raises: InvalidRequest when the grammar is too complex; InternalError when it allows no token."""
         with self._limited():
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._left_s += MASK_S
@@ -117,10 +115,8 @@ class Grammars:
         return cls(vocabulary, tokenizer)
 
     def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
-        """The state of `grammar`, which was checked before, after the tokens `written`. Blocks.
-
-        Raises: InvalidRequest when `written` does not follow it.
-        """
+        """The state of `grammar`, which was checked before, after the tokens `written`. Blocks. Raises: InvalidRequest
+        when `written` does not follow it."""
         matcher = self._first(grammar).deep_copy()
         tokens = [token for token in written if token not in self._tokenizer.eos_ids]
         if matcher.try_consume_tokens(tokens) < len(tokens):

@@ -190,10 +190,8 @@ def probability_of(token: int, distribution: Distribution) -> float:
 def verify(
     logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer
 ) -> tuple[list[int], tuple[bool, ...]]:
-    """The accepted tokens plus one of the target, and the mismatches under a gate.
-
-    `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i.
-    """
+    """The accepted tokens plus one of the target, and the mismatches under a gate. `logits`: `[num_fed + 1,
+    vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i."""
     ended = tokenizer if request.is_after_end else None
     if request.gate is not None:
         return gated_tokens(logits, request.drafted, request.gate, ended)

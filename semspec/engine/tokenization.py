@@ -119,9 +119,7 @@ class ModelTokenizer:
 
     def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
         """Token ids of a piece: its own ids if they are tokens of this tokenizer as well, else its text tokenized.
-
-        Raises: InvalidRequest when an id has no embedding; on a GPU the forward pass would crash the process.
-        """
+        Raises: InvalidRequest when an id has no embedding; on a GPU the forward pass would crash the process."""
         if piece.tokenizer == self.info.tokenizer:
             if max(piece.token_ids, default=0) >= self.num_embeddings:
                 raise InvalidRequest(
@@ -145,9 +143,7 @@ class ModelTokenizer:
 
     async def owned(self, pieces: tuple[P, ...], is_context: bool = True) -> tuple[P, ...]:
         """`pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the window may hold.
-
-        Raises: ContextTooLong; what `read_ids` raises.
-        """
+        Raises: ContextTooLong; what `read_ids` raises."""
         texts = [piece.text for piece in pieces if not self._has_own_ids(piece)]
         if not texts:
             return pieces
@@ -242,10 +238,8 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
-    """The tokens of `text`, without special tokens. Tokens that share a character all have it as their text.
-
-    Raises: Mismatch when the tokenizer does not return offsets.
-    """
+    """The tokens of `text`, without special tokens. Tokens that share a character all have it as their text. Raises:
+    Mismatch when the tokenizer does not return offsets."""
     if not tokenizer.is_fast:
         raise Mismatch("the model's tokenizer returns no token offsets; save it with a tokenizer.json")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -51,10 +51,8 @@ class Compiler:
         """By digest of the grammars; the least recently used come first."""
 
     async def flaw(self, grammars: Sequence[str]) -> Flaw | None:
-        """The first of `grammars` that does not compile, or needs too much for it; None if all do.
-
-        Raises: Overloaded.
-        """
+        """The first of `grammars` that does not compile, or needs too much for it; None if all do. Raises:
+        Overloaded."""
         task = json.dumps(list(grammars)).encode()
         digest = hashlib.blake2b(task, digest_size=16).digest()
         if digest not in self._known:

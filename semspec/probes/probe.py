@@ -174,10 +174,8 @@ def load_card(path: Path) -> ProbeCard:
 
 
 def load_probe(path: Path) -> Artifact:
-    """Load an artifact.
-
-    Raises: Mismatch when it is missing, damaged, not its card's weights, or of another format or state convention.
-    """
+    """Load an artifact. Raises: Mismatch when it is missing, damaged, not its card's weights, or of another format or
+    state convention."""
     card = load_card(path)
     with _readable(path):
         data = regular(path).read_bytes()

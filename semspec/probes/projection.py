@@ -27,7 +27,6 @@ MAX_MAGNITUDE = 1e9
 LOOK_S = 10.0
 """Least time between two looks into the folder for projections that calls name and the engine does not hold."""
 
-
 _log = logging.getLogger(__name__)
 
 

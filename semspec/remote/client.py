@@ -62,10 +62,8 @@ class CompletionClient(Protocol):
         """Names of the models on the server. Raises: as `stream`."""
 
     def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
-        """Yield text as it is generated. Closing the generator disconnects, which stops the server.
-
-        Raises: Unavailable, DeadlineExceeded, Overloaded; Mismatch when the server rejects the request.
-        """
+        """Yield text as it is generated. Closing the generator disconnects, which stops the server. Raises:
+        Unavailable, DeadlineExceeded, Overloaded; Mismatch when the server rejects the request."""
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -114,10 +112,8 @@ def translated(server: Server) -> Iterator[None]:
 
 
 async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
-    """`events` with a timeout for each: keep-alive messages of a server would otherwise prevent a timeout.
-
-    Raises: TimeoutError when an event takes longer than `timeout_s`.
-    """
+    """`events` with a timeout for each: keep-alive messages of a server would otherwise prevent a timeout. Raises:
+    TimeoutError when an event takes longer than `timeout_s`."""
     iterator = aiter(events)
     while True:
         try:

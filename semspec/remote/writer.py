@@ -115,10 +115,8 @@ def _stop_at(params: GenerationParams) -> str | None:
 def load_remote_writer(
     settings: ModelSettings, server: Server, writer: Writer, load_model: LoadModel = load_engine
 ) -> Engine:
-    """The engine of `settings`, with `server` generating its segments.
-
-    Raises: Mismatch when either cannot serve. An unavailable server is an error of later calls, not here.
-    """
+    """The engine of `settings`, with `server` generating its segments. Raises: Mismatch when either cannot serve. An
+    unavailable server is an error of later calls, not here."""
     asyncio.run(_check(settings.model, server))
     engine = load_model(settings, writer)
     return RemoteWriter(engine, engine.tokenizer, connect(server), writer)

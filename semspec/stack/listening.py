@@ -6,10 +6,8 @@ from semspec.stack.child import StackError
 
 
 def free_port(host: str, wanted: int) -> int:
-    """`wanted`, or a free port for 0; `host` is a name, an IPv4 or an IPv6 address.
-
-    Raises: StackError when it cannot be bound, as when another process listens there.
-    """
+    """`wanted`, or a free port for 0; `host` is a name, an IPv4 or an IPv6 address. Raises: StackError when it cannot
+    be bound, as when another process listens there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -201,10 +201,8 @@ ScoreMethod = Literal["greedy", "average"]
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """When a drafted segment is kept, given `ratio` = target_probability / draft_probability.
-
-    `sample` accepts with probability min(1, ratio) (SemanticSpec, Algorithm 1), `threshold` iff ratio >= threshold.
-    """
+    """When a drafted segment is kept, given `ratio` = target_probability / draft_probability. `sample` accepts with
+    probability min(1, ratio) (SemanticSpec, Algorithm 1), `threshold` iff ratio >= threshold."""
 
     rule: AcceptanceRule = "sample"
     threshold: float | None = None

@@ -102,8 +102,3 @@ def test_malformed_file_is_refused_in_one_line(folder: Path, file: str, content:
 def test_chat_template_that_refuses_a_first_turn_is_served(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception('begin with a system turn') }}")
     assert load_tokenizer(str(folder)).chat_template
-
-
-def test_device_that_is_not_there_is_one_line(folder: Path) -> None:
-    with pytest.raises(Mismatch, match=r"no device 'cuda:99' for the model .*; take 'cpu' or 'auto'"):
-        TransformersEngine.load(str(folder), writer=Writer.TARGET, device="cuda:99")

@@ -250,23 +250,6 @@ async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
         assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
 
 
-async def test_asking_between_steps_feeds_a_step_once(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    whole = await reasoned(engine)
-    before = Context(whole.pieces[:-1])
-    await engine.score_choices(before, QUESTION, PREFILL, DIGITS, "s")
-    sizes = sizes_of(engine)
-    reply = await engine.score_choices(whole, QUESTION, PREFILL, DIGITS, "s")
-    num_asked = len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))
-    assert sizes == [len(whole.pieces[-1].token_ids) + num_asked]
-    recomputed = await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)
-    assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
-    sizes.clear()
-    what = params(session="s", max_tokens=5, want_states=True)
-    [rewritten] = await written(engine, before, what)  # the step was refused
-    assert sizes == [1] * len(rewritten.segment.token_ids)
-    assert rewritten.segment == (await written(uncached, before, params(max_tokens=5)))[0].segment
-
-
 async def test_handshake_says_who_can_be_asked(
     engine: TransformersEngine, checkpoints: dict[str, Path], load: Load
 ) -> None:

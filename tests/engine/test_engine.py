@@ -81,22 +81,6 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
 
 
-async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngine) -> None:
-    context = await prompt(engine)
-    finished: list[str] = []
-
-    async def call(name: str, num_tokens: int) -> None:
-        what = params(sampling=SamplingParams(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
-        await written(engine, context, what)
-        finished.append(name)
-
-    before_each_step(engine, lambda _: time.sleep(0.001))
-    long = asyncio.create_task(call("long", 300))
-    await asyncio.sleep(0.05)
-    await asyncio.gather(call("short", 5), long)
-    assert finished == ["short", "long"]
-
-
 async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -> None:
     during: list[int] = []
     ticks = 0

@@ -49,10 +49,3 @@ def test_paragraphs(text: str, size: int, expected: list[str]) -> None:
 )
 def test_sentences(text: str, expected: list[str]) -> None:
     assert cut(text, Segmentation.SENTENCE, 1) == expected
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_tokens_of_any_size_lose_nothing(size: int) -> None:
-    text = "First, x = 2.5. Is it? Yes!\n\nSo e.g. \\boxed{2.5}. Done."
-    for segmentation in Segmentation:
-        assert "".join(cut(text, segmentation, size)) == text

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -82,15 +81,6 @@ def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:
         chosen = rejection_sample(rows, [rejected], [Distribution.certain(rejected)], replace(sampling, seed=seed), 1)
         counts[chosen[0],] += 1
     assert_distributed(counts, probabilities(renormalised(TARGET_LOGITS[:1], sampling)[0]))
-
-
-def test_equal_models_accept_everything() -> None:
-    sampling = SamplingParams(0.7, 0.9, seed=3)
-    distribution = sparse(renormalised(TARGET_LOGITS[:1], sampling)[0])
-    drafted = [int(np.frombuffer(distribution.token_ids, "<u4")[0])]
-    for position in range(50):
-        chosen = rejection_sample(TARGET_LOGITS[[0, drafted[0]]], drafted, [distribution], sampling, position)
-        assert chosen[0] == drafted[0] and len(chosen) == 2
 
 
 def test_refusal_by_a_rounding_error_falls_back_on_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

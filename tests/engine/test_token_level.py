@@ -10,18 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
-from semspec.stack import BUNDLED_PAIR
 from semspec.types import (
     Context,
     Distribution,
-    GenerationParams,
-    Message,
     Proposal,
     SamplingParams,
     Segment,
@@ -303,17 +299,3 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEn
         with pytest.raises(InvalidRequest) as refusal:
             await call
         assert str(refusal.value.parameter).startswith("open_token_ids")
-
-
-async def test_bundled_pair_writes_greedily_what_its_target_writes(load: Load) -> None:
-    draft, target = load(BUNDLED_PAIR / "draft", Writer.DRAFT), load(BUNDLED_PAIR / "target")
-    what = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=120, session="s")
-    num_tokens = num_saved = 0
-    for seed in SPLITS["tune"][200:203]:
-        context = Context((await target.encode([Message("user", make_problem(seed).question)]),))
-        expected = await segments_of(target, context, what)
-        segments, num_accepted = await speculated(draft, target, context, what, gamma=4)
-        assert segments == expected
-        num_tokens += sum(len(segment.token_ids) for segment in segments)
-        num_saved += num_accepted
-    assert num_saved > num_tokens / 3

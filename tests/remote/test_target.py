@@ -11,7 +11,6 @@ from typing import get_args
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from semspec.decoding import Backends
 from semspec.engine.protocol import Engine
@@ -59,11 +58,6 @@ async def test_settings_name_the_model_that_openais_api_wants(
     monkeypatch.setenv("SEMSPEC_TARGET_WRITER_TOKEN", "secret")
     assert (server := load_settings(TargetSettings).server)
     assert (server.model, server.token) == ("there", "secret") and "secret" not in repr(server)
-
-
-async def test_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"writer\.url"):
-        TargetSettings.model_validate({"model": "m", "writer": {"url": "somewhere:80"}})
 
 
 async def test_other_model_at_the_server_is_told(caplog: pytest.LogCaptureFixture) -> None:

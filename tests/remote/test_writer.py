@@ -139,13 +139,6 @@ async def test_segment_without_a_boundary_is_cut_between_tokens(local: Local, co
     assert local.lm.tokenizer.text_of((), ids) == f"{STEP}\n\n"
 
 
-async def test_tokens_beyond_the_budget_are_left_out(local: Local, context: Context) -> None:
-    params = replace(TO_THE_END, max_tokens=8)
-    served = segments(await local.served("tgi", Script([STEP, "\n\n"]), context, params))
-    assert sum(len(one.token_ids) for one in served) == 8
-    assert served[-1].end is SegmentEnd.LENGTH
-
-
 @every_api
 async def test_leaving_hangs_up(local: Local, context: Context, api: Api) -> None:
     script = Script([STEP, "\n\n", STEP], stalls=True)

@@ -21,9 +21,8 @@ async def test_served_segments_are_those_of_the_engine(
     running: Running, pair: Pair, segmentation: Segmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = GenerationParams(SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30, max_tokens=30)
-    [model] = [
-        one["id"] for one in (await running.http.get("/v1/models")).json()["data"] if one["id"].endswith(":target")
-    ]
+    models = (await running.http.get("/v1/models")).json()["data"]
+    [model] = [one["id"] for one in models if one["id"].endswith(":target")]
     monkeypatch.setenv(API_KEY, running.stack.api_key)
     url = f"{running.stack.base_url}/v1"
     config = ServerSampler(backend="openai", base_url=url, model=model, concurrency=2, api_key_env=API_KEY)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
-from semspec.training.trainer.fit import Fit, fit, predict
+from semspec.training.trainer.fit import fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, Indices, StateStore
 from semspec.types import SURPRISAL_FEATURES
@@ -82,7 +82,7 @@ class Data:
     def wanted(self, role: Role = "target") -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability
 
-    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target", **options: Any) -> Fit:
+    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target", **options: Any) -> tuple[Probe, list[float]]:
         train, validation = (self.rows(split, role) for split in ("train", "validation"))
         source = self.source(recipe, role)
         return fit(source, self.wanted(role), self.labels, train, validation, recipe, **options)

@@ -130,16 +130,11 @@ def test_cluster_trains_the_pair_of_the_guide() -> None:
 def test_workers_share_all_shards_and_the_jobs_behind_them_wait() -> None:
     estimate, workers, report = jobs().values()
     assert workers["completionMode"] == "Indexed" and workers["parallelism"] <= workers["completions"]
-    shares = [
-        cli.parser()
-        .parse_args([one.replace("$(JOB_COMPLETION_INDEX)", str(index)) for one in arguments(workers)])
-        .shard
-        for index in range(workers["completions"])
-    ]
-    assert shares == [(index, workers["completions"]) for index in range(workers["completions"])]
-    assert cli.parser().parse_args(arguments(estimate)).command == "estimate" and cli.parser().parse_args(
-        arguments(report)
-    ).shard == (0, 1)
+    num_workers, parse = workers["completions"], cli.parser().parse_args
+    for index in range(num_workers):
+        own = parse([one.replace("$(JOB_COMPLETION_INDEX)", str(index)) for one in arguments(workers)])
+        assert own.shard == (index, num_workers)
+    assert parse(arguments(estimate)).command == "estimate" and parse(arguments(report)).shard == (0, 1)
     assert [job.get("suspend", False) for job in (estimate, workers, report)] == [False, True, True]
 
 

@@ -90,9 +90,8 @@ def test_pilot_leaves_the_reports_questions_out() -> None:
     own = Pilot.of(labels, surprisal, 30)
     splits = {question: labels.split[labels.question == question][0] for question in np.unique(own.question)}
     assert len(splits) == 30 and "test" not in splits.values()
-    assert own.num_right == int(
-        (labels.target_probability[np.isin(labels.question, own.question) & labels.by_draft] > 0).sum()
-    )
+    drafted = np.isin(labels.question, own.question) & labels.by_draft
+    assert own.num_right == int((labels.target_probability[drafted] > 0).sum())
 
 
 def test_prediction_for_the_probes_report_is_the_served_probability() -> None:

@@ -39,14 +39,10 @@ def test_side_depends_on_the_question_alone(tmp_path: Path) -> None:
 
 def test_question_of_an_evaluation_set_is_dropped_whatever_its_punctuation(tmp_path: Path) -> None:
     long = "A train leaves the station at nine and travels sixty miles every hour until it reaches the far coast."
-    rows = [
-        *numbered(60),
-        {"question": "what is   7 AND 8 ?", "id": "same"},
-        {"question": f"Hard: {long}", "id": "part"},
-    ]
+    repeated = [{"question": "what is   7 AND 8 ?", "id": "same"}, {"question": f"Hard: {long}", "id": "part"}]
     evaluation = [{"problem": "What is 7 and 8?"}, {"problem": long}]
     questions, dropped = gather(
-        [QuestionSource(file=write(tmp_path / "a", rows), id="id")],
+        [QuestionSource(file=write(tmp_path / "a", numbered(60) + repeated), id="id")],
         [QuestionSource(file=write(tmp_path / "b", evaluation), question="problem")],
         SHARES,
     )

@@ -40,9 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = tmp_path / "openai" / "gsm8k"
     data.mkdir(parents=True)
     files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
-    (data / "README.md").write_text(
-        f"---\nconfigs: {json.dumps([{'config_name': 'main', 'data_files': files}])}\n---\n"
-    )
+    configs = json.dumps([{"config_name": "main", "data_files": files}])
+    (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
     for split, source, number in (("train", "probe", 24), ("test", "report", 6)):
         rows = map(json.dumps, islice(questions(split=source), number))
         (data / f"{split}.jsonl").write_text("\n".join(rows))

@@ -73,10 +73,8 @@ def prompts(question: Question, config: PromptConfig, target: ModelTokenizer, dr
 def mixed_trace(
     question: Question, start: Prompts, writers: dict[Writer, SegmentWriter], config: ContextsConfig, seed: int
 ) -> list[Piece]:
-    """A trace in which draft or target, chosen at random, writes each segment, right or wrong.
-
-    Returns the target's prompt and every segment but the last: to the answer's end, where the limits allow.
-    """
+    """A trace in which draft or target, chosen at random, writes each segment, right or wrong. Returns the target's
+    prompt and every segment but the last: to the answer's end, where the limits allow."""
     draft_share, num_tokens = config.draft_share if config.traces == "mixture" else 0.0, len(start.target.token_ids)
     rng = random.Random(f"trace {seed} {question.id}")
     pieces = [start.target]

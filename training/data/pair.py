@@ -64,10 +64,8 @@ class CachedModel:
 
 
 class ServerWriter:
-    """Generates segments with a remote completion stream, which is closed as soon as the segment is complete.
-
-    The server returns text only, which is tokenized here, so it needs no feature beyond streaming.
-    """
+    """Generates segments with a remote completion stream, which is closed as soon as the segment is complete. The
+    server returns text only, which is tokenized here, so it needs no feature beyond streaming."""
 
     def __init__(
         self, config: ServerSampler, writer: Writer, params: GenerationParams, tokenizer: ModelTokenizer
@@ -164,11 +162,8 @@ class Pair:
         return self.models[Writer.TARGET].lm
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
-        """Rows, the target's segments first, and tensors aligned with them:
-
-        `target_states` [rows, layers + 1, hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's
-        own segments only.
-        """
+        """Rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1, hidden],
+        `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
         segments = {writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)}
         all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
         ids = self._ids(Writer.TARGET, all_segments)

@@ -74,18 +74,11 @@ def gather(
                 dropped.append(Dropped(identifier, text, reason))
                 continue
             seen.add(text, f"{_title(source)} ({identifier})")
-            questions.append(
-                Question(
-                    identifier,
-                    text,
-                    str(row[source.domain_field]) if source.domain_field else source.domain,
-                    "test"
-                    if source.role == "test"
-                    else sides(row["conversation"] if source.collection else identifier),
-                    str(row[source.trace]) if source.trace else None,
-                    row["collected"] if source.collection else None,
-                )
-            )
+            domain = str(row[source.domain_field]) if source.domain_field else source.domain
+            split = "test" if source.role == "test" else sides(row["conversation"] if source.collection else identifier)
+            trace = str(row[source.trace]) if source.trace else None
+            collected = row["collected"] if source.collection else None
+            questions.append(Question(identifier, text, domain, split, trace, collected))
     _check(questions)
     return questions, dropped
 
@@ -235,10 +228,8 @@ def opened(path: Path) -> tuple[StageFolder, Row]:
 
 
 def collected_rows(path: Path) -> Iterator[Row]:
-    """The answers of a collection, each with `collected` for its `Question`.
-
-    Raises: InvalidRequest when there are none, Mismatch naming a shard that is not what its manifest says.
-    """
+    """The answers of a collection, each with `collected` for its `Question`. Raises: InvalidRequest when there are
+    none, Mismatch naming a shard that is not what its manifest says."""
     folder, _ = opened(path)
     if not folder.numbers():
         raise InvalidRequest(f"{path} has no answers yet; run `semspec train collect --output {path}`", "collection")

@@ -124,10 +124,6 @@ class Recommendation:
     curve: tuple[Outcome, ...]
     """All candidates on the test questions, from lenient to strict."""
 
-    @property
-    def rule(self) -> Acceptance:
-        return self.chosen.rule
-
 
 def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
     """The rule in `pair.json`."""
@@ -145,15 +141,9 @@ def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) 
     """
     candidates = [outcome(chosen_on, threshold, cost) for threshold in (None, *THRESHOLDS)]
     basis, chosen = _choose(candidates, limit)
-    return Recommendation(
-        basis=basis,
-        limit=limit,
-        chosen=chosen,
-        num_right=chosen_on.num_right,
-        num_wrong=chosen_on.num_wrong,
-        expected=outcome(test, chosen.threshold, cost),
-        curve=tuple(outcome(test, threshold, cost) for threshold in (*THRESHOLDS, None)),
-    )
+    expected = outcome(test, chosen.threshold, cost)
+    curve = tuple(outcome(test, threshold, cost) for threshold in (*THRESHOLDS, None))
+    return Recommendation(basis, limit, chosen, chosen_on.num_right, chosen_on.num_wrong, expected, curve)
 
 
 def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome]:

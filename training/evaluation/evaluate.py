@@ -125,9 +125,7 @@ class Report:
 
 def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples: int = 200) -> Report:
     """Compute all numbers. `max_wrong_accepted` limits the recommended rule, which is chosen without test questions.
-
-    Raises: InvalidRequest when predictions are missing for segments of questions that a probe was not trained on.
-    """
+    Raises: InvalidRequest when predictions are missing for segments of questions that a probe was not trained on."""
     labels, served = evidence.labels, evidence.served
     criterion = choose_criterion(labels)
     test, chosen_on = labels.split == "test", np.isin(labels.split, ["validation", "calibration"])
@@ -202,18 +200,14 @@ def judge(
     claims = tuple(_claims(served, criterion))
     cautions = list(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
-    remarks = [
-        *cautions,
-        *([_gain(curve)] if standing == "bad" and len(curve) > 1 else []),
-        _rule(recommendation),
-        *of_labels,
-    ]
+    gain = [_gain(curve)] if standing == "bad" and len(curve) > 1 else []
+    remarks = (*cautions, *gain, _rule(recommendation), *of_labels)
     headline = {
         "good": GOOD_ENOUGH,
         "doubtful": "Every bar is cleared, on too few segments to rely on.",
         "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
     }[standing]
-    return Verdict(standing, headline, claims, tuple(remarks))
+    return Verdict(standing, headline, claims, remarks)
 
 
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:

@@ -35,9 +35,7 @@ def examples_table(
     labels: Labels, served: Predicted, report: Report, texts: Callable[[int, int], tuple[str, str]], num_each: int = 2
 ) -> Table:
     """Draft-written segments of test questions, drawn at random: at most `num_each` of each kind, one a context.
-
-    `texts`: the end of the text before the segment of a shard's row, and the segment.
-    """
+    `texts`: the end of the text before the segment of a shard's row, and the segment."""
     order = np.random.default_rng(0).permutation(np.flatnonzero(labels.by_draft & (labels.split == "test")))
     accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
     right, rows = rightness(labels, report.criterion)[order], []

@@ -107,15 +107,8 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
         }
         for measure in (expected_calibration_error, log_loss)
     )
-    return Variant(
-        predicted.name,
-        ece,
-        loss,
-        {
-            criterion: verification(drafts(labels, predicted, test, criterion), cost, resampling)
-            for criterion in CRITERIA
-        },
-    )
+    verifications = {one: verification(drafts(labels, predicted, test, one), cost, resampling) for one in CRITERIA}
+    return Variant(predicted.name, ece, loss, verifications)
 
 
 def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verification:

@@ -89,10 +89,8 @@ def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **style: A
 
 
 def name_points(axes: Axes, points: Iterable[tuple[str, float, float]], line: float) -> None:
-    """Write the names of (name, x, y) in a column beside the axes, each with a line to its point.
-
-    `line`: height of a name, as a fraction of the axes' height.
-    """
+    """Write the names of (name, x, y) in a column beside the axes, each with a line to its point. `line`: height of a
+    name, as a fraction of the axes' height."""
     low, high = axes.get_ylim()
     points = sorted(points, key=lambda point: (-point[2], -point[1]))
     line, top = min(line, 1 / len(points)), 1.0

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import cos, inf, isfinite, isnan, pi
 
 import numpy as np
@@ -53,7 +52,9 @@ class Descent:
         generator = torch.Generator().manual_seed(derive_seed(self._recipe.seed, "epoch", number))
         batches = torch.randperm(len(examples), generator=generator).split(self._recipe.batch_size)
         for step, (features, targets) in enumerate(examples.batches(batches)):
-            self._set_learning_rate((number + step / len(batches)) / self._recipe.num_epochs)
+            share = (number + step / len(batches)) / self._recipe.num_epochs
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2  # half a cosine, to 0
             self._loss(features, targets).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -79,20 +80,6 @@ class Descent:
             return nn.functional.binary_cross_entropy_with_logits(logits, labels)
         return (torch.sigmoid(logits) - labels).square().mean()
 
-    def _set_learning_rate(self, share: float) -> None:
-        """A half cosine from the recipe's rate to 0."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The best probe over all epochs."""
-
-    probe: Probe
-    history: tuple[float, ...]
-    """Squared error on validation, one entry per epoch."""
-
 
 def fit(
     source: FeatureSource,
@@ -102,8 +89,8 @@ def fit(
     validation_idx: Indices,
     recipe: FitRecipe,
     progress: Callable[[float], None] = lambda share: None,
-) -> Fit:
-    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs.
+) -> tuple[Probe, list[float]]:
+    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs, and that of each.
 
     `labels_array` [len(labels)] has the probabilities to learn, in [0, 1]; `progress` gets the share done.
 
@@ -121,7 +108,7 @@ def fit(
         descent.epoch(train, lambda share: progress((len(descent.history) + share) / recipe.num_epochs))
         descent.validate(held_out)
     progress(1.0)
-    return Fit(_probe(descent, reduction, source.num_features, recipe), tuple(descent.history))
+    return _probe(descent, reduction, source.num_features, recipe), descent.history
 
 
 def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: FitRecipe) -> Probe:

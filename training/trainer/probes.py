@@ -147,7 +147,7 @@ class Fitter:
                 advance(100 * share - done)
                 done = 100 * share
 
-            probe = fit(source, targets, labels, train, validation, recipe, progress).probe
+            probe, _ = fit(source, targets, labels, train, validation, recipe, progress)
         if not len(calibration):
             return probe
         predicted = predict(probe, source, labels, calibration)

@@ -70,10 +70,8 @@ class Reduction(nn.Module):
 def fit_reduction(
     source: FeatureSource, labels: Labels, indices: Indices, projection: int | None, device: torch.device
 ) -> Reduction:
-    """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision.
-
-    Raises: InvalidRequest when the features are not finite.
-    """
+    """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision. Raises:
+    InvalidRequest when the features are not finite."""
     reduction = Reduction(source, projection).to(device)
     mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
@@ -113,10 +111,8 @@ def _moments(
 
 
 class Examples:
-    """Reduced features of the segments `indices`, in batches, with their labels.
-
-    The features are cached in memory if a projection makes them small enough.
-    """
+    """Reduced features of the segments `indices`, in batches, with their labels. The features are cached in memory if a
+    projection makes them small enough."""
 
     def __init__(
         self,
