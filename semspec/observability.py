@@ -1,4 +1,4 @@
-"""Logs and traces of a process, and the request id that both contain.
+"""Logs and traces of a process, the request id that both contain, and durations for its metrics.
 
 Only a `__main__` calls `configure_logging` and `exported_traces`; other code uses `logging` and opens a `span`. A log
 record is one line on stderr, including the fields in `extra`. A span records counts, durations and the outcome. It
@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -37,10 +38,30 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 FLUSH_TIMEOUT_S = 3.0
 """Maximum wait for a collector to accept the last spans when a process ends."""
 
+STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""Upper bounds of the histogram of a backend's steps."""
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _TRACER = otel_context.create_key("semspec-tracer")  # in the current context, inherited by all tasks
 
 _log = logging.getLogger(__name__)
+
+
+class Durations:
+    """A histogram of durations by `STEP_SECONDS`. One thread adds, others may read."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.counts = [0] * (len(STEP_SECONDS) + 1)
+        """Durations up to each bound and above the one before; the last number is of those above all."""
+
+    def add(self, duration_s: float) -> None:
+        self.total_s += duration_s
+        self.counts[bisect_left(STEP_SECONDS, duration_s)] += 1
+
+
+Metric = tuple[str, str, float | Durations]
+"""Name, meaning and value; a name that ends in `_total` is a counter's."""
 
 
 def configure_logging(level: str, json: bool) -> None:

@@ -98,6 +98,7 @@ class ServiceSettings(ProcessSettings):
 
     port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     port_file: Path | None = shared("PORT_FILE", None, "file to write the bound port to once the service is ready")
+    metrics_port: int | None = shared("METRICS_PORT", None, "TCP port of its metrics; unset: none", ge=1, le=65535)
     tls_client_ca: Path | None = shared(
         "TLS_CLIENT_CA", None, "PEM file of the CA of required client certificates; unset requires none"
     )

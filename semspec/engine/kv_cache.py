@@ -157,7 +157,8 @@ class BufferKV:
 
     @property
     def capacity(self) -> int:
-        return self.slab.capacity if self.slab else 0
+        slab = self.slab  # which another thread may release, when metrics are read
+        return slab.capacity if slab else 0
 
     @property
     def nbytes(self) -> int:

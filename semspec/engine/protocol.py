@@ -44,7 +44,9 @@ class Engine(Drafter, Target, Protocol):
 
 class StepCounter(Protocol):
     """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.watch_steps`). An engine that
-    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps."""
+    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps.
+
+    Such an engine may have a method `metrics`, which yields `semspec.observability.Metric`s in any thread."""
 
     @property
     def num_steps(self) -> int: ...

@@ -235,6 +235,21 @@ def fed(feed: Feed) -> Generator[Feed, Output | None, Output]:
     return output
 
 
+def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
+
+    With `total` of at least the number of sizes, everyone gets at least one.
+    """
+    if sum(sizes) <= total:
+        return list(sizes)
+    shares = [0] * len(sizes)
+    ascending = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for num_done, index in enumerate(ascending):
+        shares[index] = min(sizes[index], total // (len(sizes) - num_done))
+        total -= shares[index]
+    return shares
+
+
 def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
     """Feed so many tokens of each of `plan` in one forward pass. Returns the outputs of those that are complete."""
     forwards = lm.forward_step([feed.chunk(num_tokens) for feed, num_tokens in plan])

@@ -31,6 +31,7 @@ from semspec.engine.speculative import draw_with_distribution, state_before, ver
 from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.worker import Scheduler, Worker
+from semspec.observability import Metric
 from semspec.probes.projection import Projections
 from semspec.types import Distribution, ModelInfo, Proposal, Writer
 
@@ -44,11 +45,15 @@ class Calls:
     def __init__(self, lm: CausalLM, writer: Writer, cache: PrefixCache, projections: Projections) -> None:
         self._lm, self._writer, self._cache, self._projections = lm, writer, cache, projections
         self._tokenizer: ModelTokenizer = lm.tokenizer
+        self.num_generated = self.num_queried = self.num_cached = 0
+        """Tokens of segments and proposals; tokens looked up in the cache, and found there."""
 
     @contextmanager
     def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
         """A cached prefix of `tokens`, returned to the cache when the call ends or fails."""
         prefix = self._cache.take(tokens, session)
+        self.num_queried += len(tokens)
+        self.num_cached += len(prefix.tokens)
         try:
             yield prefix
         finally:
@@ -136,6 +141,7 @@ class Calls:
                     [states] = self._projections.states_of(pooled, params.projection)
                     generated, total = replace(generated, states=states), None
                 now = perf_counter()
+                self.num_generated += len(generated.segment.token_ids)
                 yield Result(generated, (now - start) * 1e3, num_cached)
                 start = now
             if writing.is_done:
@@ -159,6 +165,7 @@ class Calls:
             distributions.append(distribution)
             if token in self._tokenizer.eos_ids:
                 break
+        self.num_generated += len(drafted)
         return Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, 0.0)
 
     def _verify(
@@ -213,6 +220,13 @@ class TransformersEngine(LocalEngine):
 
     async def info(self) -> ModelInfo:
         return replace(self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests)
+
+    def metrics(self) -> Iterator[Metric]:
+        calls = self.calls
+        yield from self.steps.metrics()
+        yield "semspec_engine_generated_tokens_total", "Tokens of segments and proposals.", calls.num_generated
+        yield "semspec_engine_prefix_cache_queries_total", "Tokens looked up in the prefix cache.", calls.num_queried
+        yield "semspec_engine_prefix_cache_hits_total", "Tokens found there.", calls.num_cached
 
     async def read_probes(self) -> None:
         await asyncio.to_thread(self._projections.read)

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from time import monotonic, perf_counter
@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 import torch
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.steps import Feed, Output, PrefixCache, Steps, run_step
+from semspec.engine.steps import Feed, Output, PrefixCache, Steps, equal_shares, run_step
 from semspec.errors import Overloaded, Unavailable
+from semspec.observability import Durations, Metric
 
 T = TypeVar("T")
 
@@ -88,11 +89,12 @@ class Scheduler:
 
     def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
         """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
-        self.cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
+        self.cache, self.max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
+        self.num_preempted = 0  # calls whose keys and values were evicted
 
     def has_room(self, feeds: Sequence[Feed]) -> bool:
         """Whether another call may start beside `feeds`."""
-        return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self._max_kv_bytes
+        return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self.max_kv_bytes
 
     def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
         """The tokens to feed next of each of `feeds`, the oldest first.
@@ -118,7 +120,7 @@ class Scheduler:
 
     def _fits(self, num_bytes: int) -> bool:
         """Whether running calls may take so many bytes; drops cached prefixes for them."""
-        while (is_too_much := num_bytes + self.cache.num_bytes > self._max_kv_bytes) and self.cache.prefixes:
+        while (is_too_much := num_bytes + self.cache.num_bytes > self.max_kv_bytes) and self.cache.prefixes:
             self.cache.evict()
         return not is_too_much
 
@@ -129,23 +131,9 @@ class Scheduler:
             if self._fits(num_bytes - freed):
                 break
             freed += feed.prefix.kv.nbytes
+            self.num_preempted += feed.prefix.kv.num_tokens > 0
             feed.prefix.kv.clear()
         return freed
-
-
-def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
-
-    With `total` of at least the number of sizes, everyone gets at least one.
-    """
-    if sum(sizes) <= total:
-        return list(sizes)
-    shares = [0] * len(sizes)
-    ascending = sorted(range(len(sizes)), key=sizes.__getitem__)
-    for num_done, index in enumerate(ascending):
-        shares[index] = min(sizes[index], total // (len(sizes) - num_done))
-        total -= shares[index]
-    return shares
 
 
 class Worker:
@@ -163,10 +151,10 @@ class Worker:
         """Number of calls that ended with the last step."""
         self.num_steps = 0
         """Steps made, failed ones included: while there is work and this stands still, the model hangs."""
+        self._times, self._num_tokens = Durations(), 0
         self.resumed_at = 0.0
         """Time of `perf_counter` at which work last began after a pause."""
-        self._is_idle = False
-        self._is_closed = self._is_ending = False
+        self._is_idle = self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -174,6 +162,18 @@ class Worker:
     def is_busy(self) -> bool:
         """Whether the thread computes, or has calls to compute."""
         return not (self._is_idle and self._arrivals.empty())
+
+    def metrics(self) -> Iterator[Metric]:
+        """Called in another thread."""
+        running, num_waiting = [*self._running], len(self._waiting) + self._arrivals.qsize()
+        kv_bytes = self._cache.num_bytes + sum(call.feed.prefix.kv.nbytes for call in running)
+        yield "semspec_engine_kv_bytes", "Keys and values of running calls and of cached prefixes.", kv_bytes
+        yield "semspec_engine_max_kv_bytes", "Keys and values that there may be.", self.scheduler.max_kv_bytes
+        yield "semspec_engine_calls_running", "Calls that share steps.", len(running)
+        yield "semspec_engine_calls_waiting", "Calls that wait for memory.", num_waiting
+        yield "semspec_engine_preemptions_total", "Calls evicted for older ones.", self.scheduler.num_preempted
+        yield "semspec_engine_computed_tokens_total", "Tokens fed, evicted ones again.", self._num_tokens
+        yield "semspec_engine_step_duration_seconds", "Of forward passes.", self._times
 
     async def stream(self, steps: Steps[T], is_ahead: bool = False) -> AsyncGenerator[T, None]:
         """Run `steps` on the worker's thread and yield its results; `is_ahead`: see `GenerationParams`. Closing this
@@ -253,6 +253,7 @@ class Worker:
 
     def _compute(self, plan: list[tuple[Feed, int]]) -> None:
         """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""
+        start = perf_counter()
         try:
             outputs = self.step(self._lm, plan)
         except Exception as error:
@@ -262,6 +263,8 @@ class Worker:
             _log.warning("a step of %d calls failed, its calls run alone: %s", len(plan), error)
             is_memory_short = isinstance(error, torch.OutOfMemoryError)
         else:
+            self._times.add(perf_counter() - start)
+            self._num_tokens += sum(num_tokens for _, num_tokens in plan)
             self._answer(outputs)
             return
         # Outside the except block: the error, and with it the frames that hold the step's tensors, is released.

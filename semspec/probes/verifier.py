@@ -3,11 +3,12 @@
 import math
 from asyncio import get_running_loop, wrap_future
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from semspec.clustering.loading import served_equivalence
 from semspec.engine.device import device_of
 from semspec.engine.protocol import StepCounter
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.observability import Durations, Metric
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
 from semspec.types import Judgement, OperatingPoint, ProbeProjections, SegmentEnd, SegmentScore, States, VerifierInfo
@@ -114,17 +116,16 @@ class ProbeVerifier:
         self._waiting: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, "probes")
         self._num_running = 0
-        self.num_steps = 0
+        self.num_steps = self._num_segments = 0
+        self._times = Durations()
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
             _check_alternative(name, pair, own)
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu", equivalence: str | None = None) -> "ProbeVerifier":
-        """Load the two probes in a folder, and those in `alternatives`/NAME, if there is that folder.
-
-        `equivalence`: as `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve.
-        """
+        """Load the two probes in a folder, and those in `alternatives`/NAME, if there is that folder. `equivalence`: as
+        `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve."""
         own, others = ProbePair.load(folder, device), folder / "alternatives"
         named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
         return cls(own, _load_alternatives(others, device) if others.is_dir() else None, named)
@@ -137,6 +138,12 @@ class ProbeVerifier:
     @property
     def is_busy(self) -> bool:
         return self._num_running > 0
+
+    def metrics(self) -> Iterator[Metric]:
+        """Called in another thread."""
+        yield "semspec_verifier_calls_waiting", "Calls that wait for a batch.", len(self._waiting)
+        yield "semspec_verifier_segments_total", "Segments judged.", self._num_segments
+        yield "semspec_verifier_step_duration_seconds", "Of batches through the probes.", self._times
 
     async def info(self) -> VerifierInfo:
         return self.handshake()
@@ -198,12 +205,15 @@ class ProbeVerifier:
                 calls.append(call)
         for pair in dict.fromkeys(call.pair for call in calls):
             group = [call for call in calls if call.pair is pair]
+            start = perf_counter()
             try:
                 draft_states = list(chain.from_iterable(call.draft_states for call in group))
                 try:
                     judgements = iter(pair.judge(draft_states, [score for call in group for score in call.scores]))
                 finally:
                     self.num_steps += 1  # before a caller learns of it
+                self._times.add(perf_counter() - start)
+                self._num_segments += len(draft_states)
                 for call in group:
                     call.finish([next(judgements) for _ in call.scores])
             except Exception as error:

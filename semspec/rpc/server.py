@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc import aio
@@ -20,6 +20,9 @@ from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
 from semspec.rpc.servicers import ModelServicer, Servicer, watch_steps
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from semspec.rpc.metrics import MetricsServer
 
 EXIT_CANNOT_SERVE = 1
 """Exit code when the settings are valid but the model cannot be loaded or the port cannot be bound."""
@@ -154,12 +157,14 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     _on_stop_signals(_exit_now)
     if settings.port_file:
         settings.port_file.unlink(missing_ok=True)
-    server = ServiceServer(servicer, settings)
+    server, metrics = ServiceServer(servicer, settings), _metrics_server(settings)
     if isinstance(servicer, ModelServicer):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
     try:
         await server.start()
         await server.load()
+        if metrics and getattr(servicer.backend, "steps", None):  # there is an engine
+            metrics.of_backend = getattr(servicer.backend, "metrics", tuple)
     except BaseException:
         await server.abandon()
         raise
@@ -173,6 +178,17 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     await _stop_signal()
     logger.info("draining %s", servicer.name)
     await server.stop()
+
+
+def _metrics_server(settings: ServiceSettings) -> "MetricsServer | None":
+    """Raises: Unavailable when there is none where one is wanted."""
+    if settings.metrics_port is None:
+        return None
+    try:
+        from semspec.rpc.metrics import MetricsServer
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"{error.name} is not installed; install it, or unset SEMSPEC_METRICS_PORT") from error
+    return MetricsServer(settings, settings.metrics_port)
 
 
 async def _stop_signal() -> None:

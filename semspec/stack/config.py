@@ -115,6 +115,7 @@ class StackConfig:
         common = {
             "SEMSPEC_HOST": "127.0.0.1",
             f"{prefix}_PORT": "0",
+            "SEMSPEC_METRICS_PORT": "",  # one port is not for three processes
             "SEMSPEC_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
         given: dict[str, Path | str | None] = {"PAIR": self.pair}
@@ -125,10 +126,8 @@ class StackConfig:
         return common | {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
 
     def gateway_environment(self, addresses: Mapping[str, str], port: int, api_key: str) -> dict[str, str]:
-        """The settings of the gateway, without its token for the services.
-
-        `addresses`: of each role, with commas between replicas, and the URL of `redis`.
-        """
+        """The settings of the gateway, without its token for the services. `addresses`: of each role, with commas
+        between replicas, and the URL of `redis`."""
         replicas = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none" for role in ROLES}
         own = {
             "SEMSPEC_HOST": self.host,

@@ -12,7 +12,8 @@ from itertools import islice
 
 from semspec.bench.pace.gpu import Gpu, slices
 from semspec.bench.pace.table import StepTimes
-from semspec.engine.worker import STEP_TOKENS, equal_shares
+from semspec.engine.steps import equal_shares
+from semspec.engine.worker import STEP_TOKENS
 from semspec.rpc.replica import Health, best
 from semspec.types import (
     SURPRISAL_FEATURES,

@@ -39,7 +39,7 @@ def test_image_runs_the_service_without_rights_at_the_port_of_its_settings(role:
     assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
     assert "SEMSPEC_HOST=0.0.0.0" in stage["ENV"]
     port = SETTINGS[role].model_fields["port"].default
-    assert stage["EXPOSE"] == str(port)
+    assert stage["EXPOSE"] == (str(port) if role == "gateway" else f"{port} 9464")
     scheme, service = ("http", "") if role == "gateway" else ("grpc", f', "--service", "semspec.v2.{role.title()}"')
     path = "/ready" if role == "gateway" else ""
     assert stage["HEALTHCHECK"].endswith(f'CMD ["semspec", "health", "{scheme}://127.0.0.1:{port}{path}"{service}]')

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from semspec.engine.kv_cache import BufferKV, Layout, Slabs
-from semspec.engine.steps import Feed, Prefix, PrefixCache
-from semspec.engine.worker import Scheduler, equal_shares
+from semspec.engine.steps import Feed, Prefix, PrefixCache, equal_shares
+from semspec.engine.worker import Scheduler
 
 SLABS = Slabs(Layout(1, 1, 8, torch.float32, torch.device("cpu"), 4096))
 BUFFER_BYTES = SLABS.layout.num_bytes(256)
@@ -49,17 +49,11 @@ def test_long_prompts_leave_every_other_call_a_token() -> None:
     assert [planned[id(feed)] for feed in feeds] == [17, 17, *[1] * 30]
 
 
-def test_cached_prefixes_are_dropped_before_a_call_waits() -> None:
-    plans = scheduler(num_buffers=2, num_cached=2)
-    feeds = [holding(0, 10), holding(0, 10)]
-    assert [feed for feed, _ in plans.plan(feeds)] == feeds
-    assert len(plans.cache.prefixes) == 0
-
-
-def test_cached_prefixes_stay_while_there_is_room() -> None:
-    plans = scheduler(num_buffers=3, num_cached=2)
-    plans.plan([holding(0, 10)])
-    assert len(plans.cache.prefixes) == 2
+def test_cached_prefixes_are_dropped_before_a_call_waits_and_stay_while_there_is_room() -> None:
+    for num_buffers, num_calls, num_kept in ((2, 2, 0), (3, 1, 2)):
+        plans, feeds = scheduler(num_buffers, num_cached=2), [holding(0, 10) for _ in range(num_calls)]
+        assert [feed for feed, _ in plans.plan(feeds)] == feeds
+        assert len(plans.cache.prefixes) == num_kept
 
 
 def test_call_that_does_not_fit_waits_for_older_ones() -> None:
@@ -71,7 +65,7 @@ def test_growing_call_evicts_the_youngest_and_that_one_feeds_all_again() -> None
     oldest, middle, youngest = holding(256), holding(100), holding(100)
     plans = scheduler(num_buffers=3)
     assert [feed for feed, _ in plans.plan([oldest, middle, youngest])] == [oldest, middle]
-    assert (middle.prefix.kv.num_tokens, youngest.prefix.kv.num_tokens) == (100, 0)
+    assert (middle.prefix.kv.num_tokens, youngest.prefix.kv.num_tokens, plans.num_preempted) == (100, 0, 1)
     assert youngest.num_left == 101
     assert list(youngest.chunk(101).tokens) == [5] * 100 + [6]
     assert youngest.chunk(100).num_rows == 0

@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.settings import GatewaySettings
+from tests.manifests import network
 from tests.manifests.environment import settings_of
 from tests.manifests.kustomize import ROOT, Objects
 from tests.manifests.objects import name_of, named, of_kind, pod
@@ -53,10 +54,13 @@ def check_certificates(objects: Objects) -> None:
 
 
 def check_monitors(objects: Objects) -> None:
-    """Scrapes have a key, TLS where the gateway wants it, and the job that the alerts name."""
+    """Scrapes reach their ports, with TLS where there is any, and for gateways a key and the job that alerts name."""
     for monitor in of_kind(objects, "PodMonitor"):
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert endpoint["path"] == "/metrics" and "credentials" in endpoint["authorization"], name_of(monitor)
-            assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), name_of(monitor)
-            jobs = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
-            assert any(f'job="{name}"' in ALERTS.read_text() for name in jobs), f"{name_of(monitor)}: {jobs}"
+        one, is_gateway = pod(objects, monitor["metadata"]["name"]), monitor["metadata"]["name"] == "gateway"
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        port, [rule] = one.ports[endpoint["port"]], endpoint["relabelings"]
+        assert endpoint["path"] == "/metrics" and ("authorization" in endpoint) == is_gateway, name_of(monitor)
+        assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), name_of(monitor)
+        assert rule == {"targetLabel": "job", "replacement": f"semspec-{one.name}"}, name_of(monitor)
+        assert not is_gateway or f'job="{rule["replacement"]}"' in ALERTS.read_text()
+        assert network.is_allowed(objects, one, "Ingress", None, port), f"{name_of(monitor)}: not to be reached"

@@ -31,7 +31,8 @@ def check_lifecycle(objects: Objects) -> None:
         assert not one.is_served or one.main.keys() >= set(PROBES), f"{one}: lacks a probe"
         if one.name in SETTINGS:
             settings = settings_of(objects, one)
-            assert settings.host == "0.0.0.0" and list(one.ports.values()) == [settings.port], f"{one}: {one.ports}"
+            open_ports = filter(None, [settings.port, getattr(settings, "metrics_port", None)])
+            assert settings.host == "0.0.0.0" and [*one.ports.values()] == [*open_ports], f"{one}: {one.ports}"
             for name in PROBES:
                 _check_probe(one, name, settings)
             _check_end(one, settings)

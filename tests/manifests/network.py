@@ -42,12 +42,13 @@ def _check_open(name: str, rule: Manifest, others: list[Pod]) -> None:
 def check_ways(objects: Objects) -> None:
     """Pods that must talk can, others cannot; and the gateway's addresses are those of Services."""
     for caller, called in permutations((one for one in pods(objects) if one.is_served), 2):
-        needed = set(called.ports.values()) if caller.name == "gateway" and called.name in CALLED else set()
+        served = {port for name, port in called.ports.items() if name != "metrics"}
+        needed = served if caller.name == "gateway" and called.name in CALLED else set()
         assert {port for port in called.ports.values() if may_call(objects, caller, called, port)} == needed, (
             f"{caller} reaches too much or too little of {called}"
         )
     for one in pods(objects):
-        assert _allowed(objects, one, "Egress", None, DNS), f"{one} cannot look up names"
+        assert is_allowed(objects, one, "Egress", None, DNS), f"{one} cannot look up names"
     settings, services = settings_of(objects, pod(objects, "gateway")), named(objects, "Service")
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
@@ -57,10 +58,10 @@ def check_ways(objects: Objects) -> None:
 
 def may_call(objects: Objects, caller: Pod, called: Pod, port: int) -> bool:
     """Whether the caller may send this and the called one receive it."""
-    return _allowed(objects, caller, "Egress", called, port) and _allowed(objects, called, "Ingress", caller, port)
+    return is_allowed(objects, caller, "Egress", called, port) and is_allowed(objects, called, "Ingress", caller, port)
 
 
-def _allowed(objects: Objects, one: Pod, direction: str, other: Pod | None, port: int) -> bool:
+def is_allowed(objects: Objects, one: Pod, direction: str, other: Pod | None, port: int) -> bool:
     """`other` None: whoever serves names, in another namespace."""
     rules, peers = RULES[direction]
     for policy in of_kind(objects, "NetworkPolicy"):

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what the gateway tells."""
+"""The dashboard and the alerts ask for what the gateway tells; `test_service_metrics` has what services tell."""
 
 import json
 import re
@@ -14,7 +14,8 @@ from semspec.gateway.api.shared.middleware import POLLED
 from semspec.gateway.metrics import SERVICES, Metrics
 from tests.records import ACCEPTED, PROPOSED, REWRITTEN
 
-MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE, MONITORING = ROOT / "docker-compose.yml", ROOT / "deploy" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana" / "semspec.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ALERTS = yaml.safe_load((MONITORING / "prometheus" / "alerts.yml").read_text())
@@ -29,6 +30,12 @@ def alert_rules() -> list[dict[str, Any]]:
 def expressions() -> Iterator[str]:
     yield from (target["expr"] for panel in PANELS for target in panel["targets"])
     yield from (rule["expr"] for rule in alert_rules())
+
+
+def asked_of_services(prefix: str) -> set[str]:
+    """The metrics of the row "Engines", of our services or of vLLM."""
+    named = (re.findall(r"\b(?:semspec_(?:engine|verifier)_|vllm:)\w+", one) for one in expressions())
+    return {name for names in named for name in names if name.startswith(prefix) and "spec_decode" not in name}
 
 
 def busy() -> Metrics:
@@ -57,15 +64,15 @@ def busy() -> Metrics:
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, set[str]]:
-    """The labels of every sample the gateway exposes, by its name."""
+    """The labels of every sample the gateway exposes, by its name, and of those that services do."""
     families = text_string_to_metric_families(busy().exposition().decode())
     exposed = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    return exposed | SCRAPED
+    return exposed | SCRAPED | {name: {"le"} for name in asked_of_services("")}
 
 
 @pytest.mark.parametrize("expression", sorted(set(expressions())))
 def test_expression_asks_for_metrics_and_labels_there_are(expression: str, samples: dict[str, set[str]]) -> None:
-    names = set(re.findall(r"\b(?:semspec_gateway_\w+|vllm:\w+|up)\b", expression))
+    names = set(re.findall(r"\b(?:semspec_\w+|vllm:\w+|up)\b", expression))
     assert names and names <= set(samples)
     labels = set.union({"job", "instance", "namespace"}, *(samples[name] for name in names))
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
@@ -89,8 +96,11 @@ def test_every_family_but_creation_times_is_on_the_dashboard_or_in_an_alert(samp
     }
 
 
-def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use() -> None:
+def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use_and_the_services_of_compose() -> None:
     config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yml").read_text())
-    [job] = config["scrape_configs"]
-    assert config["rule_files"] == ["alerts.yml"] and job["metrics_path"] == "/metrics"
-    assert any(f'up{{job="{job["job_name"]}"}}' in rule["expr"] for rule in alert_rules())
+    gateways, services = config["scrape_configs"]
+    assert config["rule_files"] == ["alerts.yml"] and gateways["metrics_path"] == "/metrics"
+    assert any(f'up{{job="{gateways["job_name"]}"}}' in rule["expr"] for rule in alert_rules())
+    composed, [found] = yaml.safe_load(COMPOSE.read_text())["services"], services["dns_sd_configs"]
+    ports = {composed[name]["environment"]["SEMSPEC_METRICS_PORT"] for name in found["names"]}
+    assert found["names"] == ["draft", "target", "verifier"] and ports == {str(found["port"])}

@@ -142,9 +142,7 @@ def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
     assert FLUSH_TIMEOUT_S <= 3
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
-    monkeypatch.setenv(
-        "OTEL_EXPORTER_OTLP_TIMEOUT", "3"
-    )  # longer than the exporter waits before its first retry, 1.2 s
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")  # more than the 1.2 s before the exporter's first retry
     start, before = time.perf_counter(), threading.enumerate()
     with exported_traces("semspec-test"), span("work"):
         pass

@@ -35,8 +35,8 @@ def own_lane(request: pytest.FixtureRequest) -> Lane:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def theirs() -> AsyncIterator[VllmEngine]:
-    """vLLM with the bundled target."""
-    async with vllm_engine(pair=PROBES) as (engine, reasons):
+    """vLLM with the bundled target, which counts for metrics."""
+    async with vllm_engine(pair=PROBES, metrics_port=9464) as (engine, reasons):
         yield engine
         assert not reasons
 

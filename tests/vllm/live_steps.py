@@ -5,9 +5,11 @@ from contextlib import aclosing
 from itertools import accumulate
 
 import pytest
+from prometheus_client import REGISTRY
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
+from tests.test_observability.test_monitoring import asked_of_services
 from tests.vllm.support import (
     SMALL_TOKENS,
     assert_same_scores,
@@ -59,6 +61,22 @@ async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngin
         assert_same_segments(ours, context, params(2), await task, expected)
     ends = await asyncio.gather(*cancelled, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in ends)
+
+
+async def test_metrics_of_vllm_count_every_token_of_streams_that_share_steps(theirs: VllmEngine) -> None:
+    """A request draws at most two tokens that no segment has: behind a look-ahead, and behind its last one."""
+    started, name = await contexts(theirs, NUM_STREAMS), "vllm:generation_tokens_total"
+    before = vllm_metrics()
+    streams = await asyncio.gather(*(written(theirs, one, params(seed)) for seed, one in enumerate(started)))
+    num_tokens, after = sum(len(one.segment.token_ids) for stream in streams for one in stream), vllm_metrics()
+    assert num_tokens <= after[name] - before[name] <= num_tokens + 2 * NUM_STREAMS
+    assert asked_of_services("vllm:") <= after.keys()
+
+
+def vllm_metrics() -> dict[str, float]:
+    """By name, as this process shows them."""
+    samples = (sample for family in REGISTRY.collect() for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if sample.name.startswith("vllm:")}
 
 
 async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: TransformersEngine) -> None:

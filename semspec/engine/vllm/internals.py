@@ -46,6 +46,8 @@ class SemspecScheduler(Scheduler):
         self._outcomes: dict[str, Outcome] = {}
         """Of the step whose output is being processed."""
         self._first_rows: dict[str, int | None] = {}
+        self._unsent: dict[str, list[int]] = {}
+        """Tokens of outputs that were left out: vLLM's metrics count those that are sent."""
 
     def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, ...]:
         blocks, num_tokens, *others = super()._get_local_prefix_cache_hit(request)
@@ -83,9 +85,13 @@ class SemspecScheduler(Scheduler):
                     output.kv_transfer_params = {KEY: outcome.results}
                 if outcome or output.finished:
                     kept.append(output)
+                self._unsent.setdefault(output.request_id, []).extend(output.new_token_ids)
             group.outputs = kept or group.outputs[:1]
-        for request_id in [known for known in self._first_rows if known not in self.requests]:
-            del self._first_rows[request_id]
+            for output in group.outputs:
+                output.new_token_ids = self._unsent.pop(output.request_id)
+        for known in (self._first_rows, self._unsent):
+            for request_id in known.keys() - self.requests.keys():
+                del known[request_id]
         return groups
 
 
@@ -216,9 +222,7 @@ _patched = threading.Lock()
 
 def keep_results() -> None:
     """Have vLLM keep the results of an output that it merges with a later one, for a reader that is slow.
-
-    `RequestOutput.add` replaces `kv_transfer_params` by the later output's.
-    """
+    `RequestOutput.add` replaces `kv_transfer_params` by the later output's."""
     with _patched:
         add = RequestOutput.add
         if getattr(add, KEY, False):

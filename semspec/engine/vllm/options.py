@@ -118,7 +118,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": settings.cache_bytes > 0,
         "async_scheduling": False,  # segments end with the tokens of a step, before the next step
-        "disable_log_stats": True,
+        "disable_log_stats": settings.metrics_port is None,
         "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
         "logits_processors": ["semspec.engine.vllm.internals:SeededSampling"],
