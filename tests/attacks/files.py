@@ -2,21 +2,22 @@
 
 import asyncio
 import json
+import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from random import Random
 
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import ModelInfo
-from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, flipped, odd_json, shown
-from tests.attacks.fixtures import Victim
+from tests.attacks.case import CRITICAL, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.jobs import Json, done
+from tests.attacks.victim import Victim
 from tests.checkpoints import save_checkpoints
 from tests.retrieval.support import write
+from tests.security.support import edited, odd_json
 
 TARGET = ModelInfo("target", "fingerprint", "tokens", 2, 16, 600)
 MAX_LINE = 1500
@@ -34,53 +35,44 @@ class Kind:
     """Of the sound folder."""
 
 
-def spoilt(path: Path, chance: Random) -> str:
-    """Spoil a file; returns how."""
+HOW = ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json")
+
+
+def spoil(path: Path, how: str, chance: Random) -> None:
     data = path.read_bytes()
-    how = chance.choice(("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json"))
-    if how == "json" and path.suffix != ".json":
-        how = "flip"
-    match how:
-        case "flip":
-            path.write_bytes(flipped(data, chance))
-        case "edit":
-            path.write_bytes(edited(data, chance))
-        case "cut":
-            path.write_bytes(data[: chance.randrange(len(data))])
-        case "empty":
-            path.write_bytes(b"")
-        case "missing":
-            path.unlink()
-        case "folder":
-            path.unlink()
-            path.mkdir()
-        case "link":
-            path.unlink()
-            path.symlink_to(chance.choice(("/dev/full", "/nowhere", path.name, "/proc/self/mem", "/dev/null")))
-        case "noise":
-            path.write_bytes(chance.randbytes(chance.choice((1, 100, len(data)))))
-        case "json":
-            value = json.loads(data)
-            for _ in range(chance.randint(1, 2)):
-                value = odd_json(value, chance)
-            path.write_text(json.dumps(value))
-    return how
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "link":
+        path.symlink_to(chance.choice(("/dev/full", "/nowhere", path.name, "/proc/self/mem", "/dev/null")))
+    elif how != "missing":
+        path.write_bytes(_spoilt(data, how, chance))
+
+
+def _spoilt(data: bytes, how: str, chance: Random) -> bytes:
+    place = chance.randrange(len(data))
+    if how == "json":
+        with suppress(ValueError):  # it is no JSON
+            return json.dumps(odd_json(json.loads(data), chance)).encode()
+    noise = chance.randbytes(chance.choice((1, 100, len(data))))
+    flipped = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+    return {"edit": edited(data, chance), "cut": data[:place], "empty": b"", "noise": noise}.get(how, flipped)
 
 
 def check(kind: Kind, result: Json) -> None:
-    """Raises: Broken unless it was refused in one line, is the same as before, or has another name."""
+    """Raises: Found unless it was refused in one line, is the same as before, or has another name."""
     match result["end"]:
         case "defect":
-            raise Broken(Verdict.MEDIUM, f"a traceback: {result['why'].strip().splitlines()[-1]}")
+            raise Found(MEDIUM, f"a traceback: {result['why'].strip().splitlines()[-1]}")
         case "killed":
-            raise Broken(Verdict.LOST, f"{result['why']}: it takes too long, or too much memory")
+            raise Found(CRITICAL, f"{result['why']}: it takes too long, or too much memory")
         case "refused":
             if not result["why"] or "\n" in result["why"] or len(result["why"]) > MAX_LINE:
-                raise Broken(Verdict.MEDIUM, f"not one line: {result['why'][:300]!r}")
+                raise Found(MEDIUM, f"not one line: {result['why'][:300]!r}")
         case "loaded":
             is_named = result["identity"] != kind.result["identity"]
             if result["said"] != kind.result["said"] and not is_named:
-                raise Broken(Verdict.DIFFERING, f"served under the same name: {result['said']}"[:400])
+                raise Found(CRITICAL, f"served under the same name: {result['said']}"[:400])
 
 
 def kinds(folder: Path) -> list[Kind]:
@@ -97,36 +89,35 @@ def kinds(folder: Path) -> list[Kind]:
     ]
     found = []
     for job, name, is_its in every:
-        place = folder / name
-        names = tuple(
-            sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and is_its(path))
-        )
-        result = done(job, place)
+        files = [path for path in (folder / name).rglob("*") if path.is_file() and is_its(path)]
+        names = tuple(sorted(str(path.relative_to(folder / name)) for path in files))
+        found.append(Kind(job, folder / name, names, result := done(job, folder / name)))
         assert result["end"] == "loaded", result
-        found.append(Kind(job, place, names, result))
     return found
 
 
 @asynccontextmanager
-async def opened(_: Victim, folder: Path) -> AsyncIterator[Draw]:
-    numbers = count()
-    choices = await asyncio.to_thread(kinds, folder)
+async def opened(_: Victim, folder: Path) -> AsyncIterator[tuple[Draw, Run]]:
+    by_job = {kind.job: kind for kind in await asyncio.to_thread(kinds, folder)}
 
-    def draw(chance: Random) -> Case:
-        kind = chance.choices(choices, (5, 4, 2, 1, 2))[0]
-        copy = Path(shutil.copytree(kind.folder, folder / f"spoilt-{next(numbers)}"))
-        name = chance.choice(kind.names)
-        how = spoilt(copy / name, chance)
+    def draw(seed: str, number: int) -> list[Case]:
+        chance, cases = Random(seed), list[Case]()
+        for i in range(number):
+            kind = by_job[chance.choices(list(by_job), (5, 4, 2, 1, 2))[0]]
+            case = {"job": kind.job, "file": chance.choice(kind.names), "how": chance.choice(HOW)}
+            cases.append({**case, "seed": f"{seed}/{i}"})
+        return cases
 
-        async def run() -> None:
-            try:
-                check(kind, await asyncio.to_thread(done, kind.job, copy))
-            finally:
-                shutil.rmtree(copy)
+    async def run(case: Case) -> None:
+        kind = by_job[case["job"]]
+        copy = Path(shutil.copytree(kind.folder, folder / secrets.token_hex(4)))
+        try:
+            spoil(copy / case["file"], case["how"], Random(case["seed"]))
+            check(kind, await asyncio.to_thread(done, kind.job, copy))
+        finally:
+            shutil.rmtree(copy)
 
-        return Case(kind.job, shown(f"{name}: {how}"), run)
-
-    yield draw
+    yield draw, run
 
 
-FAMILY = Family("broken files", 100, opened)
+FAMILY = Family("broken files", 100, opened, at_once=2)

@@ -85,15 +85,18 @@ def probes(path: str) -> Json:
     """Load probes, and have them judge."""
     from semspec.errors import SemspecError
     from semspec.probes.verifier import ProbeVerifier
+    from semspec.stack import BUNDLED_PAIR
     from semspec.types import SURPRISAL_FEATURES, SegmentScore, States
 
     verifier = ProbeVerifier.load(Path(path))
+    cards = (BUNDLED_PAIR / "probes" / f"{role}.json" for role in ("draft", "target"))
+    shapes = [json.loads(card.read_text())["shape"][:2] for card in cards]
 
     async def judged() -> Json:
         info = await verifier.info()
         draft, target = (
             States(b"\0\0\x80\x3e" * rows * width, (rows, width), model)
-            for (rows, width), model in zip(_state_shapes(), (info.draft_model, info.target_model), strict=True)
+            for (rows, width), model in zip(shapes, (info.draft_model, info.target_model), strict=True)
         )
         score = SegmentScore(target, (-0.5,) * len(SURPRISAL_FEATURES), 9, 1.0)
         try:
@@ -102,14 +105,6 @@ def probes(path: str) -> Json:
             return {"identity": [str(info)], "said": [error.message]}
 
     return asyncio.run(judged())
-
-
-def _state_shapes() -> list[tuple[int, int]]:
-    """Of the bundled draft and target."""
-    from semspec.stack import BUNDLED_PAIR
-
-    cards = [json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text()) for role in ("draft", "target")]
-    return [(card["shape"][0], card["shape"][1]) for card in cards]
 
 
 def likelihood(path: str) -> Json:

@@ -5,9 +5,9 @@ then, but it is whole, its segments are its text, and the client is not blamed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,66 +19,64 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from semspec.rpc.calls import path_of
-from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
-from tests.attacks.fixtures import Logs, Victim
+from tests.attacks.case import CRITICAL, HIGH, MEDIUM, Case, Draw, Family, Found, Run
+from tests.attacks.victim import ATTACKER, WORD, Logs, Victim
 from tests.gateway.support import free_port
-from tests.processes import Process, another_gateway
-from tests.security.support import METHODS, spoil
-from tests.stack.support import LONG_QUESTION, answer_of, chat_body, http_of
+from tests.processes import another_gateway
+from tests.security.support import METHODS, edited, spoil
+from tests.stack.support import answer_of, chat_body, http_of
+from tests.test_openapi.support import CHAT
 from tests.variants import VARIANTS
 
-RECOVERY_S = 300.0
-KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
+RECOVERY_S, LATE_S = 300.0, 3.0
+KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut", "late")
 STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 ALTERED = ("Draft.Info", "Draft.Generate", "Draft.Propose", "Target.Info", "Target.Score", "Target.Generate",
         "Target.VerifyTokens", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
 """Methods whose answers are altered."""
-STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "likelihood", "target")
+STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "last-hidden", "target")
+_OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))
 Json = dict[str, Any]
+Alter = Callable[[bytes, Any], Awaitable[bytes]]
+"""`alter(answer, context)`: what is answered instead."""
 
 
-@dataclass(slots=True)
-class Alteration:
-    """What becomes of the answers to one method."""
+def altering(case: Case) -> Alter:
+    """Leaves the first answers as they are."""
+    kind, chance, answers = case["kind"], Random(case["seed"]), list[bytes]()
 
-    method: Any
-    kind: str
-    chance: Random
-    after: int
-    """Answers that are left as they are before."""
-    before: bytes = b""
-    """The answer before, to repeat."""
-
-    async def altered(self, truth: bytes, context: Any) -> bytes:
-        """What is answered instead."""
-        self.after -= 1
-        earlier, self.before = self.before, truth
-        if self.after >= 0:
+    async def alter(truth: bytes, context: Any) -> bytes:
+        answers.append(truth)
+        if len(answers) <= case["after"]:
             return truth
-        match self.kind:
+        match kind:
             case "field":
-                message = GetMessageClass(self.method.output_type)()
+                message = GetMessageClass(_method(case).output_type)()
                 message.ParseFromString(truth)
-                for _ in range(self.chance.randint(1, 3)):
-                    spoil(message, self.chance)
+                for _ in range(chance.randint(1, 3)):
+                    spoil(message, chance)
                 return message.SerializeToString()
-            case "bytes":
-                return edited(truth, self.chance)
             case "status":
-                await context.abort(self.chance.choice(STATUSES), "altered")
-            case "again":
-                return earlier or truth
-            case "cut":
-                return truth[: self.chance.randrange(len(truth) + 1)]
-        return b""
+                await context.abort(chance.choice(STATUSES), "altered")
+            case "late":
+                await asyncio.sleep(LATE_S)
+        cut = truth[: chance.randrange(len(truth) + 1)]
+        return {"bytes": edited(truth, chance), "again": answers[-2:][0], "cut": cut, "late": truth}.get(kind, b"")
+
+    return alter
+
+
+def _method(case: Case) -> Any:
+    return next(one for one in METHODS if one.full_name == case["method"])
 
 
 class AlteringProxy(grpc.GenericRpcHandler):
-    """Passes every call of a service on, health checks as well, and changes the answers of one method."""
+    """Passes every call of a service on, health checks as well, and changes the answers of some methods."""
 
     def __init__(self, upstream: aio.Channel) -> None:
         self._upstream: Any = upstream
-        self.alteration: Alteration | None = None
+        self.altered: dict[str, Alter] = {}
+        """By the path of a method."""
 
     def service(self, handler_call_details: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
@@ -89,9 +87,7 @@ class AlteringProxy(grpc.GenericRpcHandler):
         call = self._upstream.stream_stream(path)(requests, metadata=own)
         try:
             async for truth in call:
-                alteration = self.alteration
-                is_altered = alteration and path_of(alteration.method) == path
-                yield await alteration.altered(truth, context) if alteration and is_altered else truth
+                yield await self.altered[path](truth, context) if path in self.altered else truth
         except aio.AioRpcError as error:
             context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
             await context.abort(error.code(), error.details() or "")
@@ -107,100 +103,82 @@ class AlteredSite:
     logs: Logs
     proxies: dict[str, AlteringProxy]
     """By service, as `Draft`."""
-    gateway: Process
+    texts: dict[str, str] = field(default_factory=dict)
+    """What is answered undisturbed, by strategy."""
 
-    async def asked(self, body: Json) -> Json:
-        """The answer. Raises: Broken when it is no answer, or blames the client or the gateway."""
-        response = await self.http.post("/v1/chat/completions", json=body)
-        answer: Json = response.json()
+    async def asked(self, strategy: str) -> Json:
+        """The answer, nothing if there is none. Raises: Found when the client or the gateway is blamed."""
+        body = {"seed": 3, "max_tokens": 60, "temperature": 0.0, "semspec": {**VARIANTS[strategy], "trace": True}}
+        response = await self.http.post(CHAT, json=chat_body(WORD, body))
         if response.status_code not in (200, 429, 503, 504):
-            raise Broken(Verdict.MEDIUM, f"{response.status_code}: {response.text[:300]}")
-        return answer if response.status_code == 200 else {}
+            raise Found(MEDIUM, f"{response.status_code}: {response.text[:300]}")
+        answer: Json = response.json() if response.status_code == 200 else {}
+        return answer
 
-    async def until_normal(self, body: Json, text: str) -> None:
-        """Raises: Broken when the answer is not what it was before."""
-        answer: Json = {}
-        async with asyncio.timeout(RECOVERY_S):
-            while not answer or answer["semspec"]["fallback"]:
-                await asyncio.sleep(0.2)
-                answer = await self.asked(body)
-        if answer_of(answer) != text:
-            raise Broken(Verdict.DIFFERING, f"after the alteration {answer_of(answer)!r}, before {text!r}")
-
-
-def _draw(site: AlteredSite, texts: dict[str, str], chance: Random) -> Case:
-    name, kind, after = chance.choice(ALTERED), chance.choice(KINDS), chance.choice((0, 0, 1, 3))
-    service, _, rpc = name.partition(".")
-    method = next(one for one in METHODS if (one.containing_service.name, one.name) == (service, rpc))
-    alteration, strategy = Alteration(method, kind, chance, after), chance.choice(STRATEGIES)
-    body = _body(strategy)
-
-    async def run() -> None:
-        site.logs.restart()
-        site.proxies[service].alteration = alteration
+    async def run(self, case: Case) -> None:
+        method = _method(case)
+        service = method.containing_service.name
+        self.logs.restart()
+        self.proxies[service].altered = {path_of(method): altering(case)}
         try:
-            answer = await site.asked(body)
+            answer = await self.asked(case["strategy"])
         finally:
-            site.proxies[service].alteration = None
-        await site.until_normal(_body("semantic"), texts["semantic"])
-        if not site.gateway.child.is_alive:
-            raise Broken(Verdict.LOST, "the gateway ended")
-        site.logs.check((b"Traceback",))
+            self.proxies[service].altered = {}
+        async with asyncio.timeout(RECOVERY_S):
+            while not (normal := await self.asked("semantic")) or normal["semspec"]["fallback"]:
+                await asyncio.sleep(0.2)
+        if answer_of(normal) != self.texts["semantic"]:
+            raise Found(CRITICAL, f"after the alteration {answer_of(normal)!r}, before {self.texts['semantic']!r}")
+        self.logs.check((b"Traceback",))
         if answer:
-            _check(answer, texts[strategy], service, kind)
+            _check(answer, self.texts[case["strategy"]], service, case["kind"])
         elif service != "Target":
-            raise Broken(Verdict.LOST, "no answer, though the target was sound")
+            raise Found(HIGH, "no answer, though the target was sound", is_of_load=True)
 
-    return Case(kind, shown(f"{name} from answer {after + 1} on, {strategy}"), run)
+
+def drawn(seed: str, number: int) -> list[Case]:
+    cases = []
+    for i in range(number):
+        chance = Random(f"{seed}/{i}")
+        case = {"method": f"semspec.v2.{chance.choice(ALTERED)}", "kind": KINDS[i % len(KINDS)], "seed": f"{seed}/{i}"}
+        cases.append({**case, "after": chance.choice((0, 0, 1, 3)), "strategy": chance.choice(STRATEGIES)})
+    return cases
 
 
 def _check(answer: Json, text: str, service: str, kind: str) -> None:
     said = answer["semspec"]
     told = "".join(record["text"] for record in said["trace"])
     if told.replace("</think>", "") != answer_of(answer).replace("</think>", ""):
-        raise Broken(Verdict.MEDIUM, f"the records are not the text: {answer_of(answer)!r}")
+        raise Found(MEDIUM, f"the records are not the text: {answer_of(answer)!r}")
     is_believable = service == "Target" or kind in ("field", "bytes", "again", "cut")
     if not is_believable and not said["fallback"] and answer_of(answer) != text:
-        raise Broken(Verdict.DIFFERING, f"{answer_of(answer)!r}, undisturbed {text!r}")
-
-
-def _body(strategy: str) -> Json:
-    options = {**VARIANTS[strategy], "trace": True}
-    return chat_body(LONG_QUESTION, {"seed": 3, "max_tokens": 120, "temperature": 0.0, "semspec": options})
+        raise Found(CRITICAL, f"{answer_of(answer)!r}, undisturbed {text!r}")
 
 
 @asynccontextmanager
-async def opened(victim: Victim, _: Path) -> AsyncIterator[Draw]:
+async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     async with AsyncExitStack() as held:
-        proxies, places = dict[str, AlteringProxy](), dict[str, str]()
+        proxies, own = dict[str, AlteringProxy](), {"SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"}
         for role in ("Draft", "Target", "Verifier"):
             channel = aio.insecure_channel(victim.stack.addresses[role.lower()], options=_OPTIONS)
             await held.enter_async_context(channel)
-            proxies[role] = AlteringProxy(channel)
-            server = aio.server(options=_OPTIONS)
+            proxies[role], server = AlteringProxy(channel), aio.server(options=_OPTIONS)
             server.add_generic_rpc_handlers((proxies[role],))
-            places[role.lower()] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            port = server.add_insecure_port("127.0.0.1:0")
+            own[f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"] = f"127.0.0.1:{port}"
             await server.start()
             held.push_async_callback(server.stop, 0)
-        gateway = _gateway(victim, places)
+        gateway = another_gateway(victim.processes["gateway"], "gateway altered", free_port(), **own)
         await gateway.start()
         http = await held.enter_async_context(http_of(victim.stack, gateway.address))
-        site = AlteredSite(http, Logs({"gateway": gateway.child.log}), proxies, gateway)
-        texts = {strategy: answer_of(await site.asked(_body(strategy))) for strategy in dict.fromkeys(STRATEGIES)}
+        http.headers["authorization"] = f"Bearer {ATTACKER}"
+        site = AlteredSite(http, Logs({"gateway": gateway.child.log}), proxies)
+        site.texts.update({strategy: answer_of(await site.asked(strategy)) for strategy in set(STRATEGIES)})
         try:
-            yield lambda chance: _draw(site, texts, chance)
+            yield drawn, site.run
         finally:
             await gateway.kill()
             del victim.stack.processes[gateway.name]
 
 
-_OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))
-
-
-def _gateway(victim: Victim, places: dict[str, str]) -> Process:
-    own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": place for role, place in places.items()}
-    own["SEMSPEC_GATEWAY_TARGET_PATIENCE_S"] = "1"
-    return another_gateway(Process.of(victim.stack, "gateway"), "gateway altered", free_port(), **own)
-
-
-FAMILY = Family("lying services", 70, opened)
+FAMILY = Family("lying services", 90, opened)

@@ -23,7 +23,7 @@ RESULTS = Path("bench/results/chaos")
 def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
-    parser.add_argument("--output", type=Path, help="folder for README.md and faults.json")
+    parser.add_argument("--output", type=Path, help="folder for README.md")
     parser.add_argument("--trials", type=int, default=NUM_TRIALS, help="how often each fault is made")
     parser.add_argument("--only", default="", help="only faults in whose name this occurs")
     options = parser.parse_args()

@@ -10,9 +10,9 @@ from tests.chaos import injections as made
 from tests.chaos.asking import Asking, repeated, streamed
 from tests.chaos.injections import Holding
 from tests.chaos.lossy import behind_lossy_link, has_namespaces
-from tests.chaos.proxy import Link
 from tests.chaos.site import ALONE, CLIENTS, FAR, FIRST, SECOND
 from tests.processes import GENEROUS_S
+from tests.proxy import Link
 
 
 class Promise(enum.StrEnum):
@@ -87,27 +87,15 @@ TWO_OF_EACH = tuple(
 )
 
 GATEWAYS = (
-    spared(
-        "gateway killed",
-        "SIGKILL; clients that attach again are led to another",
-        made.turned_away(made.killed(FIRST)),
-        is_short=True,
-    ),
-    spared(
-        "gateway killed, no stream",
-        "SIGKILL; clients ask another again, under the same Idempotency-Key",
-        made.turned_away(made.killed(FIRST)),
-        asking=repeated,
-        is_short=True,
-    ),
-    spared(
-        "gateway frozen",
+    spared("gateway killed", "SIGKILL; clients that attach again are led to another",
+        made.turned_away(made.killed(FIRST)), is_short=True),
+    spared("gateway killed, no stream", "SIGKILL; clients ask another again, under the same Idempotency-Key",
+        made.turned_away(made.killed(FIRST)), asking=repeated, is_short=True),
+    spared("gateway frozen",
         "SIGSTOP; clients that hear nothing for 3 s attach again, and are led to another",
-        made.turned_away(made.frozen(FIRST)),
-        read_s=IMPATIENT_S,
-    ),
+        made.turned_away(made.frozen(FIRST)), read_s=IMPATIENT_S),
     Fault("the only gateway killed", "SIGKILL; started again at once", SAME, made.killed(FIRST), FIRST, hold_s=0),
-)
+)  # fmt: skip
 
 NETWORK = (
     *(
@@ -120,12 +108,8 @@ NETWORK = (
     Fault("target cut off", "its packets vanish for 4 s", SAME, made.linked("target", SILENT), hold_s=SILENT_S),
     Fault("Redis cut off", f"its packets vanish {UNTIL_ANSWERED}", DEGRADED, made.linked("redis", SILENT)),
     *(
-        spared(
-            f"one of two {role}s cut off",
-            f"its packets vanish {UNTIL_ANSWERED}",
-            made.linked(role, SILENT),
-            is_short=role == "draft",
-        )
+        spared(f"one of two {role}s cut off", f"its packets vanish {UNTIL_ANSWERED}",
+            made.linked(role, SILENT), is_short=role == "draft")
         for role in ROLES
     ),
     Fault("draft's connections broken", RESET, TARGET_ALONE, made.reset("draft"), hold_s=0),
@@ -133,98 +117,46 @@ NETWORK = (
     Fault("target's connections broken", RESET, SAME, made.reset("target"), hold_s=0, is_short=True),
     Fault("Redis' connections broken", RESET, SAME, made.reset("redis"), hold_s=0),
     Fault("clients' connections broken", RESET, SAME, made.reset(CLIENTS), hold_s=0, is_short=True),
-    Fault(
-        "clients cut off",
-        "their packets vanish for 4 s; who hears nothing for 3 s attaches again",
-        SAME,
-        made.linked(CLIENTS, SILENT),
-        hold_s=SILENT_S,
-        read_s=IMPATIENT_S,
-    ),
-    Fault(
-        "packets lost",
+    Fault("clients cut off", "their packets vanish for 4 s; who hears nothing for 3 s attaches again", SAME,
+        made.linked(CLIENTS, SILENT), hold_s=SILENT_S, read_s=IMPATIENT_S),
+    Fault("packets lost",
         "5% of those to and from the target, the others 5 to 15 ms late (network namespaces; asks for root)",
-        SAME,
-        made.nothing,
-        FAR,
-        prepared=behind_lossy_link,
-        why_not=has_namespaces,
-    ),
-)
+        SAME, made.nothing, FAR, prepared=behind_lossy_link, why_not=has_namespaces),
+)  # fmt: skip
 
 RESOURCES = (
-    Fault(
-        "disk full",
-        f"that of Redis, which writes all down, {UNTIL_ANSWERED} (a small tmpfs; asks for root)",
-        DEGRADED,
-        made.disk_full,
-        prepared=made.small_disk,
-        why_not=made.can_mount,
-    ),
-    Fault(
-        "memory full",
-        f"Redis at its `maxmemory` {UNTIL_ANSWERED}",
-        DEGRADED,
-        made.commanded("CONFIG SET maxmemory 1", undo=("CONFIG", "SET", "maxmemory", "0")),
-        is_short=True,
-    ),
-    Fault(
-        "clock jumps",
-        "Redis' and the gateway's go forward by two hours, and back (asks for a C compiler)",
-        SAME,
-        made.two_hours_ahead,
-        hold_s=0.2,
-        prepared=made.shiftable_clocks,
-        why_not=made.has_compiler,
-    ),
-)
+    Fault("disk full",
+        f"that of Redis, which writes all down, {UNTIL_ANSWERED} (a small tmpfs; asks for root)", DEGRADED,
+        made.disk_full, prepared=made.small_disk, why_not=made.can_mount),
+    Fault("memory full", f"Redis at its `maxmemory` {UNTIL_ANSWERED}", DEGRADED,
+        made.commanded("CONFIG SET maxmemory 1", undo=("CONFIG", "SET", "maxmemory", "0")), is_short=True),
+    Fault("clock jumps", "Redis' and the gateway's go forward by two hours, and back (asks for a C compiler)",
+        SAME, made.two_hours_ahead, hold_s=0.2, prepared=made.shiftable_clocks, why_not=made.has_compiler),
+)  # fmt: skip
 
 REDIS = (
     Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", SAME, made.commanded("SCRIPT FLUSH"), hold_s=0),
     Fault("Redis emptied", "`FLUSHALL`", DEGRADED, made.commanded("FLUSHALL"), hold_s=0),
-    Fault(
-        "Redis asks for a password",
-        f"another one than the gateways have {UNTIL_ANSWERED}",
-        DEGRADED,
-        made.commanded(
-            "CONFIG SET requirepass another",
-            "CLIENT KILL TYPE normal SKIPME yes",
-            undo=("CONFIG", "SET", "requirepass", ""),
-        ),
-    ),
-    Fault(
-        "Redis read-only",
-        f"a replica of a server that is gone {UNTIL_ANSWERED}",
-        DEGRADED,
-        made.commanded("REPLICAOF 127.0.0.1 1", undo=("REPLICAOF", "NO", "ONE")),
-    ),
-    Fault(
-        "Redis loses the end of its log",
-        "SIGKILL; the last 3,001 bytes of its append-only log are gone; started again at once",
-        DEGRADED,
-        made.log_cut,
-        hold_s=0,
-        prepared=made.append_only_log,
-    ),
-)
+    Fault("Redis asks for a password", f"another one than the gateways have {UNTIL_ANSWERED}", DEGRADED,
+        made.commanded("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes",
+                       undo=("CONFIG", "SET", "requirepass", ""))),
+    Fault("Redis read-only", f"a replica of a server that is gone {UNTIL_ANSWERED}", DEGRADED,
+        made.commanded("REPLICAOF 127.0.0.1 1", undo=("REPLICAOF", "NO", "ONE"))),
+    Fault("Redis loses the end of its log",
+        "SIGKILL; the last 3,001 bytes of its append-only log are gone; started again at once", DEGRADED,
+        made.log_cut, hold_s=0, prepared=made.append_only_log),
+)  # fmt: skip
 
 RESTARTS = tuple(
-    Fault(
-        f"{names} restarted in turn",
+    Fault(f"{names} restarted in turn",
         "two of them: SIGTERM, another in its place, the other when that is known; clients ask all the while",
-        SAME,
-        made.restarted(*pair),
-        FIRST,
-        hold_s=0,
-        is_load=True,
-        is_short=names == "gateways",
-    )
+        SAME, made.restarted(*pair), FIRST, hold_s=0, is_load=True, is_short=names == "gateways")
     for names, pair in (
         ("drafts", ("draft", "draft 2")),
         ("targets", ("target", "target 2")),
         ("verifiers", ("verifier", "verifier 2")),
         ("gateways", (FIRST, SECOND)),
     )
-)
+)  # fmt: skip
 
 TABLE = (*ONE_OF_EACH, *TWO_OF_EACH, *GATEWAYS, *NETWORK, *RESOURCES, *REDIS, *RESTARTS)

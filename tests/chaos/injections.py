@@ -10,9 +10,9 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Concatenate, ParamSpec
 
-from tests.chaos.proxy import PASSING, Link
 from tests.chaos.site import ALONE, FIRST, SECOND, Site
 from tests.processes import succeeds
+from tests.proxy import PASSING, Link
 
 Holding = Callable[[Site], AbstractAsyncContextManager[None]]
 P = ParamSpec("P")

@@ -1,9 +1,7 @@
-"""The report of all trials: one table and its numbers."""
+"""The report of all trials: one table."""
 
-import json
-import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,7 +9,6 @@ from statistics import median
 from semspec.training.report.document import Table
 from tests.chaos.faults import TABLE, Fault
 from tests.chaos.trial import Trial
-from tests.stack.support import Json
 
 HEAD = """# Faults
 
@@ -25,6 +22,7 @@ not get what is promised: [reliability.md](../../../docs/reliability.md). The la
 short question just before the fault, and once it is answered normally again (medians), the clients' requests beside it.
 `make test-chaos` does it again; `make test-slow` has a short form.
 """
+COUNTS = ("made", "success", "failed", "lost", "differing", "fell back", "degraded", "wrongly stored")
 TIMES = ("slowest answer s", "latency s: before", "after", "recovery s: median", "max")
 
 
@@ -42,39 +40,24 @@ class Row:
         return [complaint for trial in self.trials for complaint in trial.complaints]
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Of requests, by what became of them."""
-        outcomes = [outcome for trial in self.trials for outcome in trial.outcomes]
-        return {
-            "made": len(self.trials),
-            "success": len(outcomes) - (num_failed := sum(trial.num_failed for trial in self.trials)),
-            "failed": num_failed,
-            "lost": sum(outcome.answer is None for outcome in outcomes),
-            "differing": sum(outcome.differs for outcome in outcomes),
-            "fell back": sum(outcome.fell_back for outcome in outcomes),
-            "degraded": sum(outcome.is_degraded for outcome in outcomes),
-            "wrongly stored": sum(outcome.is_wrongly_stored for outcome in outcomes),
-        }
-
-    @property
-    def times_s(self) -> dict[str, list[float]]:
-        return {
-            "latency_before_s": [trial.before_s for trial in self.trials],
-            "latency_after_s": [trial.after_s for trial in self.trials],
-            "latency_s": [outcome.latency_s for trial in self.trials for outcome in trial.outcomes],
-            "recovery_s": [trial.recovery_s for trial in self.trials],
-        }
+    def counts(self) -> list[int]:
+        """Of COUNTS."""
+        every, failed = [one for trial in self.trials for one in trial.outcomes], sum(t.num_failed for t in self.trials)
+        lost, differing = sum(one.answer is None for one in every), sum(one.differs for one in every)
+        fell_back, degraded = sum(one.fell_back for one in every), sum(one.is_degraded for one in every)
+        wrong = sum(one.is_wrongly_stored for one in every)
+        return [len(self.trials), len(every) - failed, failed, lost, differing, fell_back, degraded, wrong]
 
     def cells(self) -> list[str]:
-        before, after, latency, recovery = self.times_s.values()
-        times = (max(latency), median(before), median(after), median(recovery), max(recovery))
+        before, after = (
+            median(trial.before_s for trial in self.trials),
+            median(trial.after_s for trial in self.trials),
+        )
+        slowest = max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
+        recovery = [trial.recovery_s for trial in self.trials]
+        times = (slowest, before, after, median(recovery), max(recovery))
         name = f"{self.fault.name}{'*' if self.fault.is_spared else ''}"
-        return [name, *map(str, self.counts.values()), *(f"{seconds:.1f}" for seconds in times)]
-
-    def as_json(self) -> Json:
-        fault, times = self.fault, {name: _rounded(values) for name, values in self.times_s.items()}
-        facts = {"name": fault.name, "how": fault.how, "promise": fault.promise.value, "skipped": self.skipped or None}
-        return {**facts, **self.counts, **times, "complaints": self.complaints}
+        return [name, *map(str, self.counts), *(f"{seconds:.1f}" for seconds in times)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +80,18 @@ class Report:
         return not any(row.complaints for row in self.rows.values())
 
     def write(self, folder: Path, duration_s: float) -> None:
-        """`README.md` and `faults.json`."""
+        """`README.md`."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "README.md").write_text(self._page(duration_s))
-        body = {
-            "duration_s": round(duration_s, 1),
-            "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
-            "long_questions_s": round(self.long_s, 3),
-            "short_question_s": round(self.short_s, 3),
-            "faults": [row.as_json() for row in self.rows.values()],
-        }
-        (folder / "faults.json").write_text(json.dumps(body, indent=1) + "\n")
 
     def _page(self, duration_s: float) -> str:
         made = [row for row in self.rows.values() if row.trials]
-        totals = [str(sum(column)) for column in zip(*(row.counts.values() for row in made), strict=True)]
-        columns = ["fault", *made[0].counts, *TIMES]
-        table = Table(columns, [*(row.cells() for row in made), ["all", *totals, *[""] * len(TIMES)]]).as_markdown()
+        totals = [str(sum(column)) for column in zip(*(row.counts for row in made), strict=True)]
+        rows = [*(row.cells() for row in made), ["all", *totals, *[""] * len(TIMES)]]
+        table = Table(["fault", *COUNTS, *TIMES], rows).as_markdown()
         skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
         broken = [f"- {row.fault.name}: {line}" for row in made for line in row.complaints]
         verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
         head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
-        return "\n".join([head, f"{verdict} {duration_s:.0f} s in all.", *broken, "", table, *skipped]).strip() + "\n"
-
-
-def _rounded(times_s: Iterable[float]) -> list[float | None]:
-    return [round(seconds, 3) if math.isfinite(seconds) else None for seconds in times_s]
+        told = f"{verdict} {duration_s:.0f} s in all, {platform.machine()}, {platform.system()} {platform.release()}."
+        return "\n".join([head, told, *broken, "", table, *skipped]).strip() + "\n"

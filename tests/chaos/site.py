@@ -20,9 +20,9 @@ from semspec import client
 from semspec.records import SegmentTrace, read_stored
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
-from tests.chaos.proxy import Proxy, listening
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, POLL_S, Process, another_gateway, second
+from tests.proxy import Proxy, listening
 from tests.served import stack_of
 from tests.stack.support import SEGMENTS, Json, redis_of
 

@@ -24,8 +24,8 @@ from semspec.types import (
     Writer,
 )
 from tests import fakes
-from tests.chaos.proxy import Proxy, listening
 from tests.fakes import FakeModel, FakeVerifier
+from tests.proxy import Proxy, listening
 from tests.rpc.fakes import FakeEngine, serving
 
 GENEROUS_S = 60.0

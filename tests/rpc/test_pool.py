@@ -13,8 +13,8 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.replica import weight
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
-from tests.chaos.proxy import PASSING, Link
 from tests.fakes import FakeModel
+from tests.proxy import PASSING, Link
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
 from tests.rpc.pools import (
     GENEROUS_S,

@@ -14,8 +14,8 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.connection import _Stream
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
-from tests.chaos.proxy import Link
 from tests.fakes import FakeModel
+from tests.proxy import Link
 from tests.rpc.fakes import SEGMENT, serving, settings
 from tests.rpc.pools import (
     GENEROUS_S,

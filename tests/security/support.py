@@ -14,6 +14,7 @@ from grpc import aio
 
 from semspec.rpc.calls import path_of
 from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.connection import ClientOptions
 from semspec.types import Context, Message
 from semspec.v2 import draft_pb2, target_pb2, verifier_pb2
 from tests.rpc.fakes import ORDER, sound_requests
@@ -55,9 +56,9 @@ async def status(
         return grpc.StatusCode.OK
 
 
-async def sound_messages(address: str) -> dict[str, Any]:
+async def sound_messages(address: str, token: str = "") -> dict[str, Any]:
     """A request that the real services can answer, by its method's name."""
-    async with aclosing(RemoteTarget(address)) as client:
+    async with aclosing(RemoteTarget(address, ClientOptions(token=token))) as client:
         prompt = await client.encode([Message("user", "Tom has pens: 25.")])
     return sound_requests(Context((prompt,)), replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2))
 
@@ -96,3 +97,36 @@ def _spoil_items(message: Wire, field: Any, random: Random) -> None:
             spoil(random.choice(items), random)
         case _ if not field.message_type and items:
             items[random.randrange(len(items))] = _odd_value(field, items[0], random)
+
+
+def edited(data: bytes, chance: Random) -> bytes:
+    """Up to five edits: some bytes go, others come, or a piece is repeated."""
+    for _ in range(chance.randint(1, 5)):
+        place = chance.randint(0, len(data))
+        end = min(len(data), place + chance.choice((0, 1, 1, 2, 12)))
+        new = chance.choice((b"", chance.randbytes(chance.randint(1, 12)), data[place : place + 40]))
+        data = data[:place] + new + data[end:]
+    return data
+
+
+ODD_JSON: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 10**30, -(10**30), 2**31, 2**63, 2**64, "", "x", "\0", "\u2028",
+    "0", "true", "{{ 7 * 7 }}", "</think>", "../../etc/passwd", "x" * 5000, [], {}, [[]], [None], {"": None},
+    ["x"] * 40, {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/"}},
+    "\ud800",
+)  # fmt: skip
+
+
+def odd_json(value: Any, chance: Random) -> Any:
+    """The value with one part, at any depth, replaced, removed, repeated, renamed or added."""
+    if isinstance(value, dict) and value and chance.random() < 0.85:
+        name = chance.choice(sorted(value))
+        rest = {key: part for key, part in value.items() if key != name}
+        other = chance.choice(("", name.upper(), f"{name} ", f"{name}\0", "__proto__", "seed", "__class__", "n"))
+        odd = {**value, name: odd_json(value[name], chance)}
+        return chance.choice((odd, odd, odd, rest, {**rest, other: value[name]}, {**value, other: 1}))
+    if isinstance(value, list) and value and chance.random() < 0.85:
+        place = chance.randrange(len(value))
+        part = odd_json(value[place], chance)
+        return [*value[:place], *[part] * chance.choice((1, 1, 1, 0, 2, 50)), *value[place + 1 :]]
+    return chance.choice(ODD_JSON)

@@ -93,27 +93,14 @@ def test_malformed_safetensors_are_refused(kind: str, spoil: Any, checkpoint: Pa
         load(source) if kind == "model" else load_probe(weights)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda card: [],
-        lambda card: None,
-        lambda card: {},
-        lambda card: card | {"shape": [1e308, 1]},
-        lambda card: card | {"shape": [-1, 2**62]},
-        lambda card: card | {"shape": "ab"},
-        lambda card: card | {"layers": [10**9]},
-        lambda card: card | {"layers": {"a": 1}},
-        lambda card: card | {"features": "__class__"},
-        lambda card: card | {"segmentations": ["word"]},
-        lambda card: card | {"__class__": "x"},
-    ],
-    ids=lambda spoil: "",
-)
-def test_malformed_probe_card_is_refused(spoil: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", [
+    {"shape": [1e308, 1]}, {"shape": [-1, 2**62]}, {"shape": "ab"}, {"layers": [10**9]}, {"layers": {"a": 1}},
+    {"features": "__class__"}, {"segmentations": ["word"]}, {"__class__": "x"}, [], None, {},
+])  # fmt: skip
+def test_malformed_probe_card_is_refused(member: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes"))
     card = json.loads((folder / "target.json").read_text())
-    (folder / "target.json").write_text(json.dumps(spoil(card)))
+    (folder / "target.json").write_text(json.dumps({**card, **member} if member else member))
     with pytest.raises(Mismatch):
         load_probe(folder / "target.safetensors")
 

@@ -19,16 +19,10 @@ from tests.gateway.support import API_KEY, MESSAGES, NO_REDIS, Gateway, GatewayF
 
 BODY = {"model": "semspec-demo", "messages": MESSAGES}
 TRAVERSALS = [
-    "../settings.py",
-    "..%2fsettings.py",
-    "..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
-    "%2e%2e/%2e%2e/settings.py",
-    "%2fetc%2fpasswd",
-    "..%5csettings.py",
+    "../settings.py", "..%2fsettings.py", "..%2f..%2f..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/settings.py",
+    "%2fetc%2fpasswd", "..%5csettings.py", "....//settings.py", "%252e%252e%252fsettings.py",
     "index.html%00.js",
-    "....//settings.py",
-    "%252e%252e%252fsettings.py",
-]
+]  # fmt: skip
 ODD_NAMES = ["a b", "a:b", "{a}", "a\r\nDEL x", "*", "a\0b", "../a", "\u202ea", "x" * 500, "a'\"return 1--"]
 
 
