@@ -84,7 +84,7 @@ async def attacked(
             try:
                 await victim.check_memory(before)
             except Found as found:
-                results.append(Result("all", {"seed": seed}, found.severity, found.why))
+                results.append(Result("whole run", {"seed": seed}, found.severity, found.why))
             return results, {name: most // 10**6 for name, most in victim.resident.items()}
 
 
@@ -99,7 +99,8 @@ async def tried(victim: Victim, family: Family, cases: list[Case], run: Run, is_
         for part in (cases[:half], cases[half:]):
             results += await tried(victim, family, part, run, is_again=True) if part else []
         is_vague = together is not None and not together.is_of_load
-    if together is not None and is_vague and all(result.severity is KEPT for result in results):
+    order = list(Severity).index
+    if together is not None and is_vague and order(together.severity) > max(order(one.severity) for one in results):
         results[0] = replace(results[0], severity=together.severity, why=f"{len(cases)} at once: {together.why}")
     return results
 

@@ -110,7 +110,8 @@ class AlteredSite:
         """The answer, nothing if there is none. Raises: Found when the client or the gateway is blamed."""
         body = {"seed": 3, "max_tokens": 60, "temperature": 0.0, "semspec": {**VARIANTS[strategy], "trace": True}}
         response = await self.http.post(CHAT, json=chat_body(WORD, body))
-        if response.status_code not in (200, 429, 503, 504):
+        is_believed = "needs a draft model" in response.text  # what Info tells, until it is asked again
+        if response.status_code not in (200, 429, 503, 504) and not is_believed:
             raise Found(MEDIUM, f"{response.status_code}: {response.text[:300]}")
         answer: Json = response.json() if response.status_code == 200 else {}
         return answer
@@ -132,7 +133,7 @@ class AlteredSite:
         self.logs.check((b"Traceback",))
         if answer:
             _check(answer, self.texts[case["strategy"]], service, case["kind"])
-        elif service != "Target":
+        elif service != "Target" and method.name != "Info":
             raise Found(HIGH, "no answer, though the target was sound", is_of_load=True)
 
 

@@ -128,4 +128,4 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     yield draw, run
 
 
-FAMILY = Family("REST", 4000, opened, at_once=24)
+FAMILY = Family("REST", 4200, opened, at_once=24)
