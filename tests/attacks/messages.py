@@ -79,4 +79,4 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     yield drawn, run
 
 
-FAMILY = Family("gRPC", 200, opened, at_once=8)
+FAMILY = Family("gRPC", 1000, opened, at_once=16)

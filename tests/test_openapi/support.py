@@ -113,7 +113,7 @@ def check(case: Case, response: httpx.Response, document: Json, every: dict[str,
         return
     try:
         every[case["label"]].Case(path_parameters=case["parts"]).validate_response(response, checks=CHECKED)
-    except (AssertionError, schemathesis.errors.SchemathesisError, ExceptionGroup) as flaw:
+    except (AssertionError, schemathesis.errors.SchemathesisError, BaseExceptionGroup) as flaw:
         raise Found(LOW, f"{status}: {flaw} {getattr(flaw, 'exceptions', '')}"[:600]) from None
     if status >= 400 and any(word in text for word in ("Traceback", " object at 0x", "NoneType", "Error(")):
         raise Found(LOW, f"{status}: {text[:300]!r}")
