@@ -184,6 +184,7 @@ async def victim_of(folder: Path) -> AsyncIterator[Victim]:
     keys = f"{entry('attacker', ATTACKER)} {entry('neighbour', NEIGHBOUR)}"
     environment = {"SEMSPEC_GATEWAY_API_KEYS": keys, "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo"}
     environment |= {"SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60", "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10"}  # busy machines
+    environment |= {f"SEMSPEC_{role}_CACHE_BYTES": str(32 << 20) for role in ("DRAFT", "TARGET")}  # full soon
     config = StackConfig(model, model, folder, environment=environment, start_timeout_s=600.0)
     async with stack_of(config) as stack, http_of(stack) as http, http_of(stack) as neighbour:
         http.headers["authorization"], neighbour.headers["authorization"] = f"Bearer {ATTACKER}", f"Bearer {NEIGHBOUR}"
