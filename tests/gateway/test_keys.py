@@ -52,6 +52,15 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     await until(lambda: statuses(gateway, OURS), lambda found: found == [200])
 
 
+async def test_stream_ends_whole_though_its_key_is_revoked(start_gateway: GatewayFactory, tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text(entry("us", API_KEY))
+    gateway = await start_gateway(api_keys="", api_keys_file=file)
+    async with gateway.held(1, stream=True) as running:
+        file.write_text(entry("them", THEIRS))
+        await until(lambda: statuses(gateway, API_KEY, THEIRS), lambda found: found == [401, 200])
+    assert running.response.status_code == 200 and "data: [DONE]" in running.response.text
+
+
 def turn(link: Path, target: str) -> None:
     """At once, so that there is no moment without."""
     new = link.with_name("new")
