@@ -109,19 +109,14 @@ async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
     steps = steps_of(batched)
     together = await asyncio.gather(*(all_kinds(batched, index) for index in range(8)))
     assert any(1 in step and max(step) > 5 for step in steps), "tokens beside prompts"
-    for index, mine in enumerate(together):
-        assert_same_results(mine, await all_kinds(alone, index))
-
-
-def assert_same_results(mine: AllKinds, expected: AllKinds) -> None:
-    streams, scores, proposal, verified = mine
-    other_streams, other_scores, other_proposal, other_verified = expected
-    assert_same_streams(streams, other_streams)
-    for one, other in zip(streams, other_streams, strict=True):
-        assert logprobs(one) == pytest.approx(logprobs(other), rel=1e-3, abs=1e-4)
-    assert_same_scores(scores, other_scores)
-    assert proposal.token_ids == other_proposal.token_ids
-    assert replace(verified, duration_ms=0) == replace(other_verified, duration_ms=0)
+    for index, (streams, scores, proposal, verified) in enumerate(together):
+        other_streams, other_scores, other_proposal, other_verified = await all_kinds(alone, index)
+        assert_same_streams(streams, other_streams)
+        for one, other in zip(streams, other_streams, strict=True):
+            assert logprobs(one) == pytest.approx(logprobs(other), rel=1e-3, abs=1e-4)
+        assert_same_scores(scores, other_scores)
+        assert proposal.token_ids == other_proposal.token_ids
+        assert replace(verified, duration_ms=0) == replace(other_verified, duration_ms=0)
 
 
 def logprobs(one: GeneratedSegment) -> list[float]:

@@ -165,12 +165,3 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
     assert_same(tensor(read.states), tensor(translated.states))
     foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
     assert await segments_of(engine, foreign_prompt, params()) == await segments_of(engine, context, params())
-
-
-async def test_text_without_token_ids_is_tokenized_by_its_reader(engine: TransformersEngine) -> None:
-    context, text = await prompt(engine), "Let me check."
-    texts = [
-        await segments_of(engine, Context((*context.pieces, piece)), params(max_tokens=12))
-        for piece in (Piece(text, (), ""), await engine.encode(text))
-    ]
-    assert texts[0] == texts[1] and texts[0]

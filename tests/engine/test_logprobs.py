@@ -83,19 +83,13 @@ def test_byte_spelt_out_by_a_byte_level_tokenizer_is_text() -> None:
     assert TokenBytes(tokenizer)(token_id) == b"<0x41>"
 
 
-@pytest.fixture
-async def spread(checkpoint: Path, tmp_path: Path, load: Load) -> TransformersEngine:
-    """An engine whose tokens are mostly single bytes."""
-    folder = tmp_path / "byte-level"
+async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
+    checkpoint: Path, tmp_path: Path, load: Load
+) -> None:
+    folder, texts = tmp_path / "byte-level", []
     shutil.copytree(checkpoint, folder)
     byte_level().save_pretrained(folder)
-    return load(folder)
-
-
-async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
-    spread: TransformersEngine,
-) -> None:
-    texts = []
+    spread = load(folder)
     for seed in range(8):
         context = Context((await spread.encode("the pens: "),))
         [one] = await written(spread, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed), num_logprobs=0))

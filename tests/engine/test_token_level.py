@@ -264,9 +264,6 @@ async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) 
         assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
 
 
-NOT_A_NUMBER = struct.pack("<f", float("nan"))
-
-
 @pytest.mark.parametrize(
     ("token_ids", "distribution"),
     [
@@ -277,7 +274,7 @@ NOT_A_NUMBER = struct.pack("<f", float("nan"))
         ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0, 1))),
         ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0.5, 0.4))),
         ((5,), Distribution(struct.pack("<I", 5), struct.pack("<f", 1.5))),
-        ((5,), Distribution(struct.pack("<I", 5), NOT_A_NUMBER)),
+        ((5,), Distribution(struct.pack("<I", 5), struct.pack("<f", float("nan")))),
     ],
 )
 async def test_malformed_proposal_is_refused_by_field(
