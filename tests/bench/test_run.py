@@ -121,14 +121,11 @@ def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ("run --task demo --strategy semantik", 2, "unknown strategy 'semantik'"),
         ("run --task demo --strategy semantic,target", 2, "name the target alone first"),
-        ("run --task sudoku", 2, "sudoku"),
         ("run --task demo --pair nowhere", 2, "--pair"),
         ("run --task demo --limit 1 --gateway http://127.0.0.1:9", 1, "--gateway"),
         ("run --task demo --limit 1 --strategy vllm/target", 2, "--vllm"),
         ("run --task demo --dilate 4", 2, "name a --pace"),
-        ("run --task demo --pace h100", 2, "unknown pace"),
         ("run --task demo --pace h200-1.5b-32b --gateway http://127.0.0.1:9", 2, "leave out --gateway"),
         ("run --task demo --pace h200-1.5b-32b --strategy target,in-process/semantic", 2, "cannot be paced"),
         ("run --task demo --pace h200-1.5b-32b --dilate 0.5", 2, "choose 1 to 100"),

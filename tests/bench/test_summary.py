@@ -1,13 +1,9 @@
 """Rows against arithmetic done by hand, and errors against distributions known beforehand."""
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from semspec.bench.record import Record, read_records
+from semspec.bench.record import Record
 from semspec.bench.summary import summarise
 from semspec.errors import InvalidRequest
 
@@ -102,11 +98,3 @@ def test_records_that_compare_nothing_are_refused() -> None:
         summarise([record("draft", 1)], ["target", "draft"])
     with pytest.raises(InvalidRequest, match="no question"):
         summarise([record("target", 1), record("draft", 2)], ["target", "draft"])
-
-
-def test_a_line_broken_off_is_cut_and_the_rest_kept(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    line = json.dumps(asdict(record("target", 1))) + "\n"
-    path.write_text(line + line[:50])
-    assert read_records(path) == [record("target", 1)]
-    assert path.read_text() == line

@@ -55,7 +55,7 @@ def test_alternative_of_another_pair_is_refused_by_name(
 
 def test_folder_that_is_no_alternative_is_refused_by_name(alternatives: Path) -> None:
     (alternatives / "empty").mkdir()
-    with pytest.raises(Mismatch, match="'empty': cannot read probe"):
+    with pytest.raises(Mismatch, match=r"'empty': cannot read probe .*demo/probes\.yaml"):
         load_with(alternatives)
     bare = alternatives.parent / "bare" / "alternatives"
     bare.mkdir(parents=True)
@@ -72,15 +72,6 @@ async def test_states_of_another_model_are_refused_with_the_remedy(verifier: Pro
         await verifier.judge([states("draft-fingerprint", shape=(2, 4))], [reading("target-fingerprint")])
     with pytest.raises(InvalidRequest):
         await verifier.judge([], [reading("target-fingerprint")])
-
-
-def test_damaged_or_missing_artifacts_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match=r"cannot read .*demo/probes\.yaml"):
-        load_probe(tmp_path / "missing.safetensors")
-    path = save(tmp_path / "p.safetensors", card("m"))
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(Mismatch, match="cannot read"):
-        load_probe(path)
 
 
 def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:

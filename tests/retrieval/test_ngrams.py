@@ -67,12 +67,6 @@ def test_nothing_is_found_in_an_empty_store() -> None:
     assert static.match("abc", 4) == NO_MATCH == earlier_match("a", 4)
 
 
-def test_continuations_stay_within_their_document() -> None:
-    static, _ = store([[1, 2, 3], [4, 5]])
-    assert static.match(as_text([1, 2]), 8).continuations == (as_text([3]),)
-    assert static.match(as_text([2, 3]), 8).continuations == ("",)
-
-
 @pytest.mark.parametrize(
     ("continuations", "least_share", "expected"),
     [

@@ -93,10 +93,7 @@ def test_turns_of_a_collected_conversation_are_on_one_side(tmp_path: Path) -> No
     [
         ('{"problem": "x"}', {}, "row 1, has no field question; it has problem: name one of those"),
         ('{"question": "x"}', {"trace": "cot"}, "row 1, has no field cot; it has question"),
-        ("oops", {}, ":1 is not JSON"),
-        ('["x"]', {}, ":1 is not a JSON object"),
         ('{"question": "x"}', {}, "1 questions leave none for"),
-        ("", {"file": "none.jsonl"}, "cannot read"),
         ("", {"file": None, "hub": "./none"}, "cannot load dataset"),
         ("", {"file": None, "python": "semspec.demo.probe_data:no"}, "cannot find semspec.demo.probe_data:no"),
     ],
