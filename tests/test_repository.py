@@ -2,17 +2,11 @@
 
 import ast
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-
-
-def sources(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -27,7 +21,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_nothing_imports_pickle() -> None:
-    paths = list(sources(*PACKAGES, "tests"))
+    paths = [path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py")]
     assert paths
     assert {str(path) for path in paths if imported(path) & PICKLES} == set()
 

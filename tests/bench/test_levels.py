@@ -1,7 +1,6 @@
 """Load by numbers of streams: who plays when, what replies add up to, what the page says; and a run over the stack."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from semspec.bench.cli import main
 from semspec.bench.load.contestants import KV_BYTES, Launcher, parse_contestant
 from semspec.bench.load.levels import PER_STREAM, Plan, Tournament, check, schedule
-from semspec.bench.load.levels_sums import Reply, Request, Result, Summary, Turn, numbers, ratio, summaries
+from semspec.bench.load.levels_sums import Reply, Request, Result, Turn, numbers, ratio, summaries
 from semspec.bench.tasks import Question, Task
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
@@ -193,15 +192,10 @@ def test_ratio_is_taken_within_rounds_and_its_interval_holds_the_truth() -> None
     assert num_held / 400 == pytest.approx(0.95, abs=0.033), "three standard deviations"
 
 
-@pytest.fixture
-def found() -> list[Summary]:
+def test_summaries_compare_with_the_engines_target_and_the_best_plain_server() -> None:
     rates = dict(zip(LABELS, (2.0, 3.0, 1.0, 4.0), strict=True))
     turns = [turn(label, number, rate * (1 + number), 2.0) for label, rate in rates.items() for number in range(2)]
-    return summaries(turns, plan().contestants, 1000)
-
-
-def test_summaries_compare_with_the_engines_target_and_the_best_plain_server(found: Sequence[Summary]) -> None:
-    target, auto, slow_plain, best_plain = found
+    target, auto, slow_plain, best_plain = summaries(turns, plan().contestants, 1000)
     assert target.over_target is None and target.over_plain and target.over_plain.value == pytest.approx(0.5)
     assert auto.over_target and auto.over_target.value == pytest.approx(1.5)
     assert auto.over_target.low == pytest.approx(auto.over_target.high) == pytest.approx(1.5)

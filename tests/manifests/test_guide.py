@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, flags=re.MULTILINE | re.DOTALL)
 
 
-def commands() -> Iterator[list[str]]:
-    yield from (shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines())
-
-
 def test_secrets_are_those_that_the_manifests_refer_to() -> None:
-    created = [words for words in commands() if words[3:6] == ["create", "secret", "generic"]]
+    commands = (shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines())
+    created = [words for words in commands if words[3:6] == ["create", "secret", "generic"]]
     keys = {words[6]: {words[7].removeprefix("--from-literal=").partition("=")[0]} for words in created}
     assert keys == {name: set(values) for name, values in SECRETS.items()}
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,13 @@ def settings(folder: Path) -> dict[str, str]:
     return dict(entry.split("=", 1) for config in generated for entry in config.get("literals", ()))
 
 
-def named_files(folder: Path) -> Iterator[str]:
-    content = kustomization(folder)
-    yield from (name for name in content.get("resources", ()) if name.endswith(".yaml"))
-    yield from (patch["path"] for patch in content.get("patches", ()) if "path" in patch)
-    yield from (name for config in content.get("configMapGenerator", ()) for name in config.get("files", ()))
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_file_is_used_and_every_used_file_is_there(folder: Path) -> None:
-    assert sorted(named_files(folder)) == sorted({path.name for path in folder.iterdir()} - {"kustomization.yaml"})
+    content = kustomization(folder)
+    named = [name for name in content.get("resources", ()) if name.endswith(".yaml")]
+    named += [patch["path"] for patch in content.get("patches", ()) if "path" in patch]
+    named += [name for config in content.get("configMapGenerator", ()) for name in config.get("files", ())]
+    assert sorted(named) == sorted({path.name for path in folder.iterdir()} - {"kustomization.yaml"})
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -9,7 +9,7 @@ from semspec.bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.engines import Host
-from studies.simulate.simulator import Result, Setup, simulate
+from studies.simulate.simulator import Setup, simulate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
 
 PACE = load_pace("h200-1.5b-32b")
@@ -94,17 +94,13 @@ def test_sessions_in_step_share_the_steps_of_the_target() -> None:
     assert result.utilisation[Writer.TARGET] == pytest.approx(1)
 
 
-def served(strategy: str, num_sessions: int, **changes: object) -> Result:
-    setup = replace(Setup(PACE, strategy, num_sessions, host=HOST), **changes)  # type: ignore[arg-type]
-    return simulate(setup, Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(2 * num_sessions))
-
-
 @pytest.mark.parametrize("strategy", ["target", "draft", "semantic"])
 @pytest.mark.parametrize("num_sessions", [1, 5])
 def test_all_tokens_are_written_once_and_no_engine_works_more_than_all_the_time(
     strategy: str, num_sessions: int
 ) -> None:
-    result = served(strategy, num_sessions)
+    answers = Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(2 * num_sessions)
+    result = simulate(Setup(PACE, strategy, num_sessions, host=HOST), answers)
     assert result.num_tokens == 2 * num_sessions * 200
     assert len(result.latencies_s) == 2 * num_sessions
     assert all(0 <= share <= 1 + 1e-9 for share in result.utilisation.values())

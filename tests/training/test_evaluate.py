@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, card_curve, outcome, recommend
-from semspec.training.evaluation.evaluate import Evidence, Report, evaluate, label_rule
+from semspec.training.evaluation.evaluate import Evidence, evaluate, label_rule
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
@@ -150,11 +150,6 @@ def test_recommended_rule_has_not_seen_the_test_questions() -> None:
         assert json.dumps(first.as_json()["variants"]) != json.dumps(second.as_json()["variants"])
 
 
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return evaluate(evidence(made_up(), noise=0.4), num_resamples=50)
-
-
 def with_valid(valid: Callable[[Labels], object]) -> Labels:
     labels = made_up()
     return replace(labels, valid=np.broadcast_to(np.asarray(valid(labels), np.float32), len(labels)))
@@ -178,7 +173,8 @@ def test_verdict_tells_good_probes_from_bad(labels: Labels, noise: float, criter
     assert has_truth or (isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0)
 
 
-def test_counts_and_curves(report: Report) -> None:
+def test_counts_and_curves() -> None:
+    report = evaluate(evidence(made_up(), noise=0.4), num_resamples=50)
     assert [one.name for one in report.variants] == ["served", "paper recipe", "surprisal alone"]
     assert report.counts.contexts == {"train": 80, "validation": 80, "calibration": 80, "test": 240}
     verification = report.served.verifications["truth"]

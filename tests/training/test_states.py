@@ -25,15 +25,6 @@ def store(tmp_path: Path, labels: Labels) -> StateStore:
     return StateStore(tmp_path / "samples")
 
 
-def by_hand(
-    folder: Path, labels: Labels, index: int, role: Role, features: FeatureSet, layers: LayerSet
-) -> list[float]:
-    tensors = load_file(folder / f"{labels.shard[index]:05d}.safetensors")
-    row = labels.row[index] if role == "target" else labels.draft_row[index]
-    surprisal = tensors["surprisal"][labels.row[index]][None]
-    return assemble(features, layers, tensors[f"{role}_states"][row][None], surprisal)[0].tolist()
-
-
 @pytest.mark.parametrize(
     ("role", "features", "layers"),
     [
@@ -52,7 +43,11 @@ def test_gathered_features_are_those_on_disk_in_the_order_asked(
     assert found.shape == (25, source.num_features) and found.dtype == torch.float32
     for place in (0, 7, 24):
         index = int(indices[place])
-        assert found[place].tolist() == by_hand(tmp_path / "samples", labels, index, role, features, layers)
+        tensors = load_file(tmp_path / "samples" / f"{labels.shard[index]:05d}.safetensors")
+        row = labels.row[index] if role == "target" else labels.draft_row[index]
+        surprisal = tensors["surprisal"][labels.row[index]][None]
+        [expected] = assemble(features, layers, tensors[f"{role}_states"][row][None], surprisal)
+        assert found[place].tolist() == expected.tolist()
 
 
 def test_batches_read_ahead_come_in_order(labels: Labels, store: StateStore) -> None:
