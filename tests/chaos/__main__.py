@@ -1,7 +1,7 @@
 """The long form of `test_faults.py`: every fault several times, and a report.
 
 `python -m tests.chaos [--output FOLDER] [--trials N] [--only WORDS]` ends with 1 if a promise was broken. A part of the
-table is written nowhere unless FOLDER says where.
+table is written nowhere unless FOLDER says where. `--load MINUTES` kills processes under 32 streams instead.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from time import monotonic
 
+from tests.chaos import load
 from tests.chaos.faults import TABLE
 from tests.chaos.report import Report, Row
 from tests.chaos.site import built
@@ -26,7 +27,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="folder for README.md")
     parser.add_argument("--trials", type=int, default=NUM_TRIALS, help="how often each fault is made")
     parser.add_argument("--only", default="", help="only faults in whose name this occurs")
+    parser.add_argument("--load", type=float, help="minutes of kills under streams, see load.py")
+    parser.add_argument("--streams", type=int, default=32, help="their number")
     options = parser.parse_args()
+    if options.load is not None:
+        print(load.page(kills := asyncio.run(load.run(options.streams, options.load))), flush=True)
+        return int(any(outcome.complaint for kill in kills for outcome in kill.outcomes))
     begin = monotonic()
     report = asyncio.run(_run(options.trials, options.only))
     if (folder := options.output or (None if options.only else RESULTS)) is not None:

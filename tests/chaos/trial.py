@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from semspec.errors import SemspecError
-from tests.chaos.asking import Answer, Request, streamed
+from tests.chaos.asking import Answer, Asking, Request, streamed
 from tests.chaos.faults import Fault, Promise
 from tests.chaos.site import ALONE, Site
 from tests.processes import GENEROUS_S
@@ -110,14 +110,14 @@ class Bench:
     async def short_s(self) -> float:
         """How long the one takes that recovery is measured by."""
         begin = monotonic()
-        return await self._served_normally() - begin
+        return await self.served_normally() - begin
 
     async def tried(self, fault: Fault, chance: random.Random) -> Trial:
         """One trial. The site is as before behind it."""
         async with fault.prepared(self.site):
             self.site.lead_to(fault.gateway)
             await self.site.until_whole()
-            await self._served_normally()
+            await self.served_normally()
             before_s = await self.short_s()
             over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
@@ -125,7 +125,7 @@ class Bench:
                 await asyncio.sleep(chance.uniform(0, MOST_INTO_SEGMENT_S))
                 num_hit = sum(not client.done() for client in clients)
                 recovery_s = await self._through(fault, clients, over)
-            outcomes = [await self._compared(told) for client in clients for told in client.result()]
+            outcomes = [await self.compared(told) for client in clients for told in client.result()]
             return Trial(fault, outcomes, num_hit, recovery_s, before_s, await self.short_s())
 
     async def _through(self, fault: Fault, clients: list[asyncio.Task[list[Outcome]]], over: asyncio.Event) -> float:
@@ -133,15 +133,15 @@ class Bench:
         recovered, begin = math.inf, monotonic()
         async with fault.holding(self.site):
             if fault.is_spared:
-                recovered = await self._served_normally()
+                recovered = await self.served_normally()
             await (asyncio.wait(clients) if fault.hold_s is None else asyncio.sleep(fault.hold_s))
         over.set()
         if fault.is_spared:
             return recovered - begin
         end = monotonic()
-        return await self._served_normally() - end
+        return await self.served_normally() - end
 
-    async def _compared(self, told: Outcome) -> Outcome:
+    async def compared(self, told: Outcome) -> Outcome:
         """The outcome, once its answer is compared with the undisturbed one and with Redis."""
         if (answer := told.answer) is None:
             return told
@@ -150,7 +150,7 @@ class Bench:
         complaint = misfit(answer, *await self.site.stored(answer.id))
         return replace(told, complaint=complaint, is_wrongly_stored=bool(complaint))
 
-    async def _served_normally(self) -> float:
+    async def served_normally(self) -> float:
         """The time when a new question has its normal answer; infinite if there is none."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BOUND_S):
@@ -176,20 +176,20 @@ async def _set_out(
 
 async def _client(fault: Fault, request: Request, over: asyncio.Event) -> list[Outcome]:
     """One request; under load, others until it is over."""
-    told = [await _told(fault, request)]
+    told = [await told_of(fault.asking, request)]
     while fault.is_load and not over.is_set():
         request = replace(request, seed=request.seed % len(SEEDS) + 1)
-        told.append(await _told(fault, request))
+        told.append(await told_of(fault.asking, request))
     return told
 
 
-async def _told(fault: Fault, request: Request) -> Outcome:
+async def told_of(asking: Asking, request: Request) -> Outcome:
     """The answer, not yet compared with anything, or why there is none."""
     answer: Answer | None = None
     begin, complaint = monotonic(), ""
     try:
         async with asyncio.timeout(BOUND_S):
-            answer = await fault.asking(request)
+            answer = await asking(request)
     except TimeoutError:
         complaint = f"no answer within {BOUND_S:g} s"
     except SemspecError as error:
