@@ -32,7 +32,7 @@ class Kill:
     def cells(self, before: "Kill") -> list[str]:
         failed = sum(bool(outcome.complaint) for outcome in self.outcomes)
         fell_back = sum(outcome.fell_back for outcome in self.outcomes)
-        latencies = [f"{median(outcome.latency_s for outcome in kill.outcomes):.1f}" for kill in (before, self)]
+        latencies = [f"{median([one.latency_s for one in kill.outcomes] or [math.nan]):.1f}" for kill in (before, self)]
         counts = map(str, (len(self.outcomes) - failed, failed, fell_back))
         return [self.kind, *counts, *latencies, f"{self.recovery_s:.1f}"]
 
