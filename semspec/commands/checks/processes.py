@@ -178,7 +178,8 @@ def _compare(started: dict[str, Started]) -> str:
     verifier = started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
     settings = started["gateway"].settings
     likelihood = gateway.likelihood if gateway else None
-    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, likelihood, route=gateway)
+    uncalled = _loaded("semspec.decoding:Backends")(None, None, None, likelihood=likelihood)
+    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, uncalled, route=gateway)
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
     return f"models and probes belong together; {served.default_name(served.defaults(settings.defaults))} by default"
