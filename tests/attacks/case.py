@@ -91,6 +91,6 @@ class Result:
 
 
 def seed_of_commit() -> str:
-    """The hash of the commit, to which nobody has tuned anything; `0` where there is no git."""
+    """The hash of the commit, so that each commit draws other cases; `0` where there is no git."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False)
     return found.stdout.decode().strip()[:12] or "0"

@@ -24,7 +24,7 @@ from tests.test_openapi.support import CHAT
 
 ATTACKER, NEIGHBOUR = "sk-attacker", "sk-neighbour"
 WORD = "Quillfeather"
-"""In what the neighbour asks; nobody else may see it."""
+"""A word of the neighbour's questions. An answer to another owner that contains it is a leak."""
 DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""
 LONGEST_S, SLOW, LEAST_S, SLOW_S, GROWN_BYTES = 10.0, 3, 1.5, 5.0, 200 << 20
