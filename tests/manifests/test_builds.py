@@ -7,10 +7,12 @@ import pytest
 from tests.manifests.checks import check
 from tests.manifests.custom import OWN_KINDS
 from tests.manifests.kustomize import Build, builds, has_tool
+from tests.manifests.objects import mounts, name_of, named, pod
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
 
 BUILDS = list(builds())
+RELEASES = Build("two-gpu", ("releases",)), Build("release-2")
 VERSIONS = ("1.30", "1.34", "1.37")
 """Of Kubernetes: the oldest that the guide promises, and newer ones."""
 
@@ -20,9 +22,22 @@ def test_build_has_no_problems(build: Build) -> None:
     check(build.objects())
 
 
+def test_second_release_has_a_verifier_that_gateways_reach_and_engines_are_as_they_were() -> None:
+    first, second, alone = (build.objects() for build in (*RELEASES, Build("two-gpu")))
+    check([*first, *second])
+    assert all(name.endswith(("/verifier-2", "/semspec")) or "/verifier-2-" in name for name in map(name_of, second))
+    for role in ("draft", "target", "verifier"):
+        assert named(first, "Deployment")[role] == named(alone, "Deployment")[role]
+    [_, listed] = json.loads(named(first, "ConfigMap")["releases"]["data"]["releases.json"])
+    host, _, port = listed["verifier"].partition(":")
+    assert int(port) in pod(second, host).ports.values() and listed["pair"] in mounts(pod(first, "gateway").main)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed").validate
-    manifests = [manifest for build in BUILDS for manifest in build.objects() if manifest["kind"] not in OWN_KINDS]
+    manifests = [
+        manifest for build in (*BUILDS, *RELEASES) for manifest in build.objects() if manifest["kind"] not in OWN_KINDS
+    ]
     for text in sorted({json.dumps(manifest) for manifest in manifests}):
         validate(json.loads(text), version, strict=True)
