@@ -75,9 +75,7 @@ async def attacked(
                         results += found
                         if not before:
                             before = {"gateway": victim.memory()["gateway"]}
-                        elif (
-                            len(before) == 1 and len(results) > sum(numbers.values()) / 3
-                        ):  # the services' caches are full
+                        elif len(before) == 1 and 3 * len(results) > sum(numbers.values()):  # caches are full
                             before = {**victim.memory(), **before}
                 told = {name: now // 10**6 for name, now in victim.memory().items()}
                 print(f"{family.name}: {len(drawn)} cases in {monotonic() - begin:.0f} s, MB: {told}", flush=True)

@@ -13,9 +13,7 @@ from tests.attacks.victim import ATTACKER, Victim
 from tests.security.support import edited, odd_json
 from tests.test_openapi.support import BODIES
 
-SILENT_S = 1.5
-"""How long a request that may be incomplete is given to be answered."""
-WHOLE_S, UNREAD_S = 90.0, 3.0
+SILENT_S, WHOLE_S, UNREAD_S = 1.5, 90.0, 3.0  # the first for a request that may be incomplete
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "PRI", "get", "X" * 300, "")
 VERSIONS = ("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/1", "http/1.1", "ICY", "")
 PATHS = (*BODIES, "/", "/health", "/ready", "/metrics", "/v1/models", "/v1/services", "/openapi.json", "/info", "*")

@@ -59,10 +59,8 @@ def changed(document: Json, seed: str) -> list[Case]:
             values = [*ODD[kind], chance.choice(ODD_JSON)]
             if kind in ("string", "array", "object") and way:
                 sizes = [round(10 ** (half / 2 + chance.random() / 2)) for half in range(12)]
-                values += [
-                    _grown(way, kind, size, chance)
-                    for size in (sizes if kind == "array" else sizes[chance.randint(0, 1) :: 2])
-                ]
+                sizes = sizes if kind == "array" else sizes[chance.randint(0, 1) :: 2]
+                values += [_grown(way, kind, size, chance) for size in sizes]
             cases += [posted(path, put(BODIES[path], way, value)) for value in values]
     return chance.sample(cases, len(cases))
 

@@ -99,9 +99,8 @@ class Victim:
             for number, body in enumerate((*ASKED, *[None] * len(self.hidden))):
                 path = self.hidden[number - len(ASKED)] if body is None else CHAT
                 try:
-                    self._compare(
-                        f"{number} {path}", await self.neighbour.request("POST" if body else "GET", path, json=body)
-                    )
+                    response = await self.neighbour.request("POST" if body else "GET", path, json=body)
+                    self._compare(f"{number} {path}", response)
                 except Found as found:
                     self.noticed.append(found)
                 except httpx.HTTPError as error:

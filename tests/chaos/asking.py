@@ -93,17 +93,13 @@ async def repeated(request: Request) -> Answer:
                 with suppress(httpx.TransportError):
                     response = await http.post("/v1/chat/completions", json=request.body, headers=key)
                     if response.status_code == 200:
-                        return _answer(response.json())
+                        body, said = response.json(), response.json()["semspec"]
+                        return Answer(body["id"], answer_of(body), said["trace"], said["fallback"], said["degraded"])
                     if response.status_code not in WORTH_A_RETRY:
                         raise refusal(response)
                 await asyncio.sleep(RETRY_S)
     finally:
         watch.cancel()
-
-
-def _answer(body: Json) -> Answer:
-    said = body["semspec"]
-    return Answer(body["id"], answer_of(body), said["trace"], said["fallback"], said["degraded"])
 
 
 async def _watch(request: Request) -> None:

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError
 
 from semspec.training.report.document import Table
 from tests.chaos.asking import Request, streamed
-from tests.chaos.site import FIRST, SECOND, Site, built
+from tests.chaos.site import FIRST, SECOND, built
 from tests.chaos.trial import SEEDS, Bench, Outcome, told_of
 
 KINDS = ("redis", "draft", "target", "verifier", FIRST)
@@ -71,16 +71,10 @@ async def _killed(bench: Bench, kind: str, kills: list[Kill]) -> None:
     kills.append(kill := Kill(kind))
     process, begin = bench.site.processes[kind], monotonic()
     async with process.killed():
-        _lead_away(bench.site, kind)
+        bench.site.lead_to(SECOND if kind == FIRST else FIRST)  # as a balancer does
     kill.recovery_s = await bench.served_normally() - begin
     bench.site.lead_to(FIRST)
     await asyncio.sleep(max(0.0, begin + 60 / len(KINDS) - monotonic()))
-
-
-def _lead_away(site: Site, kind: str) -> None:
-    """As a balancer does from a gateway that is gone."""
-    if kind == FIRST:
-        site.lead_to(SECOND)
 
 
 def page(kills: list[Kill]) -> str:

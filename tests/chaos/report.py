@@ -3,11 +3,10 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 from semspec.training.report.document import Table
-from tests.chaos.faults import TABLE, Fault
+from tests.chaos.faults import Fault
 from tests.chaos.trial import Trial
 
 HEAD = """# Faults
@@ -42,17 +41,17 @@ class Row:
     @property
     def counts(self) -> list[int]:
         """Of COUNTS."""
-        every, failed = [one for trial in self.trials for one in trial.outcomes], sum(t.num_failed for t in self.trials)
+        every, failed = (
+            [one for trial in self.trials for one in trial.outcomes],
+            sum(t.breaks(o) for t in self.trials for o in t.outcomes),
+        )
         lost, differing = sum(one.answer is None for one in every), sum(one.differs for one in every)
         fell_back, degraded = sum(one.fell_back for one in every), sum(one.is_degraded for one in every)
         wrong = sum(one.is_wrongly_stored for one in every)
         return [len(self.trials), len(every) - failed, failed, lost, differing, fell_back, degraded, wrong]
 
     def cells(self) -> list[str]:
-        before, after = (
-            median(trial.before_s for trial in self.trials),
-            median(trial.after_s for trial in self.trials),
-        )
+        before, after = (median(getattr(one, name) for one in self.trials) for name in ("before_s", "after_s"))
         slowest = max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
         recovery = [trial.recovery_s for trial in self.trials]
         times = (slowest, before, after, median(recovery), max(recovery))
@@ -70,28 +69,19 @@ class Report:
     short_s: float
     """That of the one that recovery is measured by."""
 
-    @classmethod
-    def empty(cls, long_s: float, short_s: float) -> "Report":
-        return cls({fault.name: Row(fault) for fault in TABLE}, long_s, short_s)
-
     @property
     def is_green(self) -> bool:
         """Whether every promise was kept each time."""
         return not any(row.complaints for row in self.rows.values())
 
-    def write(self, folder: Path, duration_s: float) -> None:
-        """`README.md`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "README.md").write_text(self._page(duration_s))
-
-    def _page(self, duration_s: float) -> str:
+    def page(self, duration_s: float) -> str:
         made = [row for row in self.rows.values() if row.trials]
         totals = [str(sum(column)) for column in zip(*(row.counts for row in made), strict=True)]
         rows = [*(row.cells() for row in made), ["all", *totals, *[""] * len(TIMES)]]
         table = Table(["fault", *COUNTS, *TIMES], rows).as_markdown()
         skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
         broken = [f"- {row.fault.name}: {line}" for row in made for line in row.complaints]
-        verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
         head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
+        verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
         told = f"{verdict} {duration_s:.0f} s in all, {platform.machine()}, {platform.system()} {platform.release()}."
         return "\n".join([head, told, *broken, "", table, *skipped]).strip() + "\n"

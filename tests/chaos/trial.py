@@ -64,27 +64,21 @@ class Trial:
     """The same once it is answered normally again."""
 
     @property
-    def num_failed(self) -> int:
-        """Requests without what the fault's promise says."""
-        return sum(map(self._breaks, self.outcomes))
-
-    @property
     def complaints(self) -> list[str]:
         """What the promise was broken by; nothing if it was kept."""
-        broken = filter(self._breaks, self.outcomes)
-        lines = [f"seed {outcome.seed}: {outcome.complaint or _words(outcome)}" for outcome in broken]
+        broken = [(one, one.answer and one.answer.fallback) for one in self.outcomes if self.breaks(one)]
+        lines = [
+            f"seed {one.seed}: {one.complaint or (f'fallback: {why}' if why else 'degraded')}" for one, why in broken
+        ]
         lines += [] if self.num_hit else ["all was over before the fault came"]
         return lines if math.isfinite(self.recovery_s) else [*lines, f"no normal answer within {BOUND_S:g} s"]
 
-    def _breaks(self, outcome: Outcome) -> bool:
+    def breaks(self, outcome: Outcome) -> bool:
+        """Whether a request got less than the fault's promise says."""
         is_surprise = (outcome.fell_back and self.fault.promise is not Promise.ALONE) or (
             outcome.is_degraded and self.fault.promise is not Promise.DEGRADED
         )
         return bool(outcome.complaint) or is_surprise
-
-
-def _words(outcome: Outcome) -> str:
-    return f"fallback: {outcome.answer.fallback}" if outcome.answer and outcome.fell_back else "degraded"
 
 
 @dataclass(frozen=True, slots=True)
