@@ -134,10 +134,10 @@ class _Audit:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, namespace=_NAMESPACE, registry=registry)
-        gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry)
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("release",))
         self._segments = counter("audit_segments", "Accepted segments judged again.", ("result",))
         self.skipped = counter("audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",))
-        self.waiting = gauge("audit_waiting_segments", "Segments waiting for the audit.")
+        self.waiting = gauge("audit_waiting_segments", "Segments waiting for the audit.", labelnames=())
         self._support = gauge("audit_support", "Share of accepted segments that a sample of the target means.")
         self._reference = gauge("audit_reference", "Share of the target's samples that another one means.")
         self._probability_gap = gauge("audit_probability_gap", "The probe's p less the share of samples, on average.")
@@ -147,16 +147,18 @@ class _Audit:
         for result in ("supported", "unsupported"):  # known from the start, so that an alert sees that none is added
             self._segments.labels(result)
 
-    def judged(self, is_supported: bool, support: float, reference: float, probability_gap: float) -> None:
+    def judged(
+        self, release: str, is_supported: bool, support: float, reference: float, probability_gap: float
+    ) -> None:
         """Count a segment; the other three are means."""
         self._segments.labels("supported" if is_supported else "unsupported").inc()
-        self._support.set(support)
-        self._reference.set(reference)
-        self._probability_gap.set(probability_gap)
+        self._support.labels(release).set(support)
+        self._reference.labels(release).set(reference)
+        self._probability_gap.labels(release).set(probability_gap)
 
-    def tested(self, evidence: float, has_alarm: bool) -> None:
-        self._evidence.set(evidence)
-        self._alarm.set(has_alarm)
+    def tested(self, release: str, evidence: float, has_alarm: bool) -> None:
+        self._evidence.labels(release).set(evidence)
+        self._alarm.labels(release).set(has_alarm)
 
 
 class _Services:

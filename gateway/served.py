@@ -50,6 +50,11 @@ class Served:
         return self.backends.likelihood
 
     @property
+    def label(self) -> str:
+        """NAME@VERSION of the release; empty without one."""
+        return self.route.label if self.route else ""
+
+    @property
     def identity(self) -> dict[str, str]:
         """Which models and probes these are, and which calibration."""
         return {
@@ -58,7 +63,7 @@ class Served:
             "draft_probe": self.verifier.draft_probe,
             "target_probe": self.verifier.target_probe,
             **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
-            **({"release": self.route.label} if self.route else {}),
+            **({"release": self.label} if self.route else {}),
         }
 
     def defaults(self, own: Defaults) -> Defaults:

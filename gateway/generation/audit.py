@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import monotonic
 from typing import Any, TypeVar
@@ -63,8 +63,23 @@ class Case:
         return Alternatives("", asked[-1] if asked else self.context.pieces[0].text, reasoning, ())
 
 
+@dataclass(slots=True)
+class Audited:
+    """What is known of one release's probes."""
+
+    served: Served
+    test: LossTest
+    findings: deque[Finding] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def ratio_drift(self) -> float:
+        return ratio_drift(self.ratios, self.served.verifier.operating_points) or 0.0
+
+
 class Audit:
-    """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
+    """Compares accepted segments with what the target would have said, and raises an alarm when they fall short; each
+    release by itself.
 
     It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
     itself is not the gateway's quality. All in memory: contexts are not stored or logged, and a restart begins anew.
@@ -83,25 +98,17 @@ class Audit:
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
         self._said = -SAID_S
-        self._probes: tuple[str, ...] = ()
-        self._begin_test(())
+        self._audited: dict[str, Audited] = {}
         self._metrics.waiting.set_function(lambda: len(self._cases))
-        self._metrics.ratio_drift.set_function(self._ratio_drift)
-
-    @property
-    def has_alarm(self) -> bool:
-        """Whether the probes that serve now lose more than is tolerated."""
-        return self.test.has_alarm
 
     def offer(self, choice: Choice, record: SegmentRecord) -> None:
         """Note a judged segment, which comes after the records of `choice`, and keep a share of the accepted ones."""
         judgement, generation = record.judgement, choice.generation
         if record.accepted is None or judgement is None or not self._is_audited(choice):
             return
-        if (probes := _identity(choice.served)) != self._probes:  # other probes or models are served
-            self._begin_test(probes)
+        audited = self._known(choice.served) or self._begin(choice.served)
         ratio = judgement.target_probability / judgement.draft_probability if judgement.draft_probability else 1e9
-        self._ratios.append(ratio)
+        audited.ratios.append(ratio)
         is_drawn = uniform(generation.sampling.seed, "audit", record.index) < self._settings.audit.share
         if not (record.accepted and is_drawn):
             return
@@ -115,8 +122,7 @@ class Audit:
         """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor another rule
         than the default, if it is stricter than that."""
         strictness = self._settings.audit.strictness
-        is_audited = _identity(served) == self._probes and self._is_default(strategy, served)
-        if strictness is None or not self.has_alarm or not is_audited:
+        if strictness is None or not self._has_alarm(served) or not self._is_default(strategy, served):
             return None
         own = strategy.options.acceptance
         threshold = at_strictness(strictness, served.verifier.operating_points).threshold
@@ -144,19 +150,17 @@ class Audit:
             if result is None:
                 self._cases.appendleft(case)
                 self._drop_surplus()
-            elif _identity(case.served) == self._probes:
-                self._record(case, result)
+            elif (audited := self._known(case.served)) is not None:
+                self._record(audited, case, result)
             else:
                 self._skip("other probes")
 
     def _is_audited(self, choice: Choice) -> bool:
         request, served = choice.request, choice.served
         strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
-        is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
+        is_tightened = chosen is not None and request.strictness == chosen and self._has_alarm(served)
         is_default = request.strictness is None and self._is_default(strategy, served)
-        main = self._readiness.status.served
-        is_main = main is not None and _identity(main) == _identity(served)
-        return is_main and strategy.is_judged_by_main_probes and (is_default or is_tightened)
+        return strategy.is_judged_by_main_probes and (is_default or is_tightened)
 
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission
@@ -201,30 +205,37 @@ class Audit:
             raise Unavailable("the verifier has no equivalence of meaning")
         return finding(await verifier.cluster(group, [segment.end for segment in segments]))
 
-    def _record(self, case: Case, result: Finding) -> None:
-        had_alarm = self.has_alarm
-        self.test.add(result.loss)
-        self._findings.append(result)
-        self._gaps.append(case.target_probability - result.share)
-        support = fmean(one.support for one in self._findings)
-        reference = fmean(one.reference for one in self._findings)
-        self._metrics.judged(result.support > 0, support, reference, fmean(self._gaps))
-        self._metrics.tested(self.test.evidence, self.has_alarm)
-        if self.has_alarm and not had_alarm:
-            numbers = {"support": round(support, 3), "reference": round(reference, 3)}
-            numbers |= {"num_segments": self.test.num_segments, "tolerance": self.test.tolerance}
+    def _record(self, audited: Audited, case: Case, result: Finding) -> None:
+        test, release = audited.test, audited.served.label
+        had_alarm = test.has_alarm
+        test.add(result.loss)
+        audited.findings.append(result)
+        audited.gaps.append(case.target_probability - result.share)
+        support = fmean(one.support for one in audited.findings)
+        reference = fmean(one.reference for one in audited.findings)
+        self._metrics.judged(release, result.support > 0, support, reference, fmean(audited.gaps))
+        self._metrics.tested(release, test.evidence, test.has_alarm)
+        if test.has_alarm and not had_alarm:
+            numbers = {"support": round(support, 3), "reference": round(reference, 3), "release": release}
+            numbers |= {"num_segments": test.num_segments, "tolerance": test.tolerance}
             _log.error("audit: the target supports accepted segments less often than its own", extra=numbers)
 
-    def _begin_test(self, probes: tuple[str, ...]) -> None:
-        self._probes, self.test = probes, LossTest(self._settings.audit.tolerance)
-        self._findings: deque[Finding] = deque(maxlen=WINDOW)
-        self._gaps: deque[float] = deque(maxlen=WINDOW)
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
-        self._metrics.tested(self.test.evidence, self.has_alarm)
+    def _begin(self, served: Served) -> Audited:
+        """In place of what is known of other probes or models of the release."""
+        self._audited[served.label] = audited = Audited(served, LossTest(self._settings.audit.tolerance))
+        self._metrics.tested(served.label, audited.test.evidence, has_alarm=False)
+        self._metrics.ratio_drift.labels(served.label).set_function(audited.ratio_drift)
+        return audited
 
-    def _ratio_drift(self) -> float:
-        served = self._readiness.status.served
-        return (ratio_drift(self._ratios, served.verifier.operating_points) if served else None) or 0.0
+    def _known(self, served: Served) -> Audited | None:
+        """None: nothing of these probes and models."""
+        audited = self._audited.get(served.label)
+        return audited if audited and _identity(audited.served) == _identity(served) else None
+
+    def _has_alarm(self, served: Served) -> bool:
+        """Whether the probes lose more than is tolerated."""
+        audited = self._known(served)
+        return audited is not None and audited.test.has_alarm
 
     def _drop_surplus(self) -> None:
         while len(self._cases) > MAX_WAITING:

@@ -17,6 +17,7 @@ from tests.gateway.support import Gateway, GatewayFactory, eventually, holding
 NUM_ACCEPTED = NUM_SEGMENTS - 2
 """Of each request: every third segment is rejected."""
 SUPPORTED = 'semspec_gateway_audit_segments_total{result="supported"}'
+ALARM = 'semspec_gateway_audit_alarm{release=""}'
 UNSUPPORTED = 'semspec_gateway_audit_segments_total{result="unsupported"}'
 
 
@@ -80,8 +81,8 @@ async def test_accepted_segments_are_judged_from_samples_in_their_context(start_
     samples = [params for params in gateway.fakes.target.asked if params.is_ahead]
     assert len(samples) == 3 * NUM_ACCEPTED and len({params.sampling.seed for params in samples}) == len(samples)
     assert all(params.max_segments == 1 for params in samples)
-    assert await gateway.metric("semspec_gateway_audit_reference") == 1
-    assert await gateway.metric("semspec_gateway_audit_alarm") == 0
+    assert await gateway.metric('semspec_gateway_audit_reference{release=""}') == 1
+    assert await gateway.metric(ALARM) == 0
 
 
 async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: GatewayFactory) -> None:
@@ -142,9 +143,9 @@ async def test_alarm_is_logged_and_tightens_what_no_client_chose(
         for number in range(2, 9):
             await gateway.chat(seed=number)
             await gateway.metric_becomes(UNSUPPORTED, number * NUM_ACCEPTED)
-    assert await gateway.metric("semspec_gateway_audit_alarm") == 1
-    assert await gateway.metric("semspec_gateway_audit_evidence") >= 100
-    assert await gateway.metric("semspec_gateway_audit_support") == 0
+    assert await gateway.metric(ALARM) == 1
+    assert await gateway.metric('semspec_gateway_audit_evidence{release=""}') >= 100
+    assert await gateway.metric('semspec_gateway_audit_support{release=""}') == 0
     assert len([message for message in caplog.messages if "audit" in message]) == 1
     assert await strictness_of(gateway) == 1.0
     assert await strictness_of(gateway, strictness=0.2) == 0.2
@@ -153,7 +154,7 @@ async def test_alarm_is_logged_and_tightens_what_no_client_chose(
     verifier.verifier_info = replace(verifier.verifier_info, target_probe="c")
     await gateway.app.state.readiness.check()
     await gateway.chat()  # the first one under new probes begins a new test
-    assert await gateway.metric("semspec_gateway_audit_alarm") == 0
+    assert await gateway.metric(ALARM) == 0
 
 
 async def test_failing_audit_is_counted_and_disturbs_no_request(start_gateway: GatewayFactory) -> None:

@@ -15,6 +15,7 @@ from semspec.errors import Unavailable
 from semspec.release import Release, ReleasedModel
 from tests.gateway.fakes import Fakes, FakeVerifier
 from tests.gateway.support import Gateway, assert_error, chunks, eventually, make_settings, running_gateway, text, until
+from tests.gateway.test_audit import Clustering
 
 OTHER = "127.0.0.1:1"
 """Address of the second release's own services."""
@@ -57,10 +58,10 @@ async def start(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 0.01)
     async with AsyncExitStack() as stack:
 
-        async def start(other: str | Fakes = "2", own: Fakes | None = None) -> Gateway:
+        async def start(other: str | Fakes = "2", own: Fakes | None = None, **options: Any) -> Gateway:
             own = own or Fakes.make(verifier=verifier("1"))
             theirs = other if isinstance(other, Fakes) else Fakes.make(verifier=verifier(other))
-            settings = make_settings(redis_url=redis_url, pair=folder / "list.json")
+            settings = make_settings(redis_url=redis_url, pair=folder / "list.json", **options)
             clients = {(name, OTHER): getattr(theirs, name) for name in ("drafter", "target", "verifier")}
             return await stack.enter_async_context(
                 running_gateway(settings, own, True, lambda name, address: clients[name, address])
@@ -100,6 +101,28 @@ async def test_new_answers_go_by_weight_and_a_version_picks_one(start: Start, fo
     await until(lambda: release_of(gateway), lambda one: one == "semspec-demo@1")
     (folder / "list.json").write_text("[]")
     assert await release_of(gateway) == "semspec-demo@1", "what cannot be used changes nothing"
+
+
+async def test_each_release_is_audited_by_itself(start: Start, folder: Path) -> None:
+    release(Fakes.make(), "2", strategy="semantic", acceptance={"rule": "threshold", "threshold": 0.5}).save(
+        folder / "2"
+    )
+    judges = [Clustering(), Clustering()]
+    judges[1].disagrees = True
+    for judge, version in zip(judges, ("1", "2"), strict=True):
+        probes = {"draft_probe": f"draft-{version}", "target_probe": f"target-{version}"}
+        judge.verifier_info = replace(judge.verifier_info, **probes)
+    both = [Fakes.make(verifier=judge) for judge in judges]
+    gateway = await start(both[1], both[0], audit={"share": 1.0, "samples": 3, "strictness": 1.0})
+    for version in ("1", "2"):
+        for seed in range(8):
+            await gateway.chat(model=f"semspec-demo@{version}", seed=seed)
+    metric = 'semspec_gateway_audit_{}{{release="semspec-demo@{}"}}'.format
+    await gateway.metric_becomes(metric("alarm", 2), 1)
+    assert [await gateway.metric(metric(name, 1)) for name in ("alarm", "support")] == [0, 1]
+    assert await gateway.metric(metric("support", 2)) == 0
+    stored = [await gateway.stored((await gateway.chat(model=f"semspec-demo@{v}")).json()["id"]) for v in ("1", "2")]
+    assert [one["parameters"]["strictness"] for one in stored] == [None, 1.0]
 
 
 async def test_resumed_answer_stays_on_its_release(start: Start) -> None:

@@ -55,8 +55,9 @@ def busy() -> Metrics:
     metrics.degraded_generations.inc()
     for record in (ACCEPTED, REWRITTEN, PROPOSED):
         metrics.segment(record)
-    metrics.audit.judged(True, 0.9, 0.9, 0.0)
-    metrics.audit.tested(1.0, False)
+    metrics.audit.judged("", True, 0.9, 0.9, 0.0)
+    metrics.audit.tested("", 1.0, False)
+    metrics.audit.ratio_drift.labels("")
     metrics.audit.skipped.labels("failed")
     metrics.collection.labels("listed").inc()
     return metrics
