@@ -163,8 +163,11 @@ class GatewaySettings(ProcessSettings):
         description="longest a generation may take, in seconds; unset: 600, or 0.1 for each token of its budget if "
         "that is more",
     )
-    target_patience_s: float = Field(
-        300.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
+    target_patience_s: float | None = Field(
+        None,
+        ge=0,
+        description="longest wait of a running generation for a lost target, in seconds; unset: 300, or twice what "
+        "it took to load",
     )
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
     settle_s: float = shared(

@@ -31,7 +31,7 @@ from semspec.observability import known, span
 from semspec.records import statistics, stored
 from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Segment, SegmentEnd, SegmentRecord, Writer
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LEAST_PATIENCE_S = 0.05, 1.0, 300.0
 ANSWER_S = 2.0
 """Timeout of one health check of the target, in seconds."""
 MAX_RETRIES_WITHOUT_PROGRESS = 8
@@ -81,8 +81,10 @@ class ChoiceRunner:
 
         A span of the generation covers all its calls, including drafting ahead.
         """
-        fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
-        retry = TargetRetry(choice.served.pinned.target, fingerprint, timeout_s)
+        target, timeout_s = choice.served.target, self.settings.target_patience_s
+        if timeout_s is None:
+            timeout_s = max(LEAST_PATIENCE_S, 2 * target.load_s)
+        retry = TargetRetry(choice.served.pinned.target, target.fingerprint, timeout_s)
         generation = choice.generation
         attributes: dict[str, str | int | float] = {
             "semspec.strategy": generation.strategy,

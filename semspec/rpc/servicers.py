@@ -6,6 +6,8 @@ Servicers raise; `semspec.rpc.calls` sets the status codes.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
+from time import monotonic
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -66,11 +68,14 @@ class Servicer(Generic[B]):
     def __init__(self, load: Callable[[], B]) -> None:
         self._load = load
         self._loaded: B | None = None
+        self._load_s = 0.0
 
     def load(self) -> B:
         """Load what is served. Blocking; runs in a worker thread while health checks are answered. Raises: what the
         given `load` raises, which may be any `SemspecError`."""
+        begin = monotonic()
         self._loaded = self._load()
+        self._load_s = monotonic() - begin
         return self._loaded
 
     @property
@@ -103,7 +108,7 @@ class ModelServicer(Servicer[Engine]):
 
     async def Info(self, request: types_pb2.ModelInfoRequest) -> types_pb2.ModelInfo:
         """The served model."""
-        return message_of(types_pb2.ModelInfo, await self.backend.info())
+        return message_of(types_pb2.ModelInfo, replace(await self.backend.info(), load_s=self._load_s))
 
     async def Encode(self, request: types_pb2.EncodeRequest) -> types_pb2.EncodeResponse:
         """Render and tokenize a prompt."""

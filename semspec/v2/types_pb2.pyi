@@ -888,6 +888,7 @@ class ModelInfo(_message.Message):
     NUM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     PROJECTIONS_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -925,6 +926,8 @@ class ModelInfo(_message.Message):
     """whether its engine knows GenerateRequest.penalties and min_tokens"""
     num_token_ids: _builtins.int
     """exclusive upper limit of the ids in Penalties.logit_bias; 0: not known"""
+    load_s: _builtins.float
+    """seconds that loading it took"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """supported by the engine"""
@@ -962,10 +965,11 @@ class ModelInfo(_message.Message):
         num_token_ids: _builtins.int = ...,
         template_variables: _abc.Iterable[_builtins.str] | None = ...,
         projections: _abc.Iterable[_builtins.str] | None = ...,
+        load_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "supports_choices", b"supports_choices", "supports_grammars", b"supports_grammars", "supports_logprobs", b"supports_logprobs", "supports_min_p", b"supports_min_p", "supports_penalties", b"supports_penalties", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "load_s", b"load_s", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "supports_choices", b"supports_choices", "supports_grammars", b"supports_grammars", "supports_logprobs", b"supports_logprobs", "supports_min_p", b"supports_min_p", "supports_penalties", b"supports_penalties", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,16 @@ async def test_whole_answer_does_not_wait_for_the_next_handshake(
     assert (await gateway.events(answer.json()["id"])).status_code == 200, "all of it is stored"
 
 
+async def test_patience_follows_the_time_that_the_target_took_to_load(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    for load_s, patience_s in ((10.0, 300), (400.0, 800)):
+        fakes = Fakes.make(Forgetful(2)).told(target={"load_s": load_s})
+        gateway = await start_gateway(fakes, target_patience_s=None)
+        assert (await gateway.chat()).status_code == 200
+        assert f"waiting up to {patience_s} s for the target" in caplog.text
+
+
 async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(target_patience_s=60)
     target = gateway.fakes.target

@@ -5,6 +5,7 @@ from typing import Any
 from semspec.cli import parser
 from semspec.engine.settings import ModelSettings
 from semspec.gateway.app import STORED_WITHIN_S
+from semspec.gateway.generation.runner import LEAST_PATIENCE_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.rpc.connection import ClientOptions
@@ -58,7 +59,7 @@ def _check_probe(one: Pod, name: str, settings: Settings) -> None:
         asked = {"path": path, "port": "http"} | ({"scheme": "HTTPS"} if settings.tls_certificate else {})
         assert probe["httpGet"] == asked, f"{one}: {name}"
         patience_s = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
-        is_patient = name != "readinessProbe" or patience_s > settings.target_patience_s
+        is_patient = name != "readinessProbe" or patience_s > (settings.target_patience_s or LEAST_PATIENCE_S)
         assert is_patient, f"{one}: loses its endpoints while it waits for a lost target"
         return
     service = "" if name == "livenessProbe" else f"semspec.v2.{one.name.title()}"
