@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import re
 import shutil
@@ -73,8 +72,8 @@ def _on_disk(value: str, folder: Path) -> str:
         return value
     path = folder / value.removeprefix("/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".json":
-        path.write_text(json.dumps([{"pair": str(BUNDLED_PAIR / "probes")}]))  # of releases
+    if path.suffix == ".json":  # of releases
+        path.write_text(f'[{{"pair": "{BUNDLED_PAIR}/probes"}}]')
     elif path.suffix or path.name in SECRETS["api-keys"]:
         path.write_bytes(certificates().get(path.name, SECRETS["api-keys"]["api-keys"].encode()))
     else:
