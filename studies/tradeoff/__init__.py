@@ -1,1 +1,0 @@
-"""Quality against latency, each rule over its thresholds: see README.md."""
