@@ -81,8 +81,3 @@ def write_answers(path: Path, records: Iterable[Record], with_traces: bool = Fal
     lines = "".join(as_line(record if with_traces else replace(record, trace=())) for record in records)
     with replacing(path) as partial:
         partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
-
-
-def read_answers(path: Path) -> list[Record]:
-    """What `write_answers` wrote. Raises: OSError, ValueError."""
-    return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from semspec.clustering.equivalence import Alternatives
-from semspec.demo.documents import DELIMITER, is_valid, write_document
+from semspec.demo.documents import DELIMITER, is_valid
 from semspec.demo.meaning import Proposition
 from semspec.demo.problems import SPLITS, make_problem
-from semspec.demo.wording import TARGET_AUTHOR, read
+from semspec.demo.wording import read
 
 
 def questions(split: str, domains: Collection[str] = ("ledger", "boxes"), skip: int = 0) -> Iterator[dict[str, str]]:
@@ -15,13 +15,6 @@ def questions(split: str, domains: Collection[str] = ("ledger", "boxes"), skip: 
         problem = make_problem(seed)
         if problem.domain in domains:
             yield {"id": str(seed), "question": problem.question}
-
-
-def solutions(split: str) -> Iterator[dict[str, str]]:
-    """Problems of a split, each with an answer such as the target was trained on."""
-    for seed in SPLITS[split]:
-        document = write_document(seed, TARGET_AUTHOR)
-        yield {"id": str(seed), "question": document.problem.question, "trace": document.solution}
 
 
 class ParserEquivalence:
