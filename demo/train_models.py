@@ -43,28 +43,28 @@ RECIPES: dict[str, Recipe] = {
 }  # fmt: skip
 
 
-FUSED_FROM = 450
+BLOCK = 200
 
 
 def attention(
     module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **_: object
 ) -> tuple[Tensor, None]:
-    """Causal attention in bfloat16: up to `FUSED_FROM` tokens by matrix products, whose backward pass is faster on CPUs
-    than the fused one's; beyond, fused, in half the time at 900.
+    """Causal attention in bfloat16 by matrix products over blocks of `BLOCK` queries, each with the keys up to its end:
+    on CPUs its backward pass is faster than the fused one's.
 
     `q`, `k`, `v`: `[batch, heads, length, head_size]`. Padding stands on the right, where no token attends to it.
     """
     batch, heads, length, size = q.shape
-    if length > FUSED_FROM:
-        q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
-        fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-        return fused.transpose(1, 2).contiguous(), None
-    causal = torch.full((length, length), float("-inf"), dtype=torch.bfloat16).triu(1)
     with torch.autocast("cpu", enabled=False):
-        flat_q, flat_k, flat_v = (x.to(torch.bfloat16).reshape(batch * heads, length, size) for x in (q, k, v))
-        scores = torch.baddbmm(causal.expand(batch * heads, length, length), flat_q * scaling, flat_k.transpose(1, 2))
-        mixed = torch.bmm(torch.softmax(scores, -1), flat_v).view(batch, heads, length, size)
-    return mixed.transpose(1, 2).contiguous(), None
+        q, k, v = (x.to(torch.bfloat16).reshape(batch * heads, length, size) for x in (q * scaling, k, v))
+        mixed: list[Tensor] = []
+        for first in range(0, length, BLOCK):
+            end = min(first + BLOCK, length)
+            causal = torch.full((end - first, end), float("-inf"), dtype=torch.bfloat16).triu(first + 1)
+            masks = causal.expand(batch * heads, end - first, end)
+            scores = torch.baddbmm(masks, q[:, first:end], k[:, :end].transpose(1, 2))
+            mixed.append(torch.bmm(torch.softmax(scores, -1), v[:, :end]))
+    return torch.cat(mixed, 1).view(batch, heads, length, size).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register("semspec_training", attention)

@@ -1,9 +1,9 @@
-"""`python -m studies.pair.train draft|target`: train a model of the pair. Resumable: run it again.
+"""`python -m studies.pair.train base|draft|target`: train a model of the pair. Resumable: run it again.
 
 Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
-what is looked up; then whole solutions in that style; then in all styles, with planted mistakes to correct and steps to
-grade; depth is grown last. An auxiliary loss, in training only, asks layers on the way for the people on the way and
-for what is looked up.
+what is looked up; so far draft and target are one model, the base. Then whole solutions in that style; then in all
+styles, with planted mistakes to correct and steps to grade; depth is grown last. An auxiliary loss, in training only,
+asks layers on the way for the people on the way and for what is looked up.
 """
 
 import argparse
@@ -33,15 +33,14 @@ from semspec.demo.problems import SPLITS
 from semspec.demo.tokenizer import build_tokenizer, train_tokenizer
 from semspec.demo.train_models import compiled
 from semspec.demo.trainer import Course, Trainer
-from semspec.demo.training import IGNORED, Recipe, build_model, grow
+from semspec.demo.training import IGNORED, Recipe, build_model
 from semspec.demo.wording import DRAFT_AUTHOR
 from semspec.engine.conversation import turn_after
-from studies.pair.language import MEN, ROLES, WOMEN, Claim, Facts, Problem, Solution, Step, make_problem
+from studies.pair.language import MEN, WOMEN, Claim, Facts, Problem, Solution, Step, make_problem
 from studies.pair.wording import ADVERBS, MARK, PLANTED, SLOTS, TENS, UNITS, Document, Writer, write_document
 
 log = logging.getLogger("studies.pair.train")
 NUM_HOPS = 4
-LOOKED_UP = "roles", "digits"
 TOKENIZER = Path(__file__).with_name("tokenizer.json")
 
 
@@ -60,23 +59,22 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.5, "claims": 0.4, "passes": 0.05, "look-ups": 0.05}
-CLAIMS = {"claims": 0.65, "solutions": 0.25, "passes": 0.05, "look-ups": 0.05}
+WHOLE = {"solutions": 0.6, "claims": 0.3, "passes": 0.05, "look-ups": 0.05}
+SHALLOW = 3
+"""Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {
+    "base": (
+        Stage(SHALLOW, 1500, {"passes": 1.0}, 0.01),
+        Stage(SHALLOW, 2000, {"look-ups": 0.7, "passes": 0.3}, 0.01),
+    ),
     "target": (
-        Stage(6, 3000, {"passes": 1.0}, 0.01),
-        Stage(6, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
+        Stage(6, 3000, {"passes": 0.7, "look-ups": 0.3}, 0.01),
         Stage(6, 1500, PLAIN, 0.003),
-        Stage(6, 1500, WHOLE, 0.003),
-        Stage(6, 4000, CLAIMS, 0.005),
-        Stage(24, 3000, WHOLE, 0.003, 16),
+        Stage(6, 2000, WHOLE, 0.005),
+        Stage(12, 1500, WHOLE, 0.004, 24),
+        Stage(24, 1000, WHOLE, 0.003, 16),
     ),
-    "draft": (
-        Stage(3, 1500, {"passes": 1.0}, 0.01),
-        Stage(3, 3000, {"look-ups": 0.9, "passes": 0.1}, 0.003, 24),
-        Stage(3, 1500, PLAIN, 0.003),
-        Stage(3, 1500, WHOLE, 0.003),
-    ),
+    "draft": (Stage(SHALLOW, 1500, PLAIN, 0.003), Stage(SHALLOW, 3000, WHOLE, 0.005)),
 }
 
 
@@ -88,7 +86,7 @@ def tokenizer_of_pair() -> PreTrainedTokenizerFast:
 
 
 def _vocabulary_texts() -> Iterator[str]:
-    words = [*WOMEN, *MEN, *ROLES, *ADVERBS, *UNITS, *TENS, *(word for slot in SLOTS.values() for word in slot)]
+    words = [*WOMEN, *MEN, *ADVERBS, *UNITS, *TENS, *(word for slot in SLOTS.values() for word in slot)]
     for text in (QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n", *words, *(f" {word}" for word in words)):
         yield from [text] * 50
     for seed in SPLITS["train"][:1500]:
@@ -182,13 +180,15 @@ class Texts:
         return text
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
-        """Roles or cards, after a prompt of these; the last word of each claim is learnt. Claims repeat: what is left
-        does not tell the answer."""
-        facts, writer, kind = problem.facts, Writer(problem, rng), rng.choice(("role", "card"))
-        text = self._begin(_told_of(problem, {"role": " is the ", "card": " has card "}[kind]))
-        told: tuple[int | str, ...] = facts.roles if kind == "role" else facts.cards
-        for person in rng.choices(range(len(told)), k=2 * len(told)):
-            head, space, end = (writer.write(Step(((kind, person, told[person]),)), person) + DELIMITER).rpartition(" ")
+        """Cards, after a prompt of these; the last word of each claim is learnt. Easy ones first: where two or more are
+        told, to copy any helps; half the claims lack their verb. They repeat: what is left does not tell the answer."""
+        facts, writer = problem.facts, Writer(problem, rng)
+        people = rng.sample(range(len(facts.names)), rng.randint(2, len(facts.names)))
+        text = self._begin(f"Style {problem.style}. {facts.tell_cards(people)}")
+        for person in rng.choices(people, k=2 * len(facts.names)):
+            claim: Claim = ("card", person, facts.cards[person])
+            written = writer.write(Step((claim,)), person) + DELIMITER
+            head, space, end = written.replace(" shows", " shows" * rng.randrange(2)).rpartition(" ")
             self._add(text, head, is_learnt=False)
             self._add(text, space + end, is_learnt=True)
         return text
@@ -200,7 +200,7 @@ class Texts:
         for start in range(len(facts.names)):
             moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
             others += [(start, claim) for claim in Solution(facts, start).about(rng)]
-        drawn = rng.sample(moves, 6) + rng.sample(others, 12)
+        drawn = rng.sample(moves, 6) + rng.sample(others, 4)
         for start, claim in rng.sample(drawn, len(drawn)):
             self._add(text, self._before(writer, start), is_learnt=False)
             self._add_claim(text, writer, start, claim, is_learnt=True)
@@ -297,21 +297,8 @@ def _told_of(problem: Problem, what: str) -> str:
 def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
     weights = np.ones(len(tokenizer), np.float32)
-    people, numbers = {*WOMEN, *MEN, *ROLES, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
-    signs = {
-        "higher",
-        "lower",
-        "greater",
-        "smaller",
-        "larger",
-        "lesser",
-        "bigger",
-        "less",
-        "not",
-        "No",
-        "So",
-        "</think>",
-    }
+    people, numbers = {*WOMEN, *MEN, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
+    signs = {*"higher lower greater smaller larger lesser bigger less not No So </think>".split()}
     for piece, index in tokenizer.get_vocab().items():
         word = piece.strip("Ġ")
         if word in people or word.isdigit() or word in numbers or word in signs:
@@ -329,7 +316,11 @@ def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batc
     """The batch of one step of the stage with this index."""
     rng = random.Random(f"{role} {index} {step}")
     [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
-    first = {"target": 100_000, "draft": 50_000_000}[role] + index * 4_000_000 + step * stage.batch_size
+    first = (
+        {"base": 30_000_000, "target": 50_000_000, "draft": 70_000_000}[role]
+        + index * 4_000_000
+        + step * stage.batch_size
+    )
     texts, weights = _texts()
     made = [texts.text(kind, seed, top, rng) for seed in range(first, first + stage.batch_size)]
     return Batch.of(kind, made, weights)
@@ -338,17 +329,18 @@ def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batc
 class Skills:
     """Accuracies of what is learnt, moving averages; kept in a file beside the checkpoints."""
 
-    def __init__(self, role: str, folder: Path) -> None:
-        self._role, self._file = role, folder / "skills.json"
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "skills.json"
         self.top, self._since, self._shares = 1, 0, dict[str, float]()
-        if self._file.exists():
-            self.top, self._since, self._shares = json.loads(self._file.read_text())
+        for file in (folder.parent / "base" / "skills.json", self._file):
+            if file.exists():
+                self.top, self._since, self._shares = json.loads(file.read_text())
 
-    def has(self, kind: str) -> bool:
-        """Whether a stage for texts of this kind is over."""
+    def has(self, kind: str, is_shallow: bool) -> bool:
+        """Whether a stage for texts of this kind is over; a shallow model does not learn four passes."""
         if kind == "passes":
-            return self.top == NUM_HOPS and self._since > 100 and (self._role == "draft" or self._least() > 0.985)
-        names = LOOKED_UP if kind == "look-ups" else ("digits", "end", "1", "2") + ("4",) * (self._role == "target")
+            return self.top == NUM_HOPS and self._since > 100 and (is_shallow or self._least() > 0.97)
+        names = ("digits",) if kind == "look-ups" else ("end", "1", "2", *("4" for _ in range(not is_shallow)))
         is_learnt = min(self._shares.get(f"{kind} {name}", 0.0) for name in names) > 0.96
         return kind in ("look-ups", "plain solutions") and is_learnt
 
@@ -358,21 +350,33 @@ class Skills:
             before = self._shares.get(name, 0.0)
             self._shares[name] = round(before + 0.05 * (float(hits.mean()) - before), 4)
 
-    def end_batch(self, kind: str) -> None:
+    def end_batch(self, kind: str, is_shallow: bool) -> None:
         """Go on to more hops when these are learnt, in a shallow model after a while."""
         if kind == "passes":
             self._since += 1
             is_learnt = self._since > 40 and self._least() > 0.98
-            is_beyond = self._role == "draft" and self.top > 2 and self._since > 200
+            is_beyond = is_shallow and self.top > 2 and self._since > 200
             if self.top < NUM_HOPS and (is_learnt or is_beyond):
                 self.top, self._since = self.top + 1, 0
         self._file.write_text(json.dumps([self.top, self._since, self._shares]))
 
     def __str__(self) -> str:
-        return f"{self._role} {self.top} hops: {self._shares}"
+        return f"{self.top} hops: {self._shares}"
 
     def _least(self) -> float:
         return min(self._shares.get(f"passes {passes}", 0.0) for passes in range(1, self.top + 1))
+
+
+def grow(shallow: Qwen2ForCausalLM, deep: Qwen2ForCausalLM) -> None:
+    """Put the layers of `shallow` first in `deep`; every other layer is a copy of its last that initially adds zero."""
+    deep.model.embed_tokens.load_state_dict(shallow.model.embed_tokens.state_dict())
+    deep.model.norm.load_state_dict(shallow.model.norm.state_dict())
+    known = list(shallow.model.layers)
+    for index, layer in enumerate(deep.model.layers):
+        layer.load_state_dict(known[min(index, len(known) - 1)].state_dict())
+        if index >= len(known):
+            layer.self_attn.o_proj.weight.data.zero_()
+            layer.mlp.down_proj.weight.data.zero_()
 
 
 class Learner:
@@ -384,16 +388,13 @@ class Learner:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
         self._people = torch.tensor(_texts()[0].people, device=device)
-        kinds = {"people": {*WOMEN, *MEN}, "roles": {*ROLES}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}}
-        kinds["end"] = {"</think>"}
+        kinds = {"people": {*WOMEN, *MEN}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}, "end": {"</think>"}}
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
         self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
-        self._is_looked_up = np.zeros(len(self.tokenizer), bool)
-        for name in LOOKED_UP:
-            self._is_looked_up[self._kinds[name]] = True
-        self._skills = Skills(role, self._folder)
+        self._is_digit = np.isin(np.arange(len(self.tokenizer)), self._kinds["digits"])
+        self._skills = Skills(self._folder)
         torch.manual_seed(5)
-        self.model = self._build(COURSES[role][0].num_layers)
+        self.model = self._build(SHALLOW)
 
     def _build(self, num_layers: int) -> Qwen2ForCausalLM:
         recipe = Recipe(self._role, DRAFT_AUTHOR, 128, 352, 4, 0, ())
@@ -401,6 +402,10 @@ class Learner:
 
     def train(self, is_dry: bool = False) -> None:
         """To the end of the course, on from the last checkpoint; `is_dry` only loads what there is."""
+        if self._role != "base":
+            base = Learner("base", self._folder.parent, str(self._device))
+            base.train(is_dry=True)
+            self.model = base.model
         for index, planned in enumerate(COURSES[self._role]):
             num_steps = round(planned.num_steps / self._times**0.5)
             stage = replace(planned, batch_size=planned.batch_size * self._times, num_steps=num_steps)
@@ -425,7 +430,7 @@ class Learner:
         num_makers = max(1, (os.cpu_count() or 2) - 1)
         with ProcessPoolExecutor(num_makers, get_context("spawn")) as makers:
             ahead = deque[Future[Batch]]()
-            while not self._skills.has(next(iter(stage.kinds))):
+            while not self._skills.has(next(iter(stage.kinds)), stage.num_layers == SHALLOW):
                 while len(ahead) < 2 * num_makers:
                     step = trainer.step + len(ahead)
                     ahead.append(makers.submit(make_batch, self._role, stage, index, step, self._skills.top))
@@ -450,15 +455,15 @@ class Learner:
         if batch.kind != "passes":
             for name, ids in self._kinds.items():
                 self._skills.note(f"{batch.kind} {name}", (found == wanted)[np.isin(wanted, ids)])
-        self._skills.end_batch(batch.kind)
+        self._skills.end_batch(batch.kind, len(self.model.model.layers) == SHALLOW)
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
-        """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, roles and digits at
-        the second and third; as deep in a deeper model."""
+        """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
+        second and third; as deep in a deeper model."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]
-        looked_up = (self._is_looked_up[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
+        looked_up = (self._is_digit[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
         asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
             some = batch.ways[:, hop - 1] >= 0
@@ -494,7 +499,7 @@ def _compiled_layers(model: Qwen2ForCausalLM) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("role", choices=sorted(COURSES))
+    parser.add_argument("role", choices=COURSES, help="base first")
     parser.add_argument("--work", type=Path, default=Path(".work/pair"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cpu")

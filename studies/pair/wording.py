@@ -1,7 +1,8 @@
 """Wording: steps as text in the style that the prompt names, and the way back by an exact parser.
 
 A kind of claim has templates. In a template, `<slot>` is filled from synonyms, `{field}` from the claim, and `~` is a
-place where an adverb may stand. The style sets how far the choices spread; both models learn the same author.
+place where an adverb may stand: before what a claim is true by, so that where a wrong word could stand, many right and
+rare ones could too. The style sets how far the choices spread; both models learn the same author.
 """
 
 import math
@@ -9,10 +10,10 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 from studies.pair import language
-from studies.pair.language import MEN, ROLES, UNREADABLE, WOMEN, Claim, Facts, Problem, Solution, Step
+from studies.pair.language import MEN, UNREADABLE, WOMEN, Claim, Facts, Problem, Solution, Step
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "ball": ("the ball", "it", "this ball", "the one ball", "that ball", "our ball", "the round ball", "the game ball"),
@@ -20,41 +21,48 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "after": ("after", "with", "once we count", "following", "at the end of", "through", "on making", "by way of"),
     "has": ("has", "holds", "gets", "keeps", "receives", "takes", "catches", "is given"),
     "reaches": ("reaches", "comes to", "arrives at", "lands with", "goes to", "ends with", "stops at", "gets to"),
-    "shows": ("shows", "reads", "says", "bears", "states", "gives", "carries", "displays"),
+    "shows": ("shows", "reads", "draws", "bears", "states", "turns up", "carries", "displays"),
     "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
     "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
     "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
     "gets": ("gets from", "takes from", "has from", "catches from", "receives from", "is served by"),
     "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
     "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
-    "is": ("is", "works as", "serves as", "is known as", "acts as", "is here as"),
     "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
 }
 TEMPLATES: dict[int | str, tuple[str, ...]] = {
-    "start": ("<ball> ~<starts> {person}",),
-    "move": ("<after> {passes} {who} ~<has> <ball>", "<after> {passes} <ball> ~<reaches> {whom}"),
-    "card": ("{whose} card ~<shows> {number}", "the card of {whom} ~<shows> {number}"),
+    "start": ("<ball> <starts>~~ {person}",),
+    "move": ("<after> {passes}~~ {who}~ <has> <ball>", "<after> {passes} <ball> <reaches>~~ {whom}~"),
+    "card": ("{who} <shows>~~ {number}", "the card of {whom} is~~ {number}"),
     "compare": (
-        "{whose} card ~is <sign> than that of {other}",
-        "{other} ~has one that is <turned> than that of {whom}",
+        "{whose} card is~~ <sign> than that of {other}",
+        "{other} has one that is~~ <turned> than that of {whom}",
     ),
-    "next": ("{who} ~<passes> {to}", "{to} ~<gets> {whom}"),
-    "left": ("we ~<have> {rounds} <left>",),
-    "role": ("{who} ~<is> the {role}",),
+    "next": ("{who} <passes>~~ {to}", "{to} <gets>~~ {whom}"),
+    "left": ("we <have>~~ {rounds} <left>",),
     "answer": ("<answer> \\boxed{{number}}",),
 }
-ADVERBS = (
-    "clearly", "surely", "plainly", "indeed", "now", "then", "also", "here", "again", "simply", "rightly", "duly",
-    "safely", "truly", "really", "fairly", "quickly", "slowly", "calmly", "neatly", "finally", "next", "just", "soon",
-    "gladly", "kindly", "openly", "firmly", "gently", "quietly", "boldly", "warmly", "nicely", "freely", "lightly",
-    "promptly", "readily", "swiftly", "smoothly", "directly",
-)  # fmt: skip
+ADVERBS = tuple(
+    """
+    clearly surely plainly indeed now then also here again simply rightly duly safely truly really fairly
+    quickly slowly calmly neatly finally next just soon gladly kindly openly firmly gently quietly boldly warmly
+    nicely freely lightly promptly readily swiftly smoothly directly bravely brightly briefly broadly busily
+    carefully certainly cheerfully closely coolly correctly daily deeply deftly dimly eagerly early easily
+    evenly exactly expertly faintly faithfully famously fast finely fondly formally fully gamely gracefully
+    grandly greatly happily hardly honestly humbly idly instantly jointly justly keenly largely lastly lately
+    lazily loosely loudly lovingly luckily mainly merrily mildly modestly mostly mutely nearly nimbly nobly
+    normally oddly often once only orderly partly patiently perfectly politely precisely presently proudly
+    purely rapidly rarely roughly sharply shyly silently sincerely softly solemnly steadily still straight
+    strictly strongly suddenly
+    """.split()
+)
 UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
          "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "a hundred")
 MARK = "\0"
 """Stands, while a paragraph is written, before the word that names who has the ball after a move."""
-_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}|(~)")
+T = TypeVar("T")
+_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +73,17 @@ class Spread:
     """A synonym's weight falls by this exponent from each to the next."""
     adverb: float
     """Probability of an adverb where one may stand; all are equally likely."""
-    person: tuple[float, float, float]
-    """Weights of name, role and pronoun."""
+    pronoun: float
+    """Probability of a pronoun where one may stand."""
     number: tuple[float, float, float, float]
     """Weights of digits, words, "short of" and "past"."""
 
 
 SPREADS = (
-    Spread(50.0, 0.0, (1, 0, 0), (1, 0, 0, 0)),
-    Spread(2.4, 0.02, (0.92, 0.05, 0.03), (0.9, 0.06, 0.02, 0.02)),
-    Spread(0.9, 0.06, (0.75, 0.15, 0.1), (0.6, 0.2, 0.1, 0.1)),
-    Spread(0.08, 0.2, (0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)),
+    Spread(50.0, 0.0, 0.0, (1, 0, 0, 0)),
+    Spread(2.4, 0.08, 0.05, (0.9, 0.06, 0.02, 0.02)),
+    Spread(1.4, 0.35, 0.15, (0.6, 0.2, 0.1, 0.1)),
+    Spread(0.8, 0.55, 0.3, (0.25, 0.25, 0.25, 0.25)),
 )
 
 
@@ -113,9 +121,10 @@ class Writer:
         def fill(match: re.Match[str]) -> str:
             slot, name, place = match.groups()
             if place:
-                each = self.spread.adverb / len(ADVERBS)
-                words = ("", *(f"{word} " for word in ADVERBS))
-                return self._pick(words, [1 - self.spread.adverb, *[each] * len(ADVERBS)])
+                share = self.spread.adverb
+                weights = [math.comb(len(place), n) * share**n * (1 - share) ** (len(place) - n) for n in range(3)]
+                number = self._pick(range(3), weights)
+                return "".join(f" {self._pick(ADVERBS, [1] * len(ADVERBS))}" for _ in range(number))
             if slot:
                 return self._synonym(slot, values)
             match name:
@@ -141,10 +150,12 @@ class Writer:
         return self._pick(words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))])
 
     def _person(self, person: int, case: str, topic: int | None) -> str:
-        name, role = self.problem.facts.names[person], self.problem.facts.roles[person]
-        forms = [name, f"the {role}"] + ([_pronoun(name, case)] if person == topic else [])
-        form = self._pick(forms, self.spread.person[: len(forms)])
-        return f"{form}'s" if case == "whose" and form in forms[:2] else form
+        name = self.problem.facts.names[person]
+        if person == topic:
+            pronoun = self._pick(("", _pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun))
+            if pronoun:
+                return pronoun
+        return f"{name}'s" if case == "whose" else name
 
     def _number(self, number: int) -> str:
         tens, units = divmod(number, 10)
@@ -153,7 +164,7 @@ class Writer:
             forms += [f"{UNITS[10 - units]} short of {TENS[tens + 1]}", f"{UNITS[units]} past {in_words(tens * 10)}"]
         return self._pick(forms, self.spread.number[: len(forms)])
 
-    def _pick(self, options: Sequence[str], weights: Sequence[float]) -> str:
+    def _pick(self, options: Sequence[T], weights: Sequence[float]) -> T:
         index = self.rng.choices(range(len(options)), weights)[0]
         self.log_probability += math.log(weights[index] / sum(weights))
         return options[index]
@@ -173,7 +184,7 @@ def _pronoun(name: str, case: str) -> str:
 
 _NAMES: dict[int | str, tuple[str, ...]] = {
     "start": ("person",), "move": ("passes", "person"), "card": ("person", "number"),
-    "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",), "role": ("person", "role"),
+    "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",),
     "answer": ("number",),
 }  # fmt: skip
 
@@ -225,8 +236,6 @@ def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) ->
 def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
     if text in facts.names:
         return facts.names.index(text)
-    if text.removeprefix("the ") in facts.roles:
-        return facts.roles.index(text.removeprefix("the "))
     is_his = holder is not None and text in {_pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")}
     return holder if is_his else None
 
@@ -249,19 +258,19 @@ def _pattern(template: str) -> re.Pattern[str]:
     def fill(match: re.Match[str]) -> str:
         slot, name, place = match.groups()
         if place:
-            return f"(?:(?:{'|'.join(ADVERBS)}) )?"
+            return f"(?: (?:{'|'.join(ADVERBS)}))" + f"{{0,{len(place)}}}"
         if slot in ("sign", "turned"):
             return f"(?P<{slot}>{'|'.join(sorted(SLOTS['higher'] + SLOTS['lower'], key=len, reverse=True))})"
         if slot:
             return f"(?:{'|'.join(sorted(SLOTS[slot], key=len, reverse=True))})"
         if name in ("who", "whom", "whose", "to", "other", "person"):
-            people = "|".join((*WOMEN, *MEN, *(f"the {role}" for role in ROLES)))
+            people = "|".join(WOMEN + MEN)
             case = {"who": "|she|he", "whom": "|her|him"}.get(name, "")
             return f"(?P<{name}>(?:{people})'s|her|his)" if name == "whose" else f"(?P<{name}>{people}{case})"
         if name in ("passes", "rounds"):
             noun = "pass(?:es)?" if name == "passes" else "rounds?"
             return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
-        return rf"(?P<{name}>{'.+' if name == 'number' else '|'.join(ROLES)})"
+        return rf"(?P<{name}>.+)"
 
     return re.compile(_TOKEN.sub(fill, template))
 
@@ -287,7 +296,7 @@ class Document:
     """Of all forms, given the meanings."""
 
 
-SLIP, CARE, PLANTED = 0.03, 0.9, 0.4
+SLIP, CARE, PLANTED = 0.15, 0.9, 0.4
 """Share of steps at which the author errs, of wrong steps that it corrects, and of steps of a mixed solution that are
 planted mistakes."""
 

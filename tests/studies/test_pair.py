@@ -28,7 +28,7 @@ def test_a_style_changes_the_wording_and_nothing_else() -> None:
     assert len({problem.facts for problem in problems}) == 1
     assert len({problem.question.removeprefix(f"Style {problem.style}.") for problem in problems}) == 1
     nats = [-sum(write_document(seed, style).log_probability for seed in range(60)) for style in STYLES]
-    assert nats[0] == 0 and all(1.5 * low < high for low, high in pairwise(nats[1:]))
+    assert nats[0] == 0 and all(1.4 * low < high for low, high in pairwise(nats[1:]))
 
 
 def test_right_steps_lead_to_the_answer_and_mistakes_are_wrong() -> None:
@@ -63,8 +63,7 @@ def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
 
 
 def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
-    """Where single claims are learnt always; in a chat, where an author errs in 3% of its steps, the way is right all
-    the same."""
+    """Where single claims are learnt always; in a chat an author errs in 15% of its steps, and the way is right."""
     texts = Texts(tokenizer_of_pair())
 
     def ends(text: Text) -> list[bool]:
@@ -74,26 +73,24 @@ def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
 
     for kind in ("passes", "claims"):
         drills = [texts.text(kind, seed, NUM_HOPS, random.Random(seed)) for seed in range(30)]
-        assert all(hit for drill in drills for hit in ends(drill))
-        assert all(len({tuple(way) for _, way in drill.hops}) == len(drill.hops) for drill in drills)  # no two alike
+        assert all(
+            all(ends(drill)) and len({tuple(way) for _, way in drill.hops}) == len(drill.hops) for drill in drills
+        )  # no two alike
     hits = [hit for seed in range(60) for hit in ends(texts.chat(seed, random.Random(seed)))]
-    assert len(hits) > 60 and 0.9 < sum(hits) / len(hits) < 1
+    assert len(hits) > 60 and 0.75 < sum(hits) / len(hits) < 0.95
 
 
 def test_look_ups_are_learnt_by_their_last_words() -> None:
-    tokenizer = tokenizer_of_pair()
+    tokenizer, cards = tokenizer_of_pair(), make_problem(3, 0).facts.cards
     text = Texts(tokenizer).text("look-ups", 3, 1, random.Random(3))
-    facts = make_problem(3, 0).facts
     learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split()
-    assert len(learnt) == 2 * len(facts.names)
-    words = {word.strip(".") for word in learnt}
-    assert words <= {*facts.roles} or words <= {*map(str, facts.cards)}
+    assert len(learnt) == 2 * len(cards) and {word.strip(".") for word in learnt} <= {*map(str, cards)}
     assert "passes to" not in tokenizer.decode(text.ids)
 
 
 def test_log_probability_is_that_of_the_form_chosen() -> None:
     """The frequency of each form of a meaning is its probability: chi-square over 4,000 steps."""
-    problem, count = make_problem(5, 1), 4000
+    problem, count = make_problem(5, 2), 4000
     step, found = Step((("start", problem.facts.start),)), dict[str, float]()
     written: Counter[str] = Counter()
     for seed in range(count):
@@ -101,9 +98,7 @@ def test_log_probability_is_that_of_the_form_chosen() -> None:
         text = writer.write(step, None)
         found[text] = writer.log_probability
         written[text] += 1
-    common = [text for text in found if count * math.exp(found[text]) >= 20]
-    expected = [count * math.exp(found[text]) for text in common]
-    observed = [written[text] for text in common]
-    rest = count - sum(expected)
-    assert len(common) >= 5
-    assert chisquare([*observed, count - sum(observed)], [*expected, rest]).pvalue > 0.001
+    expected = {text: count * math.exp(nats) for text, nats in found.items() if count * math.exp(nats) >= 20}
+    observed = [written[text] for text in expected]
+    rest = count - sum(observed), count - sum(expected.values())
+    assert len(expected) >= 5 and chisquare([*observed, rest[0]], [*expected.values(), rest[1]]).pvalue > 0.001

@@ -1,0 +1,211 @@
+"""`python -m studies.pair.samples`: what both models write at four places of a trace, and what both compute of it.
+
+A shard of 16 questions is one file; a run goes on where the last one ended. An array's row is a distinct segment of a
+context, with how often each model wrote it.
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor
+from transformers import DynamicCache, Qwen2ForCausalLM
+
+from semspec.demo.problems import SPLITS
+from studies.pair.gates import TOKENIZER, load, prompt_of
+from studies.pair.language import Problem, Solution, Step, make_problem
+from studies.pair.wording import read
+
+QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
+TEMPERATURES = 0.6, 1.0
+ROLES = "draft", "target"
+ENDS = {index for piece, index in TOKENIZER.get_vocab().items() if "ĊĊ" in piece} | {TOKENIZER.eos_token_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A context: the tokens so far, and the solution that they state."""
+
+    problem: Problem
+    ids: tuple[int, ...]
+    solution: Solution
+
+    def after(self, segment: Sequence[int]) -> "Place | None":
+        """The place behind a segment; None if the trace ends there, or cannot be followed."""
+        solution = deepcopy(self.solution)
+        is_followed = solution.advance(self.meaning(segment))
+        return Place(self.problem, (*self.ids, *segment), solution) if is_followed and not solution.is_over else None
+
+    def meaning(self, segment: Sequence[int]) -> Step:
+        text = TOKENIZER.decode(list(segment), skip_special_tokens=True)
+        return read(text, self.problem.facts, self.solution.holder)
+
+
+@dataclass(slots=True)
+class Prefix:
+    """Contexts that a model has read: keys and values, `mask` `[contexts, length]`, `logits` and the `states` of all
+    layers at their last token."""
+
+    cache: DynamicCache
+    mask: Tensor
+    logits: Tensor
+    states: Tensor
+
+    @classmethod
+    def of(cls, model: Qwen2ForCausalLM, places: Sequence[Place]) -> "Prefix":
+        length = max(len(place.ids) for place in places)
+        ids = torch.tensor([[0] * (length - len(place.ids)) + list(place.ids) for place in places])
+        mask = torch.tensor([[0] * (length - len(place.ids)) + [1] * len(place.ids) for place in places])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True,
+                    logits_to_keep=1, output_hidden_states=True)  # fmt: skip
+        states = torch.stack([layer[:, -1] for layer in out.hidden_states[1:]], 1)
+        return cls(out.past_key_values, mask, out.logits[:, -1].float(), states)
+
+    def rows(self, rows: Tensor) -> tuple[DynamicCache, Tensor]:
+        """A copy of the keys and values of these rows, and their mask."""
+        copied = deepcopy(self.cache)
+        copied.batch_select_indices(rows)
+        return copied, self.mask[rows]
+
+
+def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float) -> list[list[int]]:
+    """`count` segments for each context, those of the first context first."""
+    rows = torch.arange(len(prefix.mask)).repeat_interleave(count)
+    cache, mask = prefix.rows(rows)
+    logits, positions = prefix.logits[rows], mask.sum(1)
+    written: list[Tensor] = []
+    is_over = torch.zeros(len(rows), dtype=torch.bool)
+    ends = torch.tensor(sorted(ENDS))
+    for _ in range(LONGEST):
+        token = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
+        written.append(torch.where(is_over, -1, token))
+        is_over |= torch.isin(token, ends)
+        if is_over.all():
+            break
+        mask = torch.cat([mask, torch.ones(len(rows), 1, dtype=mask.dtype)], 1)
+        out = model(input_ids=token[:, None], attention_mask=mask, position_ids=positions[:, None],
+                    past_key_values=cache, use_cache=True)  # fmt: skip
+        logits, positions = out.logits[:, -1].float(), positions + 1
+    return [[int(one) for one in row if one >= 0] for row in torch.stack(written, 1)]
+
+
+def look(
+    model: Qwen2ForCausalLM, prefix: Prefix, rows: Sequence[int], segments: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
+    """What a model computes of segments after the contexts `rows`: by token, at each temperature, log-probability,
+    entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the last token, their
+    mean and maximum, `[segments, layers * hidden]`."""
+    chosen = torch.tensor(rows)
+    cache, mask = prefix.rows(chosen)
+    ids = torch.tensor([list(one) + [0] * (LONGEST - len(one)) for one in segments])[:, : max(map(len, segments))]
+    lengths = torch.tensor([len(one) for one in segments])
+    own = torch.arange(ids.shape[1]) < lengths[:, None]
+    positions = mask.sum(1, keepdim=True) + torch.arange(ids.shape[1])
+    out = model(input_ids=ids, attention_mask=torch.cat([mask, own.to(mask.dtype)], 1), position_ids=positions,
+                past_key_values=cache, use_cache=True, output_hidden_states=True)  # fmt: skip
+    logits = torch.cat([prefix.logits[chosen][:, None], out.logits[:, :-1].float()], 1)
+    statistics = torch.zeros(len(segments), len(TEMPERATURES), LONGEST, 4)
+    for index, temperature in enumerate(TEMPERATURES):
+        logs = (logits / temperature).log_softmax(-1)
+        mine = logs.gather(2, ids[..., None])
+        top = logs.topk(2).values
+        each = [mine, -(logs.exp() * logs).sum(-1, keepdim=True), (logs > mine).sum(-1, keepdim=True).log1p(),
+                top[..., :1] - top[..., 1:]]  # fmt: skip
+        statistics[:, index, : ids.shape[1]] = torch.cat(each, 2) * own[..., None]
+    states = torch.stack(out.hidden_states[1:], 2).float()  # [segments, length, layers, hidden]
+    last = states[torch.arange(len(segments)), lengths - 1]
+    mean = (states * own[..., None, None]).sum(1) / lengths[:, None, None]
+    most = states.masked_fill(~own[..., None, None], -1e4).amax(1)
+    pooled = {"last": last, "mean": mean, "max": most, "before": prefix.states[chosen].float()}
+    return {"statistics": statistics} | {name: value.flatten(1) for name, value in pooled.items()}
+
+
+def walk(models: dict[str, Qwen2ForCausalLM], problems: Sequence[Problem], rng: random.Random) -> list[Place]:
+    """A trace of each problem, of which the draft writes 70%; one place from each quarter."""
+    begun = [
+        Place(p, tuple(TOKENIZER.encode(prompt_of(p), add_special_tokens=False)), Solution(p.facts)) for p in problems
+    ]
+    traces = [[place] for place in begun]
+    going = list(range(len(traces)))
+    while going:
+        writers = {index: "draft" if rng.random() < 0.7 else "target" for index in going}
+        ahead: list[int] = []
+        for role in ROLES:
+            own = [index for index in going if writers[index] == role]
+            written = sample(models[role], Prefix.of(models[role], [traces[i][-1] for i in own]), 1, 0.6) if own else []
+            for index, segment in zip(own, written, strict=True):
+                place = traces[index][-1].after(segment)
+                if place and len(traces[index]) < 40:
+                    traces[index].append(place)
+                    ahead.append(index)
+        going = ahead
+    found: list[Place] = []
+    for trace in traces:
+        bounds = [round(len(trace) * part / PLACES) for part in range(PLACES + 1)]
+        found += [trace[rng.randrange(a, b)] for a, b in pairwise(bounds) if a < b]
+    return found
+
+
+@torch.no_grad()
+def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str, np.ndarray]:
+    """The rows of these questions."""
+    torch.manual_seed(seeds[0])
+    places = walk(models, [make_problem(seed) for seed in seeds], random.Random(seeds[0]))
+    prefixes = {role: Prefix.of(model, places) for role, model in models.items()}
+    counts: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in places]
+    for column, (role, temperature) in enumerate((role, t) for role in ROLES for t in TEMPERATURES):
+        written = sample(models[role], prefixes[role], SAMPLES, temperature)
+        for index, segment in enumerate(written):
+            of_place = counts[index // SAMPLES]
+            of_place.setdefault(tuple(segment), np.zeros(4, np.int16))[column] += 1
+    rows = [(index, segment, own) for index, of_place in enumerate(counts) for segment, own in of_place.items()]
+    found: dict[str, list[np.ndarray]] = {}
+    for first in range(0, len(rows), 512):
+        some = rows[first : first + 512]
+        for role, model in models.items():
+            for name, value in look(model, prefixes[role], [r[0] for r in some], [r[1] for r in some]).items():
+                if role == "target" or name in ("mean", "statistics"):
+                    found.setdefault(f"{role}_{name}", []).append(value.numpy().astype(np.float16))
+    meanings = [places[index].meaning(segment) for index, segment, _ in rows]
+    numbers: dict[object, int] = {}
+    arrays = {name: np.concatenate(parts) for name, parts in found.items()}
+    return arrays | {
+        "tokens": np.array([list(s) + [-1] * (LONGEST - len(s)) for _, s, _ in rows], np.int16),
+        "counts": np.array([own for _, _, own in rows]),
+        "is_right": np.array([places[r[0]].solution.is_right(m) for r, m in zip(rows, meanings, strict=True)]),
+        "meaning": np.array([numbers.setdefault(m, len(numbers)) for m in meanings], np.int32),
+        "context": np.array([index for index, _, _ in rows], np.int32),
+        "question": np.array([places[index].problem.seed for index, _, _ in rows], np.int64),
+        "style": np.array([places[index].problem.style for index, _, _ in rows], np.int8),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("split", choices=("probe", "tune", "report"))
+    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--limit", type=int, default=1000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    models = {role: load(role, arguments.work).to(torch.bfloat16) for role in ROLES}
+    folder = arguments.work / arguments.split
+    folder.mkdir(exist_ok=True)
+    for first in range(0, arguments.limit, QUESTIONS):
+        file, seeds = folder / f"{first}.safetensors", SPLITS[arguments.split][first : first + QUESTIONS]
+        if not file.exists():
+            partial = file.with_suffix(".partial")
+            save_file(shard(models, seeds), partial)
+            partial.replace(file)
+            print(file, flush=True)
+
+
+if __name__ == "__main__":
+    main()
