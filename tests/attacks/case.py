@@ -56,8 +56,6 @@ class Found(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Attacks of one kind."""
-
     name: str
     num_cases: int
     opened: Callable[["Victim", Path], AbstractAsyncContextManager[tuple[Draw, Run]]]

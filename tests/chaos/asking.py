@@ -22,8 +22,6 @@ WORTH_A_RETRY = (409, 429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a client's request."""
-
     id: str
     text: str
     records: list[Json]

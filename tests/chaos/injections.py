@@ -24,7 +24,6 @@ SHIFTED_CLOCK = Path(__file__).with_name("clock.c")
 
 
 def nothing(site: Site) -> AbstractAsyncContextManager[None]:
-    """No fault."""
     return nullcontext()
 
 
@@ -178,5 +177,4 @@ def can_mount() -> str | None:
 
 
 def has_compiler() -> str | None:
-    """Why not."""
     return None if which("cc") and sys.platform == "linux" else "asks for a C compiler, and Linux"

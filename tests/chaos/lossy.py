@@ -29,7 +29,6 @@ MAX_PACKET_BYTES = 65536
 
 
 def has_namespaces() -> str | None:
-    """Why not."""
     if not (which("ip") and TUN.exists()):
         return "asks for iproute2 and /dev/net/tun"
     return None if succeeds("unshare", "--net", "true") else "asks for root"

@@ -83,7 +83,6 @@ class Site:
 
 @asynccontextmanager
 async def built() -> AsyncIterator[Site]:
-    """A running site."""
     async with AsyncExitStack() as held:
         patch = held.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
