@@ -160,7 +160,8 @@ class Audit:
         strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
         is_tightened = chosen is not None and request.strictness == chosen and self._has_alarm(served)
         is_default = request.strictness is None and self._is_default(strategy, served)
-        return strategy.is_judged_by_main_probes and (is_default or is_tightened)
+        is_served = any(_identity(one) == _identity(served) for one in self._readiness.status.every)
+        return is_served and strategy.is_judged_by_main_probes and (is_default or is_tightened)
 
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission
