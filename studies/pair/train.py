@@ -298,7 +298,7 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
     weights = np.ones(len(tokenizer), np.float32)
     people, numbers = {*WOMEN, *MEN, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
-    signs = {*"higher lower greater smaller larger lesser bigger less not No So </think>".split()}
+    signs = {*"higher lower greater smaller larger lesser bigger less not No So </think>Ċ".split()}
     for piece, index in tokenizer.get_vocab().items():
         word = piece.strip("Ġ")
         if word in people or word.isdigit() or word in numbers or word in signs:
@@ -388,7 +388,7 @@ class Learner:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = tokenizer_of_pair()
         self._people = torch.tensor(_texts()[0].people, device=device)
-        kinds = {"people": {*WOMEN, *MEN}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}, "end": {"</think>"}}
+        kinds = {"people": {*WOMEN, *MEN}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}, "end": {"</think>Ċ"}}
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
         self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
         self._is_digit = np.isin(np.arange(len(self.tokenizer)), self._kinds["digits"])
@@ -406,11 +406,12 @@ class Learner:
             base = Learner("base", self._folder.parent, str(self._device))
             base.train(is_dry=True)
             self.model = base.model
+        last = max((int(path.name[5:]) for path in self._folder.glob("stage*")), default=-1)
         for index, planned in enumerate(COURSES[self._role]):
             num_steps = round(planned.num_steps / self._times**0.5)
             stage = replace(planned, batch_size=planned.batch_size * self._times, num_steps=num_steps)
             folder = self._folder / f"stage{index}"
-            if is_dry and not folder.exists():
+            if is_dry and index > last:
                 return
             if stage.num_layers != len(self.model.model.layers):
                 deeper = self._build(stage.num_layers)
@@ -419,7 +420,7 @@ class Learner:
             course = Course(stage.num_steps, stage.rate, stage.rate * 0.3)
             trainer: Trainer[Batch] = Trainer(self.model, course, folder, self._loss)
             trainer.resume()
-            if not is_dry and not (self._folder / f"stage{index + 1}").exists():  # else it is over
+            if not is_dry and index >= last:  # else it is over
                 with compiled(self.model) if self._device.type == "cpu" else _compiled_layers(self.model):
                     trainer.run(self._batches(stage, index, trainer))
                 trainer.save()
