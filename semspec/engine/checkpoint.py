@@ -73,6 +73,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     loader = PreTrainedTokenizerFast if Path(folder, "tokenizer.json").exists() else AutoTokenizer
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
+        tokenizer.encode("How many?")  # which uses what from_pretrained only keeps
     except (OSError, ValueError):
         raise
     except Exception as error:  # the Rust tokenizers raise plain exceptions

@@ -27,6 +27,7 @@ KNOWN: dict[str, list[Case]] = {
         posted(CHAT, {**BODIES[CHAT], "messages": [{"role": "user", "content": TEXT}]}),
         posted(CHAT, {**BODIES[CHAT], "repetition_penalty": 1e-300}),
     ],
+    "broken files": [{"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"}],
     "odd HTTP": [line(f"{asked} HTTP/1.1", status) for asked, status in LINES.items()],
     "gRPC": [
         {"method": method, "how": "grammar", "seed": "", "grown": grown} for method in WITH_GRAMMARS for grown in COSTLY

@@ -12,10 +12,8 @@ from studies.pair.language import NUM_STYLES, UNREADABLE, Solution, Step, make_p
 from studies.pair.train import NUM_HOPS, Text, Texts, tokenizer_of_pair
 from studies.pair.wording import MARK, Writer, read, write_document
 
-STYLES = range(NUM_STYLES)
 
-
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", range(NUM_STYLES))
 def test_written_steps_are_read_back(style: int) -> None:
     for seed in range(60):
         document = write_document(seed, style, planted=0.3)
@@ -24,10 +22,10 @@ def test_written_steps_are_read_back(style: int) -> None:
 
 
 def test_a_style_changes_the_wording_and_nothing_else() -> None:
-    problems = [make_problem(7, style) for style in STYLES]
+    problems = [make_problem(7, style) for style in range(NUM_STYLES)]
     assert len({problem.facts for problem in problems}) == 1
     assert len({problem.question.removeprefix(f"Style {problem.style}.") for problem in problems}) == 1
-    nats = [-sum(write_document(seed, style).log_probability for seed in range(60)) for style in STYLES]
+    nats = [-sum(write_document(seed, style).log_probability for seed in range(60)) for style in range(NUM_STYLES)]
     assert nats[0] == 0 and all(1.4 * low < high for low, high in pairwise(nats[1:]))
 
 
