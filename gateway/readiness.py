@@ -104,6 +104,11 @@ class Readiness:
         """Those that a request may name."""
         return tuple(one.route.release.version for one in self.status.every if one.route)
 
+    @property
+    def labels(self) -> set[str]:
+        """Of the releases that are listed; empty is that of a pair without one."""
+        return {route.label for route in self._routes.get()} or {""}
+
     def require_place(self) -> None:
         """Raises Unavailable or Mismatch when load balancers should not send requests here."""
         if self.is_draining:

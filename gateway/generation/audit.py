@@ -137,6 +137,9 @@ class Audit:
         """Judge the kept segments again, one after another, until cancelled."""
         while True:
             while not (self._cases and self._is_idle()):
+                for label in self._audited.keys() - self._readiness.labels:
+                    del self._audited[label]
+                    self._metrics.forget(label)
                 self._changed.clear()
                 with suppress(TimeoutError):  # a service that comes back changes nothing in the admission
                     await asyncio.wait_for(self._changed.wait(), PAUSE_S)

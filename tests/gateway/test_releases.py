@@ -123,6 +123,8 @@ async def test_each_release_is_audited_by_itself(start: Start, folder: Path) -> 
     assert await gateway.metric(metric("support", 2)) == 0
     stored = [await gateway.stored((await gateway.chat(model=f"semspec-demo@{v}")).json()["id"]) for v in ("1", "2")]
     assert [one["parameters"]["strictness"] for one in stored] == [None, 1.0]
+    listed(folder / "list.json", {"pair": "1"})
+    await until(lambda: gateway.http.get("/metrics"), lambda told: metric("alarm", 2) not in told.text)
 
 
 async def test_resumed_answer_stays_on_its_release(start: Start) -> None:
