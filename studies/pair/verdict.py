@@ -7,7 +7,7 @@ Reads the samples, fits each recipe and baseline with three seeds on `probe`, an
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,9 +149,10 @@ RECIPES = (
 
 
 def fit(
-    recipe: Recipe, rows: Rows, temperature: str, seed: int, rates: Sequence[float], epochs: int, is_truth: bool
-) -> tuple[Net, float, float]:
-    """The best net on validation, which is the last 15/85 of the questions, its loss there and its learning rate."""
+    recipe: Recipe, rows: Rows, temperature: str, epochs: int, is_truth: bool
+) -> Iterator[tuple[Net, float, float]]:
+    """For each seed the best net on validation, the last 15/85 of the questions, its loss there and its learning
+    rate; the first seed chooses that."""
     inputs = torch.from_numpy(recipe.read(rows))
     label = torch.from_numpy(rows.share(f"target {temperature}"))
     own = torch.from_numpy(rows.share(f"target {temperature}", without_own=True))
@@ -163,28 +164,29 @@ def fit(
         label = torch.where(is_own, own, label)
     is_train = torch.from_numpy(rows.question < 70 / 85 * (rows.question.max() + 1))
     train, test = (torch.nonzero(mask & (weight > 0))[:, 0] for mask in (is_train, ~is_train))
-    best, best_loss, best_rate = None, math.inf, rates[0]
-    for rate in rates:
-        torch.manual_seed(seed)
-        net = Net(recipe.kind, 1024 if recipe.kind == "text" else inputs.shape[-1], recipe.projection)
-        optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=recipe.decay)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * (len(train) // 512 + 1))
-        for _ in range(epochs):
-            for batch in torch.randperm(len(train)).split(512):
-                chosen = train[batch]
-                _loss(recipe, net(inputs[chosen].float()), label[chosen], weight[chosen]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-            with torch.no_grad():
+    rates: tuple[float, ...] = RATES
+    for seed in SEEDS:
+        best, best_loss, best_rate = None, math.inf, rates[0]
+        for rate in rates:
+            torch.manual_seed(seed)
+            net = Net(recipe.kind, 1024 if recipe.kind == "text" else inputs.shape[-1], recipe.projection)
+            optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=recipe.decay)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * (len(train) // 512 + 1))
+            for _ in range(epochs):
+                for batch in torch.randperm(len(train)).split(512):
+                    chosen = train[batch]
+                    _loss(recipe, net(inputs[chosen].float()), label[chosen], weight[chosen]).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
                 net.eval()
-                found = torch.cat([net(inputs[some].float()) for some in test.split(4096)])
+                loss = float(_loss(recipe, predict(net, inputs[test]), label[test], weight[test]))
                 net.train()
-                loss = float(_loss(recipe, found, label[test], weight[test]))
-            if loss < best_loss:
-                best, best_loss, best_rate = deepcopy(net), loss, rate
-    assert best is not None
-    return best.eval(), best_loss, best_rate
+                if loss < best_loss:
+                    best, best_loss, best_rate = deepcopy(net), loss, rate
+        assert best is not None
+        rates = (best_rate,)
+        yield best.eval(), best_loss, best_rate
 
 
 def _loss(recipe: Recipe, logits: Tensor, label: Tensor, weight: Tensor) -> Tensor:
@@ -196,9 +198,9 @@ def _loss(recipe: Recipe, logits: Tensor, label: Tensor, weight: Tensor) -> Tens
 
 
 @torch.no_grad()
-def predict(recipe: Recipe, net: Net, rows: Rows) -> np.ndarray:
-    inputs = torch.from_numpy(recipe.read(rows))
-    return np.concatenate([net(some.float()).sigmoid().numpy() for some in inputs.split(4096)])
+def predict(net: Net, inputs: Tensor) -> Tensor:
+    """Logits."""
+    return torch.cat([net(some.float()) for some in inputs.split(4096)])
 
 
 class Judge:
@@ -257,28 +259,25 @@ def main() -> None:
     train, test = Rows(arguments.work / "probe"), Rows(arguments.work / ("tune" if arguments.truth else "report"))
     judges = [Judge(test, arguments.temperature, style) for style in range(4)]
     file = arguments.work / f"{'truth' if arguments.truth else 'verdict'}{arguments.temperature}.json"
-    done: dict[str, object] = json.loads(file.read_text()) if file.exists() else {}
+    done: dict[str, dict[str, object]] = json.loads(file.read_text()) if file.exists() else {}
     share, rng = test.share(f"target {arguments.temperature}"), np.random.default_rng(0)
     same = np.rint(share * SAMPLES).astype(int)
     scores = {f"{k} samples": rng.hypergeometric(same, SAMPLES - same, k) / k for k in (1, 2, 4, SAMPLES)}
     for recipe in (recipe for recipe in RECIPES if recipe.name in arguments.only):
-        rates: Sequence[float] = RATES
-        for seed in SEEDS:
-            net, loss, rate = fit(recipe, train, arguments.temperature, seed, rates, arguments.epochs, arguments.truth)
-            rates = (rate,)
-            scores[f"{recipe.name} {seed}"] = predict(recipe, net, test)
+        inputs = torch.from_numpy(recipe.read(test))
+        fitted = fit(recipe, train, arguments.temperature, arguments.epochs, arguments.truth)
+        for seed, (net, loss, rate) in zip(SEEDS, fitted, strict=True):
+            scores[f"{recipe.name} {seed}"] = predict(net, inputs).sigmoid().numpy()
             print(recipe.name, seed, rate, round(loss, 4), flush=True)
-    for name, score in scores.items():
-        table: dict[str, dict[str, list[float]]] = {}
-        for style, judge in enumerate(judges):
-            auroc, losses = judge.auroc(score), judge.log_loss(score)
-            own = {"auroc": _interval(auroc), "log_loss": _interval(losses), "r2": [round(judge.r2(score), 4)]}
-            beside = scores.get(f"{SEQUENCE.name} {name[-1]}")
-            if beside is not None:
-                gain = {"auroc": auroc - judge.auroc(beside), "log_loss": losses - judge.log_loss(beside)}
-                own |= {f"{key} beyond the sequence": _interval(value) for key, value in gain.items()}
-            table[f"style {style}"] = own
-        done[name] = table
+    for style, judge in enumerate(judges):
+        found = {name: {"auroc": judge.auroc(one), "log_loss": judge.log_loss(one)} for name, one in scores.items()}
+        for name, values in found.items():
+            table = {key: _interval(drawn) for key, drawn in values.items()} | {
+                "r2": [round(judge.r2(scores[name]), 4)]
+            }
+            if beside := found.get(f"{SEQUENCE.name} {name[-1]}"):
+                table |= {f"{key} beyond the sequence": _interval(values[key] - beside[key]) for key in values}
+            done.setdefault(name, {})[f"style {style}"] = table
     file.write_text(json.dumps(done, indent=1) + "\n")
 
 
