@@ -161,7 +161,7 @@ async def shiftable_clocks(site: Site) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def two_hours_ahead(site: Site) -> AsyncIterator[None]:
-    """And back, which is a jump as well. In place: the file is mapped into whoever goes by it."""
+    """Then back, a second jump. The file is written in place, since both processes have it mapped."""
     with _clock(site).open("r+b", buffering=0) as clock:
         clock.write(struct.pack("=q", 2 * 60 * 60))
         try:

@@ -41,10 +41,8 @@ class Row:
     @property
     def counts(self) -> list[int]:
         """Of COUNTS."""
-        every, failed = (
-            [one for trial in self.trials for one in trial.outcomes],
-            sum(t.breaks(o) for t in self.trials for o in t.outcomes),
-        )
+        every = [one for trial in self.trials for one in trial.outcomes]
+        failed = sum(trial.breaks(one) for trial in self.trials for one in trial.outcomes)
         lost, differing = sum(one.answer is None for one in every), sum(one.differs for one in every)
         fell_back, degraded = sum(one.fell_back for one in every), sum(one.is_degraded for one in every)
         wrong = sum(one.is_wrongly_stored for one in every)
