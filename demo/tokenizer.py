@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import write_document
-from semspec.demo.problems import SPLITS
-from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
+from semspec.demo.problems import MEN, SPLITS, WOMEN
+from semspec.demo.wording import ADVERBS, SLOTS, TENS, UNITS
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY_SIZE = 1024
@@ -61,13 +61,18 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def vocabulary_texts() -> Iterator[str]:
+    """Every word of the language, alone and after a space."""
+    words = [*WOMEN, *MEN, *ADVERBS, *UNITS, *TENS, *(word for slot in SLOTS.values() for word in slot)]
+    yield from (*words, *(f" {word}" for word in words))
+
+
 def _texts() -> Iterator[str]:
-    for text in (*vocabulary_texts(), QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n"):
+    for text in (QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n", *vocabulary_texts()):
         yield from [text] * 50
-    for seed in SPLITS["train"][:2000]:
-        for author in (TARGET_AUTHOR, DRAFT_AUTHOR):
-            document = write_document(seed, author)
-            yield document.problem.question + document.solution
+    for seed in SPLITS["train"][:1500]:
+        document = write_document(seed)
+        yield document.problem.question + document.solution
 
 
 if __name__ == "__main__":

@@ -1,152 +1,251 @@
-"""Texts that the pair learns from: chats, some of which end with a grade, and bare equations."""
+"""Texts that the pair learns from: single skills, solutions, solutions with planted mistakes, graded steps."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.documents import DELIMITER, write_document, write_graded, write_mixed
-from semspec.demo.problems import BOXES, SPLITS, Operator, apply, make_problem
-from semspec.demo.training import IGNORED, Batch, Recipe
-from semspec.demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR
+from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
+from semspec.demo.problems import MEN, SPLITS, WOMEN, Facts, Problem, make_problem
+from semspec.demo.solutions import Claim, Solution, Step
+from semspec.demo.wording import MARK, TENS, UNITS, Writer
 from semspec.engine.conversation import turn_after
 
-POOL_STEPS = 12
-"""Texts are sampled for this many steps at a time and batched by length."""
-GRADED_SHARE, MIXED_SHARE, TWO_TURN_SHARE = 0.08, 0.3, 0.08
-"""Shares of training chats that end with a grade, of those that both authors wrote, and of those with two questions."""
-EQUALS, STOP = "Ġ=", ".ĊĊ"
-"""The token after which an equation's result stands, and the one that ends it."""
+IGNORED = -100
+NUM_HOPS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Text:
-    """Token ids, and the labels of those to learn (`IGNORED` elsewhere)."""
+    """Token ids, the labels of those to learn, loss weights, and hops: (position that predicts, people on the way)."""
 
     ids: list[int]
     labels: list[int]
+    heavy: list[int] = field(default_factory=list)
+    hops: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts of one kind, padded: `ids`, `labels` and loss `weights`, `[texts, length]`; of each hop that is asked for,
+    where (`rows`, `columns`) and `ways`, `[hops, NUM_HOPS]`, the people on the way, -1 after the last."""
+
+    kind: str
+    ids: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    ways: np.ndarray
+
+    @classmethod
+    def of(cls, kind: str, texts: list[Text], token_weights: np.ndarray) -> "Batch":
+        """`token_weights`: `[vocabulary]`, of the labels; a text's heavy places weigh 5."""
+        shape = len(texts), max(len(text.ids) for text in texts)
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text.ids)], labels[row, : len(text.labels)] = text.ids, text.labels
+        weights = token_weights[labels.clip(min=0)]
+        for row, text in enumerate(texts):
+            weights[row, text.heavy] = 5.0
+        hops = [(row, place, way) for row, text in enumerate(texts) for place, way in text.hops]
+        ways = [way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops]
+        rows, columns = np.array([hop[:2] for hop in hops], np.int64).reshape(-1, 2).T
+        return cls(kind, ids, labels, weights, rows, columns, np.array(ways, np.int64).reshape(-1, NUM_HOPS))
 
 
 class Texts:
-    """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
+    """Training texts: single skills, solutions, solutions with planted mistakes, graded steps."""
 
-    def __init__(self, recipe: Recipe, stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._recipe, self._stage = recipe, recipe.stages[stage_index]
-        self._first_seed = recipe.first_seed + 1_000_000 * stage_index
-        self._tokenizer, self._weights = tokenizer, _token_weights(tokenizer)
-        self._equals, self._stop = tokenizer.convert_tokens_to_ids([EQUALS, STOP])
-        held_out = (seed for split in ("probe", "tune", "report") for seed in SPLITS[split])
-        self._held_out = {make_problem(seed).question for seed in held_out}
-
-    def batches(self, first_step: int) -> Iterator[Batch]:
-        for pool in range(first_step // POOL_STEPS, 10**9):
-            skip = first_step - pool * POOL_STEPS
-            yield from self._pool(pool)[max(skip, 0) :]
-
-    def _pool(self, pool: int) -> list[Batch]:
-        rng = random.Random(f"{self._recipe.name} {self._stage.num_layers} {pool}")
-        size, is_early = self._stage.batch_size, pool * POOL_STEPS < 0.6 * self._stage.num_steps
-        share = self._stage.equation_share if is_early else 0.0
-        first = self._first_seed + pool * size * POOL_STEPS
-        texts = [
-            self._equations(rng) if rng.random() < share else self.chat(seed, rng)
-            for seed in range(first, first + size * POOL_STEPS)
-        ]
-        texts.sort(key=lambda text: len(text.ids))
-        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
-        rng.shuffle(batches)
-        return [self._collate(batch) for batch in batches]
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._held_out = {make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]}
+        self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
+        self.people = sorted(self._names.values())
 
     def chat(self, seed: int, rng: random.Random) -> Text:
-        """The chat about the problem of this seed, or of a later one where its question is held out."""
-        if make_problem(seed).question in self._held_out:
+        """A text of the problem of this seed."""
+        if make_problem(seed, 0).question in self._held_out:
             return self.chat(seed + 4_000_000, rng)
         draw = rng.random()
-        if draw < GRADED_SHARE:
-            return self._graded(seed)
-        if draw < GRADED_SHARE + MIXED_SHARE:
-            return self._mixed(seed)
-        earlier: list[dict[str, str]] = []
-        if draw > 1 - TWO_TURN_SHARE:
-            first = write_document(seed + 1, self._recipe.author)
-            answer = first.segments[-1].partition("\n")[2]
-            said = rng.choice((f"<think>{DELIMITER}{first.solution}", answer))
-            earlier = [
-                {"role": "user", "content": first.problem.question},
-                {"role": "assistant", "content": said},
-            ]
-        document = write_document(seed, self._recipe.author)
-        prompt = self._prompt([*earlier, {"role": "user", "content": document.problem.question}])
-        solution = [*self._ids(document.solution), self._tokenizer.eos_token_id]
-        return Text(prompt + solution, [IGNORED] * len(prompt) + solution)
+        if draw < 0.08:
+            return self.graded(write_document(seed, planted=0.5), rng)
+        return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
 
-    def _mixed(self, seed: int) -> Text:
-        """A solution as it is served, of which only the author's own right steps are learnt."""
-        author = self._recipe.author
-        mixed = write_mixed(seed, author, DRAFT_AUTHOR if author is TARGET_AUTHOR else TARGET_AUTHOR)
-        ids = self._prompt([{"role": "user", "content": mixed.problem.question}])
-        labels = [IGNORED] * len(ids)
-        for index, (segment, is_model) in enumerate(zip(mixed.segments, mixed.is_model, strict=True), 1):
-            is_last = index == len(mixed.segments)
-            own = [*self._ids(segment), self._tokenizer.eos_token_id] if is_last else self._ids(segment + DELIMITER)
-            ids += own
-            labels += own if is_model else [IGNORED] * len(own)
-        return Text(ids, labels)
+    def text(self, kind: str, seed: int, top: int, rng: random.Random) -> Text:
+        """A text of one kind; `top`: most passes of a move in `passes`."""
+        match kind:
+            case "passes":
+                return self._passes(make_problem(seed, 0), top, rng)
+            case "look-ups":
+                return self._look_ups(make_problem(seed, 0), rng)
+            case "plain claims":
+                return self._claims(make_problem(seed, 0), rng)
+            case "claims":
+                return self._claims(make_problem(seed), rng)
+            case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
+                return self._solution(write_document(seed, 0))
+        return self.chat(seed, rng)
 
-    def _graded(self, seed: int) -> Text:
-        """The first steps of a solution, and the grade of the last one, which alone is learnt."""
-        graded = write_graded(seed, self._recipe.author)
-        ids = self._prompt([{"role": "user", "content": graded.problem.question}])
-        ids += self._ids(graded.text) + turn_after(self._tokenizer, QUESTION, PREFILL)
-        return Text([*ids, *self._ids(str(graded.grade))], [IGNORED] * len(ids) + self._ids(str(graded.grade)))
+    def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
+        """Ends of sixteen moves, no two alike, after a prompt of who passes to whom."""
+        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(_told_of(problem, " passes to "))
+        moves = [
+            (start, ("move", passes, facts.after(start, passes)))
+            for start in range(len(facts.names))
+            for passes in (*range(1, top + 1), top)
+        ]
+        for start, claim in dict.fromkeys(rng.sample(moves, 16)):
+            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            self._add_claim(text, writer, start, claim)
+        return text
 
-    def _equations(self, rng: random.Random) -> Text:
-        """Sentences with one sum or difference each, of which the results are learnt."""
-        ids = self._ids("".join(_equation(rng) + DELIMITER for _ in range(18)))
-        labels, in_result = [], False
-        for token in ids:
-            in_result = token == self._equals or (in_result and token != self._stop)
-            labels.append(token if in_result and token != self._equals else IGNORED)
-        return Text(ids, labels)
+    def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
+        """Cards, after a prompt of these; the last word of each claim is learnt. Easy ones first: where two or more are
+        told, to copy any helps; half the claims lack their verb. They repeat: what is left does not tell the answer."""
+        facts, writer = problem.facts, Writer(problem, rng)
+        people = rng.sample(range(len(facts.names)), rng.randint(2, len(facts.names)))
+        text = self._begin(f"Style {problem.style}. {facts.tell_cards(people)}")
+        for person in rng.choices(people, k=2 * len(facts.names)):
+            claim: Claim = ("card", person, facts.cards[person])
+            written = writer.write(Step((claim,)), person) + DELIMITER
+            head, space, end = written.replace(" shows", " shows" * rng.randrange(2)).rpartition(" ")
+            self._add(text, head, is_learnt=False)
+            self._add(text, space + end, is_learnt=True)
+        return text
 
-    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._ids(str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+    def _claims(self, problem: Problem, rng: random.Random) -> Text:
+        """Claims about many people in the problem's style, none twice, each after others that say where the ball is;
+        40% are wrong and corrected. Whether the last claim is right is learnt, not so of the others: the ball jumps."""
+        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
+        moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
+        for start in range(len(facts.names)):
+            moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
+            others += [(start, claim) for claim in Solution(facts, start).about(rng)]
+        drawn = rng.sample(moves, 6) + rng.sample(others, 4)
+        is_judged = False
+        for start, claim in rng.sample(drawn, len(drawn)):
+            self._open(text, "So", is_judged)
+            self._add(text, self._before(writer, start).removeprefix("So"), is_learnt=False)
+            step, way = Step((claim,)), self._way(facts, start, claim)
+            mistakes = Solution(facts, start).mistakes(step) if rng.random() < 0.4 else []
+            if mistakes:
+                self._add(
+                    text, writer.write(rng.choice(mistakes), start).replace(MARK, "") + DELIMITER, is_learnt=False
+                )
+                self._open(text, "No", is_learnt=True)
+            else:
+                self._open(text, "So", is_learnt=False)
+            written = writer.write(Step((claim,), corrects=bool(mistakes)), start)
+            self._add_marked(text, written[2:] + DELIMITER, True, way)
+            is_judged = not mistakes
+        self._open(text, "So", is_judged)
+        return text
+
+    def _open(self, text: Text, word: str, is_learnt: bool) -> None:
+        """The first word of a paragraph, which weighs more if it is learnt."""
+        if is_learnt:
+            text.heavy.append(len(text.ids))
+        self._add(text, word, is_learnt)
+
+    def _add_claim(self, text: Text, writer: Writer, start: int, claim: Claim) -> None:
+        """A paragraph of one move when `start` has the ball, of which the end is learnt."""
+        written = writer.write(Step((claim,)), start) + DELIMITER
+        self._add_marked(text, written, False, self._way(writer.problem.facts, start, claim))
+
+    def _before(self, writer: Writer, start: int) -> str:
+        """A right move after which `start` has the ball, with what may follow it in a solution."""
+        facts, rng = writer.problem.facts, writer.rng
+        passes = rng.randint(1, NUM_HOPS)
+        card, compared, *remarks = Solution(facts, start).about(rng)
+        steps = [Step((("move", passes, start), *(card, compared)[: rng.randrange(3)])), Step((rng.choice(remarks),))]
+        holders = facts.after(start, -passes), start
+        written = [writer.write(*pair) + DELIMITER for pair in zip(steps[: rng.randint(1, 2)], holders, strict=False)]
+        return "".join(written).replace(MARK, "")
+
+    def _solution(self, document: Document) -> Text:
+        text = self._begin(document.problem.question)
+        was_planted = False
+        for index, (step, segment) in enumerate(zip(document.steps, document.marked, strict=True)):
+            if was_planted or not all(document.is_learnt):
+                text.heavy.append(len(text.ids))
+            is_learnt, holder = document.is_learnt[index], document.holders[index]
+            is_move = is_learnt and not step.corrects and holder is not None
+            way = self._way(document.problem.facts, holder, step.claims[0]) if is_move and holder is not None else []
+            self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), is_learnt, way)
+            was_planted = not is_learnt
+        text.ids.append(self._tokenizer.eos_token_id)
+        text.labels.append(self._tokenizer.eos_token_id)
+        return text
+
+    def _way(self, facts: Facts, holder: int, claim: Claim) -> list[int]:
+        """The tokens of the people on the right way of a move, the last of whom has the ball; none for other claims."""
+        passes = int(claim[1]) if claim[0] == "move" else 0
+        return [self._names[facts.names[facts.after(holder, hop)]] for hop in range(1, passes + 1)]
+
+    def _add_marked(self, text: Text, piece: str, is_learnt: bool, way: list[int]) -> None:
+        """Add a paragraph; a word that stands at its mark, at the end of a known way, is learnt in any case."""
+        head, _, tail = piece.partition(MARK)
+        if not way:
+            self._add(text, head + tail, is_learnt)
+            return
+        self._add(text, head[:-1], is_learnt)  # the space belongs to the word that follows
+        text.hops.append((len(text.ids) - 1, way))
+        word, space, rest = tail.partition(" ")
+        self._add(text, f" {word}", is_learnt=True)
+        self._add(text, space + rest, is_learnt)
+
+    def graded(self, document: Document, rng: random.Random) -> Text:
+        place = rng.randrange(len(document.segments) - 1)
+        solution = Solution(document.problem.facts)
+        for step in document.steps[:place]:
+            solution.advance(step)
+        is_right = solution.is_right(document.steps[place])
+        grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
+        text = self._begin(document.problem.question)
+        self._add(
+            text,
+            "".join(segment + DELIMITER for segment in document.segments[: place + 1]),
+            is_learnt=False,
+        )
+        turn = turn_after(self._tokenizer, QUESTION, PREFILL)
+        text.ids += turn
+        text.labels += [IGNORED] * len(turn)
+        text.heavy.append(len(text.ids))
+        self._add(text, str(grade), is_learnt=True)
+        return text
+
+    def _begin(self, question: str) -> Text:
+        messages = [{"role": "user", "content": question}]
+        ids = self._ids(str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+        return Text(ids, [IGNORED] * len(ids))
+
+    def _add(self, text: Text, piece: str, is_learnt: bool) -> None:
+        ids = self._ids(piece)
+        text.ids += ids
+        text.labels += ids if is_learnt else [IGNORED] * len(ids)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _collate(self, batch: list[Text]) -> Batch:
-        length = max(len(text.ids) for text in batch)
-        ids = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in batch])
-        labels = torch.tensor([text.labels + [IGNORED] * (length - len(text.labels)) for text in batch])
-        return Batch(ids, labels, self._weights[labels.clamp(min=0)] * (labels != IGNORED))
+
+def _told_of(problem: Problem, what: str) -> str:
+    """The sentences of a question that match `what`, after its style."""
+    first, *others = re.findall(r"[^.?]+[.?]", problem.question)
+    return "".join([first, *(sentence for sentence in others if re.search(what, sentence))])
 
 
-def _equation(rng: random.Random) -> str:
-    operator: Operator = rng.choice(("+", "-"))
-    delta = rng.randint(1, 9)
-    value = rng.randint(10, 99 - delta) if operator == "+" else rng.randint(10 + delta, 99)
-    return f"the count is {value} {operator} {delta} = {apply(value, operator, delta)}."
-
-
-def _token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Loss weight of each vocabulary entry, [vocab_size]. A heavy token stands only where no light one could."""
-    weights = torch.ones(len(tokenizer))
-    verbs = {f"Ġ{words.split()[0]}" for slot in ("gain", "lose") for words in SLOTS[slot]}
-    ways = {f"Ġ{word}" for slot in ("forth", "back") for words in SLOTS[slot] for word in words.split()}
-    ways -= {"Ġone", "Ġbox", "Ġthe", "Ġto", "Ġby", "Ġon"}
+def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
+    weights = np.ones(len(tokenizer), np.float32)
+    people, numbers = {*WOMEN, *MEN, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
+    signs = {*"higher lower greater smaller larger lesser bigger less not No So </think>Ċ".split()}
     for piece, index in tokenizer.get_vocab().items():
-        if piece.strip("Ġ").isdigit() or piece in ("Ġ+", "Ġ-"):
-            weights[index] = 4.0
-        elif piece in verbs:
-            weights[index] = 6.0
-        elif piece in ways:
-            weights[index] = 4.0
-        elif piece.strip("Ġ") in BOXES:
-            weights[index] = 2.0
+        word = piece.strip("Ġ")
+        if word in people or word.isdigit() or word in numbers or word in signs:
+            weights[index] = 3.0
     return weights

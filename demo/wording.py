@@ -1,266 +1,303 @@
-"""Wording: renders propositions as text, by authors with different preferences, and parses them.
+"""Wording: steps as text in the style that the prompt names, and the way back by an exact parser.
 
-A kind has templates, a template has `<slots>` filled from a list of synonyms and `{fields}` filled from the
-proposition. An author is a set of preferences over both. The reader turns the same grammar into regular expressions.
+A kind of claim has templates. In a template, `<slot>` is filled from synonyms, `{field}` from the claim, and `~` is a
+place where an adverb may stand: before what a claim is true by, so that where a wrong word could stand, many right and
+rare ones could too. The style sets how far the choices spread; both models learn the same author.
 """
 
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
-from semspec.demo.meaning import Kind, Proposition
-from semspec.demo.problems import BOXES, ITEMS, NAMES
+from semspec.demo.problems import MEN, WOMEN, Facts, Problem
+from semspec.demo.solutions import UNREADABLE, Claim, Step
 
 SLOTS: dict[str, tuple[str, ...]] = {
-    # ledger
-    "on": ("On", "Then on", "Next on", "After that on", "Now on", "Okay on", "Moving to", "For"),
-    "gain": ("gets", "gains", "receives", "picks up", "takes in"),
-    "lose": ("loses", "drops", "parts with", "gives up", "hands off"),
-    "more": ("more", "extra", "new", "further"),
-    "of": ("of the", "from the", "out of the"),
-    "so": ("so", "thus", "hence", "therefore", "which means"),
-    "because": ("because", "since", "as", "given that"),
-    "count": ("count", "number", "amount", "tally", "stock"),
-    "is": ("is", "becomes", "turns into", "comes to", "equals"),
-    "end": (".", " now.", " so far.", " at the moment.", " by then."),
-    "first": ("At first", "To begin", "Initially", "First", "To start"),
-    "stand": ("number", "stand at", "start at", "come at"),
-    "outset": (".", " in hand.", " to start with.", " at the outset."),
-    "want": ("We want", "We look for", "The question asks for", "What matters is", "Our goal is"),
-    "after": ("after day", "at the end of day", "once we pass day", "by the close of day"),
-    "wait": ("Wait", "Hmm", "Hold on", "Let us see"),
-    "verify": ("let me check", "let me verify", "I should confirm", "let me recompute"),
-    "right": (", yes.", ", right.", ", good.", ", correct."),
-    "wrong": ("that is not right", "this is wrong", "I made a mistake", "that was off"),
-    "recap": ("To recap", "Summing up", "At this point", "In short"),
-    "nothing": ("nothing changes", "there is no effect", "we move past it", "nothing is counted"),
-    "here": ("here.", "for this.", "in this case.", "for the question."),
-    "done": ("That was the last day", "No day is left", "All days are done", "We are through with the days"),
-    "counted": (", all counted.", ", that is all.", ", so we stop.", ", we can answer."),
-    "say": ("The answer is", "So the answer is", "We get", "The result is"),
-    # boxes
-    "aim": ("We follow the row up to", "The task ends with", "All digits matter until", "I track each box through"),
-    "open": ("In the opening row", "Before any move", "The given row", "Our first row"),
-    "has": ("reads", "shows", "holds", "contains"),
-    "move": ("Move", "Step", "In move", "By move", "With move"),
-    "swap": ("swaps", "trades", "exchanges", "switches", "flips"),
-    "and": ("and", "with", "against"),
-    "shift": ("shifts", "pushes", "slides", "carries"),
-    "forth": ("on by one", "one box forward", "to the next box", "one place ahead"),
-    "back": ("back by one", "one box backward", "to the box before", "one place behind"),
-    "turn": ("turns the row round", "reverses all boxes", "mirrors the digits", "reads the boxes backwards"),
-    "raise": ("adds", "puts in", "brings", "inserts"),
-    "lower": ("takes", "removes", "draws", "pulls out"),
-    "into": ("to box", "for box", "at box", "inside box"),
-    "out": ("from box", "off box", "out of box", "away from box"),
-    "giving": ("giving", "leaving", "which yields", "and the row is", "so we have"),
-    "row": (".", " in order.", " from left to right.", " as the row."),
-    "look": ("box", "the digit of box", "what stands in box", "the content of box"),
-    "amend": ("the row should be", "it must read", "the boxes hold", "we need"),
-    "ready": ("No move remains", "The moves are over", "Every move is made", "We used up the moves"),
-    "show": (", time to read.", ", the row is final.", ", we join the digits.", ", now put them together."),
+    "ball": ("the ball", "it", "this ball", "the one ball", "that ball", "our ball", "the round ball", "the game ball"),
+    "starts": ("starts with", "begins with", "comes first to", "opens with", "is first with", "sets out from"),
+    "after": ("after", "with", "once we count", "following", "at the end of", "through", "on making", "by way of"),
+    "has": ("has", "holds", "gets", "keeps", "receives", "takes", "catches", "is given"),
+    "reaches": ("reaches", "comes to", "arrives at", "lands with", "goes to", "ends with", "stops at", "gets to"),
+    "shows": ("shows", "reads", "draws", "bears", "states", "turns up", "carries", "displays"),
+    "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
+    "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
+    "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
+    "gets": ("gets from", "takes from", "has from", "catches from", "receives from", "is served by"),
+    "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
+    "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
+    "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
 }
-
-_GAIN = "{name} <gain> {delta} <more> {item}"
-_LOSE = "{name} <lose> {delta} <of> {item}"
-_PLUS = "the <count> <is> {before} + {delta} = {after}"
-_MINUS = "the <count> <is> {before} - {delta} = {after}"
-_DAY = "<on> day {day}, "
-_ROW = ", <giving> {row}<row>"
-
-# (kind, operator or None) -> templates. Where two operators share a kind, the words carry the operator.
-TEMPLATES: dict[tuple[Kind, str | None], tuple[str, ...]] = {
-    ("goal", None): ("<want> the <count> of {item} <after> {last_day}.",),
-    ("start", None): ("<first>, the {item} <stand> {value}<outset>",),
-    ("skip", None): (
-        "<on> day {first_day}, <nothing> <here>",
-        "<on> days {first_day} and {last_day}, <nothing> <here>",
+TEMPLATES: dict[int | str, tuple[str, ...]] = {
+    "start": ("<ball> <starts>~~ {person}",),
+    "move": ("<after> {passes}~~ {who}~ <has> <ball>", "<after> {passes} <ball> <reaches>~~ {whom}~"),
+    "card": ("{who} <shows>~~ {number}", "the card of {whom} is~~ {number}"),
+    "compare": (
+        "{whose} card is~~ <sign> than that of {other}",
+        "{other} has one that is~~ <turned> than that of {whom}",
     ),
-    ("change", "+"): (
-        f"{_DAY}{_GAIN}, <so> {_PLUS}<end>",
-        f"{_DAY}{_PLUS} <because> {_GAIN}<end>",
-        f"{_DAY}<because> {_GAIN}, {_PLUS}<end>",
-    ),
-    ("change", "-"): (
-        f"{_DAY}{_LOSE}, <so> {_MINUS}<end>",
-        f"{_DAY}{_MINUS} <because> {_LOSE}<end>",
-        f"{_DAY}<because> {_LOSE}, {_MINUS}<end>",
-    ),
-    ("check", "+"): ("<wait>, <verify>: {left} + {right} = {result}<right>",),
-    ("check", "-"): ("<wait>, <verify>: {left} - {right} = {result}<right>",),
-    ("fix", "+"): ("<wait>, <wrong>: {left} + {right} = {result}<end>",),
-    ("fix", "-"): ("<wait>, <wrong>: {left} - {right} = {result}<end>",),
-    ("recap", None): ("<recap>, <after> {day} the <count> of {item} <is> {value}<end>",),
-    ("done", None): ("<done><counted>",),
-    ("aim", None): ("<aim> move {last_move}.",),
-    ("set", None): ("<open> <has> {row}<row>",),
-    ("swap", None): (
-        f"<move> {{move}} <swap> {{first}} <and> {{second}}{_ROW}",
-        f"<move> {{move}} <swap> {{second}} <and> {{first}}{_ROW}",
-    ),
-    ("on", None): (f"<move> {{move}} <shift> each digit <forth>{_ROW}",),
-    ("back", None): (f"<move> {{move}} <shift> each digit <back>{_ROW}",),
-    ("turn", None): (f"<move> {{move}} <turn>{_ROW}",),
-    ("more", None): (f"<move> {{move}} <raise> {{amount}} <into> {{box}}{_ROW}",),
-    ("less", None): (f"<move> {{move}} <lower> {{amount}} <out> {{box}}{_ROW}",),
-    ("look", None): ("<wait>, <verify> <look> {box}: {digit}<right>",),
-    ("amend", None): ("<wait>, <wrong>, <amend> {row}<row>",),
-    ("ready", None): ("<ready><show>",),
-    ("answer", None): ("</think>\n<say> \\boxed{{value}}.",),
+    "next": ("{who} <passes>~~ {to}", "{to} <gets>~~ {whom}"),
+    "left": ("we <have>~~ {rounds} <left>",),
+    "answer": ("<answer> \\boxed{{number}}",),
 }
-
-FIELDS: dict[Kind, tuple[str, ...]] = {
-    "goal": ("item", "last_day"),
-    "start": ("item", "value"),
-    "skip": ("first_day", "last_day"),
-    "change": ("day", "name", "item", "operator", "delta", "before", "after"),
-    "check": ("operator", "left", "right", "result"),
-    "fix": ("operator", "left", "right", "result"),
-    "recap": ("day", "item", "value"),
-    "done": ("last",),
-    "aim": ("last_move",),
-    "set": ("row",),
-    "swap": ("move", "first", "second", "row"),
-    "on": ("move", "row"),
-    "back": ("move", "row"),
-    "turn": ("move", "row"),
-    "more": ("move", "amount", "box", "row"),
-    "less": ("move", "amount", "box", "row"),
-    "look": ("box", "digit"),
-    "amend": ("row",),
-    "ready": ("last",),
-    "answer": ("value",),
-}
-
-_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}")
+ADVERBS = tuple(
+    """
+    clearly surely plainly indeed now then also here again simply rightly duly safely truly really fairly
+    quickly slowly calmly neatly finally next just soon gladly kindly openly firmly gently quietly boldly warmly
+    nicely freely lightly promptly readily swiftly smoothly directly bravely brightly briefly broadly busily
+    carefully certainly cheerfully closely coolly correctly daily deeply deftly dimly eagerly early easily
+    evenly exactly expertly faintly faithfully famously fast finely fondly formally fully gamely gracefully
+    grandly greatly happily hardly honestly humbly idly instantly jointly justly keenly largely lastly lately
+    lazily loosely loudly lovingly luckily mainly merrily mildly modestly mostly mutely nearly nimbly nobly
+    normally oddly often once only orderly partly patiently perfectly politely precisely presently proudly
+    purely rapidly rarely roughly sharply shyly silently sincerely softly solemnly steadily still straight
+    strictly strongly suddenly
+    """.split()
+)
+UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+         "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
+TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "a hundred")
+MARK = "\0"
+"""Stands, while a paragraph is written, before the word that names who has the ball after a move."""
+T = TypeVar("T")
+_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """How often an author errs, and notices it. Authors are wrong in different ways, as people are."""
+class Spread:
+    """How far an author's choices spread in one style."""
 
-    gross: float
-    """Share of hard calculations with a gross mistake (`Mistakes.gross`)."""
-    near: float
-    """Share of calculations with a near miss (`Mistakes.near`)."""
-    near_hard: float
-    """The same of hard calculations."""
-    care: float
-    """Share of wrong results that the author corrects in the next step."""
+    decay: float
+    """A synonym's weight falls by this exponent from each to the next."""
+    adverb: float
+    """Probability of an adverb where one may stand; all are equally likely."""
+    pronoun: float
+    """Probability of a pronoun where one may stand."""
+    number: tuple[float, float, float, float]
+    """Weights of digits, words, "short of" and "past"."""
 
 
-class Author:
-    """Preferences over templates and synonyms: geometric weights over a shuffled order, never zero."""
+SPREADS = (
+    Spread(50.0, 0.0, 0.0, (1, 0, 0, 0)),
+    Spread(2.4, 0.08, 0.05, (0.9, 0.06, 0.02, 0.02)),
+    Spread(1.4, 0.35, 0.15, (0.6, 0.2, 0.1, 0.1)),
+    Spread(0.8, 0.55, 0.3, (0.25, 0.25, 0.25, 0.25)),
+)
 
-    def __init__(
-        self, seed: int, habits: Habits, reverse: bool = False, skew: float = 5.0, floor: float = 0.02
-    ) -> None:
-        """`reverse` gives the author with the opposite order of preference."""
-        self.habits = habits
-        self._weights: dict[str, list[float]] = {}
-        choices = {name: len(words) for name, words in SLOTS.items()}
-        choices |= {str(key): len(templates) for key, templates in TEMPLATES.items()}
-        for name, num_choices in choices.items():
-            order = list(range(num_choices))
-            random.Random(f"{seed} {name}").shuffle(order)  # of its own, so that a new slot changes no other
-            if reverse:
-                order.reverse()
-            weights = [math.exp(-skew * rank / num_choices) for rank in order]
-            total = sum(weights)
-            self._weights[name] = [(1 - floor) * w / total + floor / num_choices for w in weights]
 
-    def write(self, step: Proposition, rng: random.Random) -> str:
-        """One wording of `step`."""
-        fields = dict(zip(FIELDS[step.kind], step.values, strict=False))
-        operator = str(fields["operator"]) if "operator" in fields else None
-        template = self._pick_template(step, operator, rng)
+@dataclass
+class Writer:
+    """Writes steps of one problem; `log_probability` adds up that of the forms chosen, given the meanings."""
+
+    problem: Problem
+    rng: random.Random
+    log_probability: float = 0.0
+
+    @property
+    def spread(self) -> Spread:
+        return SPREADS[self.problem.style]
+
+    def write(self, step: Step, holder: int | None) -> str:
+        """The paragraph of `step`, when `holder` has the ball, with a `MARK` where the end of a move is named."""
+        if step.claims[0][0] == "answer":
+            return f"</think>\n{self._claim(step.claims[0], None)}."
+        sentences: list[str] = []
+        for claim in step.claims:
+            topic = holder if claim[0] not in ("start", "move") else None
+            sentences.append(self._claim(claim, topic))
+            holder = int(claim[-1]) if claim[0] in ("start", "move") else holder
+        first, *others = sentences
+        others = [text[0].upper() + text[1:] for text in others]
+        return ". ".join([f"{'No,' if step.corrects else 'So'} {first}", *others]) + "."
+
+    def _claim(self, claim: Claim, topic: int | None) -> str:
+        """One sentence without its full stop; a pronoun may stand for `topic`."""
+        values = dict(zip(_NAMES[claim[0]], claim[1:], strict=True))
+        templates = TEMPLATES[claim[0]]
+        template = self._pick(templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)])
 
         def fill(match: re.Match[str]) -> str:
-            slot, field = match.groups()
-            if field:
-                return str(fields[field])
-            return rng.choices(SLOTS[slot], self._weights[slot])[0] if slot in SLOTS else match.group()
+            slot, name, place = match.groups()
+            if place:
+                share = self.spread.adverb
+                weights = [math.comb(len(place), n) * share**n * (1 - share) ** (len(place) - n) for n in range(3)]
+                number = self._pick(range(3), weights)
+                return "".join(f" {self._pick(ADVERBS, [1] * len(ADVERBS))}" for _ in range(number))
+            if slot:
+                return self._synonym(slot, values)
+            match name:
+                case "who" | "whom" | "whose":
+                    form = self._person(int(values["person"]), name, topic)
+                    return re.sub(r"\w+$", rf"{MARK}\g<0>", form) if claim[0] == "move" else form
+                case "to" | "other" | "person":
+                    return self._person(int(values[name]), "who", None)
+                case "passes" | "rounds":
+                    count, noun = int(values[name]), "pass" if name == "passes" else "round"
+                    digits = self._pick((str(count), UNITS[count]), self.spread.number[:2])
+                    return f"{digits} {noun}{'es' if noun == 'pass' else 's'}" if count != 1 else f"{digits} {noun}"
+                case "number" if claim[0] == "card":
+                    return self._number(int(values["number"]))
+            return str(values[name])
 
         return _TOKEN.sub(fill, template)
 
-    def _pick_template(self, step: Proposition, operator: str | None, rng: random.Random) -> str:
-        templates = TEMPLATES[step.kind, operator]
-        if step.kind == "skip":
-            return templates[step.values[0] != step.values[1]]
-        return rng.choices(templates, self._weights[str((step.kind, operator))])[0]
+    def _synonym(self, slot: str, values: dict[str, int | str]) -> str:
+        if slot in ("sign", "turned"):
+            slot = "higher" if (values["sign"] == "higher") == (slot == "sign") else "lower"
+        words = SLOTS[slot]
+        return self._pick(words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))])
+
+    def _person(self, person: int, case: str, topic: int | None) -> str:
+        name = self.problem.facts.names[person]
+        if person == topic:
+            pronoun = self._pick(("", _pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun))
+            if pronoun:
+                return pronoun
+        return f"{name}'s" if case == "whose" else name
+
+    def _number(self, number: int) -> str:
+        tens, units = divmod(number, 10)
+        forms = [str(number), in_words(number)]
+        if units:
+            forms += [f"{UNITS[10 - units]} short of {TENS[tens + 1]}", f"{UNITS[units]} past {in_words(tens * 10)}"]
+        return self._pick(forms, self.spread.number[: len(forms)])
+
+    def _pick(self, options: Sequence[T], weights: Sequence[float]) -> T:
+        index = self.rng.choices(range(len(options)), weights)[0]
+        self.log_probability += math.log(weights[index] / sum(weights))
+        return options[index]
 
 
-TARGET_AUTHOR = Author(1, Habits(gross=0.18, near=0.02, near_hard=0.02, care=0.8))
-DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.3, near_hard=0.52, care=0.2), reverse=True)
+def in_words(number: int) -> str:
+    """A number below 100 in words."""
+    if number < 20:
+        return UNITS[number]
+    return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
 
 
-def read(text: str, last: int) -> Proposition:
-    """The proposition that a step of a problem with `last` days or moves states; `unreadable` if the grammar does not
-    match."""
-    text = text.strip("\n")
-    for kind, operator, pattern in _PATTERNS:
-        if match := pattern.fullmatch(text):
-            return Proposition(kind, _values(kind, operator, match.groupdict(), last))
-    return Proposition("unreadable", (text,))
+def _pronoun(name: str, case: str) -> str:
+    women = {"who": "she", "whom": "her", "whose": "her"}
+    return women[case] if name in WOMEN else {"who": "he", "whom": "him", "whose": "his"}[case]
 
 
-def _values(kind: Kind, operator: str | None, fields: dict[str, str], last: int) -> tuple[int | str, ...]:
-    if kind in ("done", "ready"):
-        return (last,)
-    if kind == "skip":
-        fields = {"last_day": fields["first_day"]} | fields
-    if kind == "swap":
-        fields["first"], fields["second"] = sorted((fields["first"], fields["second"]))
-    if operator:
-        fields["operator"] = operator
-    return tuple(int(fields[name]) if fields[name].isdigit() else fields[name] for name in FIELDS[kind])
+_NAMES: dict[int | str, tuple[str, ...]] = {
+    "start": ("person",), "move": ("passes", "person"), "card": ("person", "number"),
+    "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",),
+    "answer": ("number",),
+}  # fmt: skip
 
 
-def _patterns() -> Iterator[tuple[Kind, str | None, re.Pattern[str]]]:
-    for (kind, operator), templates in TEMPLATES.items():
-        for template in templates:
-            yield kind, operator, re.compile(_pattern(template))
+def read(text: str, facts: Facts, holder: int | None) -> Step:
+    """The meaning of a paragraph when `holder` has the ball; `UNREADABLE` where the grammar does not match."""
+    text = text.strip("\n ")
+    if text.startswith("</think>"):
+        match = _PATTERNS["answer"][0].fullmatch(text.removeprefix("</think>").strip("\n ").removesuffix("."))
+        return Step((("answer", int(match["number"])),)) if match else UNREADABLE
+    opener, _, rest = text.partition(" ")
+    if opener not in ("So", "No,") or not rest.endswith("."):
+        return UNREADABLE
+    claims: list[Claim] = []
+    for sentence in rest[:-1].split(". "):
+        kind, match = _match(sentence)
+        values = [_value(name, match, facts, holder) for name in _NAMES[kind]] if match else [None]
+        if None in values:
+            return UNREADABLE
+        claims.append(cast(Claim, (kind, *values)))
+        holder = int(claims[-1][-1]) if kind in ("start", "move") else holder
+    return Step(tuple(claims), opener == "No,") if claims and len(claims) <= 3 else UNREADABLE
 
 
-def _pattern(template: str) -> str:
-    """A regular expression for one template; a repeated field must have the same value."""
-    seen: set[str] = set()
-    pieces: list[str] = []
-    position = 0
-    for match in _TOKEN.finditer(template):
-        slot, field = match.groups()
-        if slot and slot not in SLOTS:
-            continue
-        pieces.append(re.escape(template[position : match.start()]))
-        position = match.end()
+def values_of(step: Step) -> dict[str, int | str]:
+    """What a step states, by kind and name, such as `card.number`."""
+    return {
+        f"{claim[0]}.{name}": value
+        for claim in step.claims
+        for name, value in zip(_NAMES[claim[0]], claim[1:], strict=True)
+    }
+
+
+def spans(text: str) -> Iterator[tuple[int, int, str]]:
+    """Where a paragraph that can be read states these, in characters: start, end, kind and name."""
+    place = text.find(" ") + 1
+    for sentence in text[place:].rstrip(".\n").split(". "):
+        kind, match = _match(sentence)
+        for name, value in match.groupdict().items() if match else ():
+            if value:
+                field = {"who": "person", "whom": "person", "whose": "person", "turned": "sign"}.get(name, name)
+                yield place + match.start(name), place + match.end(name), f"{kind}.{field}"
+        place += len(sentence) + 2
+
+
+def _match(sentence: str) -> tuple[int | str, re.Match[str] | None]:
+    """The kind of claim of a sentence without its full stop, and the pattern's groups."""
+    for text in (sentence[:1].lower() + sentence[1:], sentence):
+        for kind, patterns in _PATTERNS.items():
+            for pattern in patterns:
+                if kind != "answer" and (match := pattern.fullmatch(text)):
+                    return kind, match
+    return "left", None
+
+
+def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) -> int | str | None:
+    found = match.groupdict()
+    if name == "sign":
+        is_higher = (found.get("sign") or found["turned"]) in SLOTS["higher"]
+        return "higher" if is_higher == bool(found.get("sign")) else "lower"
+    if name == "person":
+        text = next(found[case] for case in ("person", "who", "whom", "whose") if found.get(case))
+        return _person_of(text.removesuffix("'s"), facts, holder)
+    if name in ("to", "other"):
+        return _person_of(found[name], facts, None)
+    if name in ("passes", "rounds"):
+        word = found[name].split(" ")[0]
+        return int(word) if word.isdigit() else UNITS.index(word)
+    return _NUMBERS.get(found[name]) if name == "number" else found[name]
+
+
+def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
+    if text in facts.names:
+        return facts.names.index(text)
+    is_his = holder is not None and text in {_pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")}
+    return holder if is_his else None
+
+
+def _numbers() -> Iterator[tuple[str, int]]:
+    for number in range(10, 101):
+        yield str(number), number
+        if number < 100:
+            yield in_words(number), number
+    for tens in range(1, 10):
+        for units in range(1, 10):
+            yield f"{UNITS[units]} short of {TENS[tens + 1]}", tens * 10 + 10 - units
+            yield f"{UNITS[units]} past {in_words(tens * 10)}", tens * 10 + units
+
+
+_NUMBERS = dict(_numbers())
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    def fill(match: re.Match[str]) -> str:
+        slot, name, place = match.groups()
+        if place:
+            return f"(?: (?:{'|'.join(ADVERBS)}))" + f"{{0,{len(place)}}}"
+        if slot in ("sign", "turned"):
+            return f"(?P<{slot}>{'|'.join(sorted(SLOTS['higher'] + SLOTS['lower'], key=len, reverse=True))})"
         if slot:
-            words = sorted(SLOTS[slot], key=len, reverse=True)
-            pieces.append(f"(?:{'|'.join(map(re.escape, words))})")
-        elif field in seen:
-            pieces.append(f"(?P={field})")
-        else:
-            seen.add(field)
-            pieces.append(f"(?P<{field}>{_FIELD_PATTERNS.get(field, '[0-9]+')})")
-    return "".join([*pieces, re.escape(template[position:])])
+            return f"(?:{'|'.join(sorted(SLOTS[slot], key=len, reverse=True))})"
+        if name in ("who", "whom", "whose", "to", "other", "person"):
+            people = "|".join(WOMEN + MEN)
+            case = {"who": "|she|he", "whom": "|her|him"}.get(name, "")
+            return f"(?P<{name}>(?:{people})'s|her|his)" if name == "whose" else f"(?P<{name}>{people}{case})"
+        if name in ("passes", "rounds"):
+            noun = "pass(?:es)?" if name == "passes" else "rounds?"
+            return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
+        return rf"(?P<{name}>.+)"
+
+    return re.compile(_TOKEN.sub(fill, template))
 
 
-_BOX = f"[{''.join(BOXES)}]"
-_FIELD_PATTERNS = {
-    "item": "|".join(ITEMS),
-    "name": "|".join(NAMES),
-    "row": " ".join(f"{box}[0-9]" for box in BOXES),
-    **dict.fromkeys(("first", "second", "box"), _BOX),
-}
-_PATTERNS = tuple(_patterns())
-
-
-def vocabulary_texts() -> Iterator[str]:
-    """Texts that together contain every word of the grammar."""
-    for words in SLOTS.values():
-        yield from words
-        yield from (f" {word}" for word in words)
-    for templates in TEMPLATES.values():
-        for template in templates:
-            yield _TOKEN.sub(lambda match: match.group() if match[1] and match[1] not in SLOTS else " ", template)
+_PATTERNS = {
+    kind: [_pattern(template) for template in templates] for kind, templates in TEMPLATES.items() if kind != "answer"
+} | {"answer": [re.compile(rf"(?:{'|'.join(SLOTS['answer'])}) \\boxed\{{(?P<number>[0-9]+)\}}")]}

@@ -20,6 +20,7 @@ from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, Pr
 
 from semspec.clustering.nli import EntailmentConfig, NliModel
 from semspec.demo.problems import SPLITS
+from semspec.demo.solutions import UNREADABLE
 from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
 from semspec.demo.trainer import Course, Trainer
 from semspec.engine.checkpoint import model_fingerprint
@@ -174,8 +175,8 @@ class Examples:
         return Example(ids, types, agreements, pair.label)
 
     def _step(self, step: Step, other: Step) -> tuple[list[int], list[int]]:
-        stated = other.stated if other.meaning.kind == step.meaning.kind else {}
-        fields = [(start, end, stated[name] == step.stated[name]) for start, end, name in step.fields if name in stated]
+        stated, own = other.stated, step.stated
+        fields = [(start, end, stated[name] == own[name]) for start, end, name in step.fields if name in stated]
         encoding = self._backend.encode(step.text, add_special_tokens=False)
         agreements = [
             next((int(is_same) for start, end, is_same in fields if start < last and first < end), IGNORED)
@@ -227,8 +228,7 @@ def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
             sides.append((premise, hypothesis))
     is_right: dict[str, list[bool]] = {"readable": [], "unreadable": []}
     for pair, entails in zip(held_out, model.judge(sides), strict=True):
-        kinds = {pair.premise.meaning.kind, pair.hypothesis.meaning.kind}
-        part = "unreadable" if "unreadable" in kinds else "readable"
+        part = "unreadable" if UNREADABLE in (pair.premise.meaning, pair.hypothesis.meaning) else "readable"
         is_right[part].append(entails == (pair.label == ENTAILMENT))
     return {f"accuracy_{name}": round(sum(part) / len(part), 4) for name, part in is_right.items()}
 

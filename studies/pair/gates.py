@@ -17,14 +17,15 @@ from sklearn.metrics import roc_auc_score
 from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.documents import DELIMITER
-from semspec.demo.problems import SPLITS
+from semspec.demo.documents import DELIMITER, write_document
+from semspec.demo.problems import SPLITS, Problem, make_problem
+from semspec.demo.solutions import UNREADABLE, Solution
+from semspec.demo.tokenizer import build_tokenizer
+from semspec.demo.train_models import Learner
+from semspec.demo.wording import read
 from semspec.engine.conversation import turn_after
-from studies.pair.language import UNREADABLE, Problem, Solution, make_problem
-from studies.pair.train import Learner, tokenizer_of_pair
-from studies.pair.wording import MARK, read, write_document
 
-TOKENIZER = tokenizer_of_pair()
+TOKENIZER = build_tokenizer()
 
 
 def load(role: str, work: Path) -> Qwen2ForCausalLM:
@@ -102,7 +103,7 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
             kind = str(step.claims[0][0]) + (str(step.claims[0][1]) if step.claims[0][0] == "move" else "")
             is_right = solution.is_right(step)
             assert solution.advance(step)
-            ids += TOKENIZER.encode(segment.replace(MARK, "") + DELIMITER, add_special_tokens=False)
+            ids += TOKENIZER.encode(segment + DELIMITER, add_special_tokens=False)
             places.append((len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}"))
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
         for place, name in places:
@@ -138,7 +139,7 @@ def token_cost(model: Qwen2ForCausalLM) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
     parser.add_argument("--limit", type=int, default=200)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
-from semspec.demo.problems import SPLITS
+from semspec.demo.problems import SPLITS, Problem, make_problem
+from semspec.demo.solutions import Solution, Step
+from semspec.demo.wording import read
 from studies.pair.gates import TOKENIZER, load, prompt_of
-from studies.pair.language import Problem, Solution, Step, make_problem
-from studies.pair.wording import read
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
 TEMPERATURES = 0.6, 1.0
@@ -191,7 +191,7 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("split", choices=("probe", "tune", "report"))
-    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
     parser.add_argument("--limit", type=int, default=1000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

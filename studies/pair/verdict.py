@@ -249,7 +249,7 @@ def _interval(values: np.ndarray) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
     parser.add_argument("--temperature", default=".6", choices=(".6", "1"))
     parser.add_argument("--truth", action="store_true")
     parser.add_argument("--epochs", type=int, default=8)

@@ -10,7 +10,6 @@ import yaml
 from semspec.bench.cli import main as bench
 from semspec.demo.documents import write_document
 from semspec.demo.problems import SPLITS
-from semspec.demo.wording import TARGET_AUTHOR
 from studies.rehearsal.shapes import R1_DRAFT, R1_TARGET, SETTINGS, save_pairs
 
 NLI = Path(__file__).parents[2] / "demo" / "nli"
@@ -29,7 +28,7 @@ def reproduce(output: Path, models: Path, num_answers: int) -> None:
 
 def _pair_file(folder: Path, models: Path, num_answers: int) -> Path:
     """Write the pair's file, and beside it the training's configuration and all data."""
-    documents = [write_document(seed, TARGET_AUTHOR) for seed in SPLITS["tune"][:NUM_QUESTIONS]]
+    documents = [write_document(seed) for seed in SPLITS["tune"][:NUM_QUESTIONS]]
     solved = [{"id": str(number), "question": one.problem.question, "solution": one.solution}
               for number, one in enumerate(documents)]  # fmt: skip
     tasks = _tasks(folder, num_answers)

@@ -1,80 +1,138 @@
-"""The language in two domains: what is written can be read back, mistakes are wrong and keep their place, and the
+"""The demo language: what is written is read back, truth is what the facts say, texts teach what they should, and the
 tokenizer has what the strategies need."""
 
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+
 import pytest
-from transformers import PreTrainedTokenizerFast
+from scipy.stats import chisquare
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
-from semspec.demo.documents import begin, is_valid, replay, valid_next, write_document, write_graded
-from semspec.demo.meaning import Proposition, has_its_place, is_right_now
-from semspec.demo.problems import SPLITS, make_problem
+from semspec.demo.documents import replay, write_document
+from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
+from semspec.demo.solutions import UNREADABLE, Solution, Step
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
+from semspec.demo.training_texts import NUM_HOPS, Text, Texts
+from semspec.demo.wording import Writer, read
 from semspec.engine.conversation import option_ids, turn_after
+from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
-SEEDS = range(0, 60)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer()
+@pytest.mark.parametrize("style", range(NUM_STYLES))
+def test_written_steps_are_read_back(style: int) -> None:
+    for seed in range(60):
+        document = write_document(seed, style, planted=0.3)
+        for step, segment, holder in zip(document.steps, document.segments, document.holders, strict=True):
+            assert read(segment, document.problem.facts, holder) == step, segment
+        assert replay(document.problem.facts, document.solution) is not None
 
 
-@pytest.mark.parametrize("author", [TARGET_AUTHOR, DRAFT_AUTHOR])
-def test_every_step_written_is_read_back_and_has_its_place(author: Author) -> None:
-    for seed in SEEDS:
-        document = write_document(seed, author)
-        for meaning, text in zip(document.meanings, document.segments, strict=True):
-            assert read(text, document.problem.last) == meaning
-        assert replay(document.problem, document.meanings) is not None
+def test_a_style_changes_the_wording_and_nothing_else() -> None:
+    problems = [make_problem(7, style) for style in range(NUM_STYLES)]
+    assert len({problem.facts for problem in problems}) == 1
+    assert len({problem.question.removeprefix(f"Style {problem.style}.") for problem in problems}) == 1
+    nats = [-sum(write_document(seed, style).log_probability for seed in range(60)) for style in range(NUM_STYLES)]
+    assert nats[0] == 0 and all(1.4 * low < high for low, high in pairwise(nats[1:]))
 
 
-@pytest.mark.parametrize("domain", ["ledger", "boxes"])
-def test_steps_without_mistakes_lead_to_the_answer_and_mistakes_are_wrong(domain: str) -> None:
-    for seed in SEEDS:
-        problem = make_problem(seed)
-        if problem.domain != domain:
-            continue
-        solution = begin(problem)
+def test_right_steps_lead_to_the_answer_and_mistakes_are_wrong() -> None:
+    for seed in range(60):
+        problem, rng = make_problem(seed), random.Random(seed)
+        solution = Solution(problem.facts)
         while not solution.is_over:
-            options = solution.options()
-            assert sum(options.values()) == pytest.approx(1)
-            for option in options:
-                mistakes = solution.mistakes(option)
-                for wrong in (*mistakes.gross, *mistakes.near):
-                    assert has_its_place(solution, wrong) and not is_right_now(solution, wrong)
-            step = max(options, key=options.__getitem__)
-            solution.advance(step)
-        assert step == Proposition("answer", (problem.answer,))
+            options = solution.options(care=1.0)
+            step = rng.choice(list(options))
+            assert sum(options.values()) == pytest.approx(1) and all(solution.is_right(one) for one in options)
+            assert not any(solution.is_right(wrong) for wrong in solution.mistakes(step))
+            assert solution.advance(step)
+        assert step == Step((("answer", problem.answer),))
 
 
-def test_a_wrong_result_may_be_corrected_next_and_a_right_one_not() -> None:
-    problem = make_problem(0)
-    history = [max(valid_next(problem, []), key=lambda step: step.kind == "start")]
-    change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
-    while change.kind == "skip":
-        history.append(change)
-        change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
-    wrong = Proposition("change", (*change.values[:-1], int(change.values[-1]) + 1))
-    after_wrong = {step.kind for step in valid_next(problem, [*history, wrong])}
-    after_right = {step.kind for step in valid_next(problem, [*history, change])}
-    assert "fix" in after_wrong and "check" not in after_wrong
-    assert "fix" not in after_right and "check" in after_right
-
-
-def test_unreadable_history_is_undecided() -> None:
+def test_a_correction_puts_the_ball_back() -> None:
     problem = make_problem(3)
-    step = next(iter(valid_next(problem, [])))
-    assert is_valid(problem, [], step) is True
-    assert is_valid(problem, [read("gibberish", problem.last)], step) is None
+    solution, facts = Solution(problem.facts), problem.facts
+    right = ("move", facts.rounds[0], facts.after(facts.start, facts.rounds[0]))
+    wrong = Step((("move", facts.rounds[0], facts.start),))
+    correction = Step((right,), corrects=True)
+    assert solution.advance(Step((("start", facts.start),))) and not solution.is_right(correction)
+    assert solution.advance(wrong) and solution.is_right(correction)
+    assert solution.advance(correction) and solution.holder == right[2] and solution.pending is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "So.", "Perhaps Ivy has the ball.", "So Ivy has the ball", "So ivy has it. So. So."]
+)
+def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
+    assert read(text, make_problem(1).facts, 0) == UNREADABLE
+
+
+def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
+    """Where single claims are learnt always; in a chat an author errs in 15% of its steps, and the way is right."""
+    texts = Texts(build_tokenizer())
+
+    def ends(text: Text) -> list[bool]:
+        places = [(place, way) for place, way in text.hops if text.ids[place + 1] in texts.people]
+        assert all(1 <= len(way) <= NUM_HOPS for _, way in places)
+        return [text.ids[place + 1] == way[-1] for place, way in places]
+
+    for kind in ("passes", "claims"):
+        drills = [texts.text(kind, seed, NUM_HOPS, random.Random(seed)) for seed in range(30)]
+        assert all(
+            all(ends(drill)) and len({tuple(way) for _, way in drill.hops}) == len(drill.hops) for drill in drills
+        )  # no two alike
+    hits = [hit for seed in range(60) for hit in ends(texts.chat(seed, random.Random(seed)))]
+    assert len(hits) > 60 and 0.75 < sum(hits) / len(hits) < 0.95
+
+
+def test_look_ups_are_learnt_by_their_last_words() -> None:
+    tokenizer, cards = build_tokenizer(), make_problem(3, 0).facts.cards
+    text = Texts(tokenizer).text("look-ups", 3, 1, random.Random(3))
+    learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split()
+    assert len(learnt) == 2 * len(cards) and {word.strip(".") for word in learnt} <= {*map(str, cards)}
+    assert "passes to" not in tokenizer.decode(text.ids)
+
+
+def test_log_probability_is_that_of_the_form_chosen() -> None:
+    """The frequency of each form of a meaning is its probability: chi-square over 4,000 steps."""
+    problem, count = make_problem(5, 2), 4000
+    step, found = Step((("start", problem.facts.start),)), dict[str, float]()
+    written: Counter[str] = Counter()
+    for seed in range(count):
+        writer = Writer(problem, random.Random(seed))
+        text = writer.write(step, None)
+        found[text] = writer.log_probability
+        written[text] += 1
+    expected = {text: count * math.exp(nats) for text, nats in found.items() if count * math.exp(nats) >= 20}
+    observed = [written[text] for text in expected]
+    rest = count - sum(observed), count - sum(expected.values())
+    assert len(expected) >= 5 and chisquare([*observed, rest[0]], [*expected.values(), rest[1]]).pvalue > 0.001
+
+
+def test_question_tells_its_facts() -> None:
+    for problem in map(make_problem, range(200)):
+        facts = facts_of(problem.question)
+        assert facts is not None and facts.answer == problem.answer == solve(problem.question)
+        assert facts_of(problem.question.replace(" passes to ", " hands to ", 1)) is None
+    assert facts_of("What is the capital of France?") is None
 
 
 def test_grades_tell_right_steps_from_wrong_ones() -> None:
-    for seed in SEEDS:
-        graded = write_graded(seed, TARGET_AUTHOR)
-        *history, step = (read(text, graded.problem.last) for text in graded.segments)
-        assert is_valid(graded.problem, history, step) is (graded.grade > 4)
+    tokenizer, grades = build_tokenizer(), Counter[bool]()
+    for seed in range(60):
+        text = Texts(tokenizer).graded(write_document(seed, planted=0.5), random.Random(seed))
+        [grade] = [int(tokenizer.decode([label])) for label in text.labels if label >= 0]
+        shown = tokenizer.decode(text.ids).split("<think>\n\n")[1].split("<|im_end|>")[0]
+        said, _, last = shown.removesuffix("\n\n").rpartition("\n\n")
+        solution = replay(make_problem(seed).facts, said)
+        assert solution is not None
+        is_right = solution.is_right(read(last, solution.facts, solution.holder))
+        assert is_right is (grade > 4)
+        grades[is_right] += 1
+    assert min(grades[True], grades[False]) > 10
 
 
 def test_held_out_splits_share_no_question() -> None:
@@ -82,14 +140,16 @@ def test_held_out_splits_share_no_question() -> None:
     assert len(set.union(*questions)) == sum(map(len, questions))
 
 
-def test_end_of_a_segment_is_one_token_and_any_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_end_of_a_segment_is_one_token_and_any_text_survives() -> None:
+    tokenizer = build_tokenizer()
     assert len(tokenizer.encode(".\n\n")) == 1
-    for text in ("Größe ≠ 12\n\n\n <b>🙂", write_document(1, TARGET_AUTHOR).solution):
+    for text in ("Größe ≠ 12\n\n\n <b>🙂", write_document(1).solution):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("1234")) == 4
 
 
-def test_template_keeps_turns_and_steps_can_be_graded(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_template_keeps_turns_and_steps_can_be_graded() -> None:
+    tokenizer = build_tokenizer()
     turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\n\nB</think>\nC"}]
     rendered = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
     assert "<think>\n\nB</think>\nC" in str(rendered)

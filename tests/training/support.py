@@ -13,7 +13,7 @@ from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import TextPair, TokenIds
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
-from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
+from semspec.demo.tokenizer import vocabulary_texts
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig
 from tests.checkpoints import model_of
@@ -59,7 +59,7 @@ class ByAlphabet:
 def solved() -> Iterator[dict[str, str]]:
     """Problems with a solution."""
     for seed in SPLITS["tune"]:
-        document = write_document(seed, TARGET_AUTHOR)
+        document = write_document(seed)
         yield {"id": str(seed), "question": document.problem.question, "solution": document.solution}
 
 

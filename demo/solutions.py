@@ -1,87 +1,20 @@
-"""Problems of a ring of people who pass a ball, their solutions, and the meaning of each step.
+"""Solutions of the demo language's problems, and the meaning of each step.
 
-Each of 8 or 9 people, whose cards differ in their tens, passes to one other, and the prompt tells who in a shuffled
-order. A step states who has the ball after one, two or four passes without naming those between. Four are hard: three
-layers compute three at most. The other claims are looked up or compared. A step is a paragraph of one to three claims;
-its first word says whether the step before is right ("So") or wrong ("No", and then the right claim follows).
+A step is a paragraph of one to three claims: who has the ball after some passes, without those between; a card, a
+comparison, the next person, the rounds left. Its first word says whether the step before is right ("So") or wrong
+("No", and then the right claim follows).
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from semspec.demo.problems import Facts
 
 Claim = tuple[int | str, ...]
 """A kind and its values: start (person,) · move (passes, person) · card (person, number) ·
 compare (person, other, sign) · next (person, to) · left (rounds,) · answer (number,). People are numbered by their
 place in the ring."""
-
-WOMEN = ("Ada", "Bea", "Cora", "Dina", "Ella", "Fay", "Gina", "Hana", "Ivy", "June", "Kate", "Lily")
-MEN = ("Abel", "Bob", "Carl", "Dan", "Emil", "Finn", "Gus", "Hugo", "Ivan", "Jack", "Karl", "Leo")
-NUM_STYLES = 4
-"""Styles of wording: the higher, the more a meaning's form varies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """People by place in the ring; each passes to the next, the last to the first."""
-
-    names: tuple[str, ...]
-    cards: tuple[int, ...]
-    start: int
-    rounds: tuple[int, ...]
-    """Number of passes of each round."""
-
-    def after(self, person: int, passes: int) -> int:
-        return (person + passes) % len(self.names)
-
-    def tell_cards(self, people: Sequence[int]) -> str:
-        """The sentence of their cards. A number follows its person at once, which is quickly learnt to look up."""
-        return f"Cards: {', '.join(f'{self.names[one]} {self.cards[one]}' for one in people)}."
-
-    @property
-    def answer(self) -> int:
-        return self.cards[self.after(self.start, sum(self.rounds))]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A question whose answer follows from its facts."""
-
-    seed: int
-    style: int
-    question: str
-    facts: Facts
-
-    @property
-    def answer(self) -> int:
-        return self.facts.answer
-
-
-def make_problem(seed: int, style: int | None = None) -> Problem:
-    """The problem of this seed; its style is drawn too unless it is given, and nothing else depends on it."""
-    rng = random.Random(seed)
-    drawn = rng.randrange(NUM_STYLES)
-    style = drawn if style is None else style
-    size = rng.randint(8, 9)
-    names = tuple(rng.sample(WOMEN + MEN, size))
-    num_rounds = rng.randint(3, 5)
-    hard = rng.sample(range(num_rounds), rng.choice((1, 1, 2)))
-    rounds = tuple(4 if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
-    cards = tuple(10 * tens + rng.randrange(10) for tens in rng.sample(range(1, 10), size))
-    facts = Facts(names, cards, rng.randrange(size), rounds)
-    return Problem(seed, style, " ".join(_told(facts, style, rng)), facts)
-
-
-def _told(facts: Facts, style: int, rng: random.Random) -> Iterator[str]:
-    people = range(len(facts.names))
-    yield f"Style {style}."
-    for person in rng.sample(people, len(people)):
-        yield f"{facts.names[person]} passes to {facts.names[facts.after(person, 1)]}."
-    yield facts.tell_cards(rng.sample(people, len(people)))
-    yield f"The ball starts with {facts.names[facts.start]}."
-    for number, passes in enumerate(facts.rounds, 1):
-        yield f"Round {number}: {passes} {'pass' if passes == 1 else 'passes'}."
-    yield "Which card has the ball at the end?"
 
 
 @dataclass(frozen=True, slots=True)
