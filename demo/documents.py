@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass
 
 from semspec.demo.problems import Facts, Problem, make_problem
+from semspec.demo.reading import read
 from semspec.demo.solutions import Solution, Step
-from semspec.demo.wording import MARK, Writer, read
+from semspec.demo.wording import MARK, Writer
 
 DELIMITER = "\n\n"
 

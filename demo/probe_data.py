@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from semspec.clustering.equivalence import Alternatives
 from semspec.demo.documents import replay
 from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
+from semspec.demo.reading import read
 from semspec.demo.solutions import Step
-from semspec.demo.wording import read
 
 
 def questions(split: str, styles: Collection[int] = range(NUM_STYLES), skip: int = 0) -> Iterator[dict[str, str]]:

@@ -49,7 +49,7 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.6, "claims": 0.3, "passes": 0.05, "look-ups": 0.05}
+WHOLE = {"solutions": 0.6, "claims": 0.25, "passes": 0.05, "look-ups": 0.05, "chats": 0.05}
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {
@@ -209,7 +209,7 @@ class Learner:
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
-        second and third; as deep in a deeper model."""
+        second and third; as deep in a deeper model; near the last, whether a move ends rightly."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]
@@ -218,8 +218,9 @@ class Learner:
         for hop in range(1, NUM_HOPS + 1):
             some = batch.ways[:, hop - 1] >= 0
             asked.append((hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1]))
+        asked = [(layer * max(depth // 6, 1), *where) for layer, *where in asked]
+        asked.append((depth * 11 // 12, *batch.judged.T))
         for layer, rows, columns, wanted in asked:
-            layer *= max(depth // 6, 1)
             if layer < depth and wanted.size:
                 with torch.autocast(self._device.type, dtype=torch.bfloat16):
                     state = out.hidden_states[layer][self._there(rows), self._there(columns)]

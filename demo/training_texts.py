@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.chats import Chat, write_chat
 from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
 from semspec.demo.problems import MEN, SPLITS, WOMEN, Facts, Problem, make_problem
 from semspec.demo.solutions import Claim, Solution, Step
@@ -20,18 +21,21 @@ NUM_HOPS = 4
 
 @dataclass(slots=True)
 class Text:
-    """Token ids, the labels of those to learn, loss weights, and hops: (position that predicts, people on the way)."""
+    """Token ids, the labels of those to learn, loss weights, hops: (position that predicts, people on the way), and
+    judged: (position of the end of a move, the word that says whether it is right)."""
 
     ids: list[int]
     labels: list[int]
     heavy: list[int] = field(default_factory=list)
     hops: list[tuple[int, list[int]]] = field(default_factory=list)
+    judged: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Texts of one kind, padded: `ids`, `labels` and loss `weights`, `[texts, length]`; of each hop that is asked for,
-    where (`rows`, `columns`) and `ways`, `[hops, NUM_HOPS]`, the people on the way, -1 after the last."""
+    where (`rows`, `columns`) and `ways`, `[hops, NUM_HOPS]`, the people on the way, -1 after the last; `judged`,
+    `[ends, 3]`: row, column, word."""
 
     kind: str
     ids: np.ndarray
@@ -40,6 +44,7 @@ class Batch:
     rows: np.ndarray
     columns: np.ndarray
     ways: np.ndarray
+    judged: np.ndarray
 
     @classmethod
     def of(cls, kind: str, texts: list[Text], token_weights: np.ndarray) -> "Batch":
@@ -52,9 +57,10 @@ class Batch:
         for row, text in enumerate(texts):
             weights[row, text.heavy] = 5.0
         hops = [(row, place, way) for row, text in enumerate(texts) for place, way in text.hops]
-        ways = [way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops]
+        ways = np.array([way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops], np.int64).reshape(-1, NUM_HOPS)
         rows, columns = np.array([hop[:2] for hop in hops], np.int64).reshape(-1, 2).T
-        return cls(kind, ids, labels, weights, rows, columns, np.array(ways, np.int64).reshape(-1, NUM_HOPS))
+        judged = np.array([(row, *one) for row, text in enumerate(texts) for one in text.judged], np.int64)
+        return cls(kind, ids, labels, weights, rows, columns, ways, judged.reshape(-1, 3))
 
 
 class Texts:
@@ -65,6 +71,7 @@ class Texts:
         self._held_out = {make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]}
         self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
         self.people = sorted(self._names.values())
+        self._so, self._no = self._ids("So")[0], self._ids("No")[0]
 
     def chat(self, seed: int, rng: random.Random) -> Text:
         """A text of the problem of this seed."""
@@ -82,6 +89,8 @@ class Texts:
                 return self._passes(make_problem(seed, 0), top, rng)
             case "look-ups":
                 return self._look_ups(make_problem(seed, 0), rng)
+            case "chats":
+                return self._other(write_chat(seed, rng))
             case "plain claims":
                 return self._claims(make_problem(seed, 0), rng)
             case "claims":
@@ -89,6 +98,16 @@ class Texts:
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
                 return self._solution(write_document(seed, 0))
         return self.chat(seed, rng)
+
+    def _other(self, chat: Chat) -> Text:
+        turns, tools = list(chat.messages), list(chat.tools) or None
+        prompt = self._tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True)
+        ids = self._ids(str(prompt))
+        text = Text(ids, [IGNORED] * len(ids))
+        self._add(text, chat.answer, is_learnt=True)
+        text.ids.append(self._tokenizer.eos_token_id)
+        text.labels.append(self._tokenizer.eos_token_id)
+        return text
 
     def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
         """Ends of sixteen moves, no two alike, after a prompt of who passes to whom."""
@@ -133,9 +152,7 @@ class Texts:
             step, way = Step((claim,)), self._way(facts, start, claim)
             mistakes = Solution(facts, start).mistakes(step) if rng.random() < 0.4 else []
             if mistakes:
-                self._add(
-                    text, writer.write(rng.choice(mistakes), start).replace(MARK, "") + DELIMITER, is_learnt=False
-                )
+                self._add_wrong(text, writer.write(rng.choice(mistakes), start) + DELIMITER, way)
                 self._open(text, "No", is_learnt=True)
             else:
                 self._open(text, "So", is_learnt=False)
@@ -173,9 +190,12 @@ class Texts:
             if was_planted or not all(document.is_learnt):
                 text.heavy.append(len(text.ids))
             is_learnt, holder = document.is_learnt[index], document.holders[index]
-            is_move = is_learnt and not step.corrects and holder is not None
-            way = self._way(document.problem.facts, holder, step.claims[0]) if is_move and holder is not None else []
-            self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), is_learnt, way)
+            is_asked = holder is not None and not step.corrects
+            way = self._way(document.problem.facts, holder or 0, step.claims[0]) if is_asked else []
+            if is_learnt:
+                self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), True, way)
+            else:
+                self._add_wrong(text, segment + DELIMITER, way)
             was_planted = not is_learnt
         text.ids.append(self._tokenizer.eos_token_id)
         text.labels.append(self._tokenizer.eos_token_id)
@@ -197,6 +217,20 @@ class Texts:
         word, space, rest = tail.partition(" ")
         self._add(text, f" {word}", is_learnt=True)
         self._add(text, space + rest, is_learnt)
+        self._judge(text, *text.hops[-1])
+
+    def _add_wrong(self, text: Text, piece: str, way: list[int]) -> None:
+        """Add a paragraph with a planted mistake, of which nothing is learnt."""
+        head, _, tail = piece.partition(MARK)
+        self._add(text, head.removesuffix(" ") if way else head, is_learnt=False)
+        before = len(text.ids) - 1
+        if way:
+            self._add(text, f" {tail}", is_learnt=False)
+            self._judge(text, before, way)
+
+    def _judge(self, text: Text, before: int, way: list[int]) -> None:
+        """Ask at the end of a move, which the token after `before` names, whether it is that of its way."""
+        text.judged.append((before + 1, self._so if text.ids[before + 1] == way[-1] else self._no))
 
     def graded(self, document: Document, rng: random.Random) -> Text:
         place = rng.randrange(len(document.segments) - 1)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from semspec.demo.documents import DELIMITER, Document, replay, write_document
 from semspec.demo.problems import NUM_STYLES, SPLITS, Problem, make_problem
+from semspec.demo.reading import read, spans, values_of
 from semspec.demo.solutions import UNREADABLE, Claim, Solution
 from semspec.demo.solutions import Step as Meaning
-from semspec.demo.wording import ADVERBS, MARK, SLOTS, Writer, read, spans, values_of
+from semspec.demo.wording import ADVERBS, MARK, SLOTS, Writer
 
 LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)

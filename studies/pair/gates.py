@@ -17,12 +17,13 @@ from sklearn.metrics import roc_auc_score
 from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.client import boxed
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS, Problem, make_problem
+from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.demo.train_models import Learner
-from semspec.demo.wording import read
 from semspec.engine.conversation import turn_after
 
 TOKENIZER = build_tokenizer()
@@ -70,7 +71,8 @@ class Judged:
 
 
 def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
-    """Each segment as far as the answer can be followed, and whether the final answer is right."""
+    """Each segment as far as the answer can be followed, and whether the boxed answer is right, as a client sees it."""
+    is_right = boxed(segments[-1]) == str(problem.answer)
     solution, judged = Solution(problem.facts), list[Judged]()
     for index, segment in enumerate(segments):
         step = read(segment, problem.facts, solution.holder)
@@ -82,11 +84,9 @@ def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
         if step.claims[0][:1] == ("move",):
             kinds = (*kinds, str(step.claims[0][1]))
         judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), kinds))
-        if step.claims[0][0] == "answer":
-            return judged, step.claims[0][1] == problem.answer
-        if not solution.advance(step):
+        if step.claims[0][0] == "answer" or not solution.advance(step):
             break
-    return judged, False
+    return judged, is_right
 
 
 @torch.no_grad()

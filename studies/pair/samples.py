@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
 from semspec.demo.problems import SPLITS, Problem, make_problem
+from semspec.demo.reading import read
 from semspec.demo.solutions import Solution, Step
-from semspec.demo.wording import read
 from studies.pair.gates import TOKENIZER, load, prompt_of
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
