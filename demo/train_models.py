@@ -49,7 +49,7 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.6, "claims": 0.25, "passes": 0.05, "look-ups": 0.05, "chats": 0.05}
+WHOLE = {"solutions": 0.5, "claims": 0.15, "passes": 0.05, "look-ups": 0.05, "chats": 0.05, "checks": 0.2}
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {

@@ -95,6 +95,8 @@ class Texts:
                 return self._claims(make_problem(seed, 0), rng)
             case "claims":
                 return self._claims(make_problem(seed), rng)
+            case "checks":
+                return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
                 return self._solution(write_document(seed, 0))
         return self.chat(seed, rng)
@@ -136,9 +138,10 @@ class Texts:
             self._add(text, space + end, is_learnt=True)
         return text
 
-    def _claims(self, problem: Problem, rng: random.Random) -> Text:
+    def _claims(self, problem: Problem, rng: random.Random, is_drill: bool = False) -> Text:
         """Claims about many people in the problem's style, none twice, each after others that say where the ball is;
-        40% are wrong and corrected. Whether the last claim is right is learnt, not so of the others: the ball jumps."""
+        some are wrong and corrected. Whether the last claim is right is learnt, not so of the others: the ball jumps.
+        In a drill nothing else is learnt."""
         facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
         moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
         for start in range(len(facts.names)):
@@ -148,16 +151,16 @@ class Texts:
         is_judged = False
         for start, claim in rng.sample(drawn, len(drawn)):
             self._open(text, "So", is_judged)
-            self._add(text, self._before(writer, start).removeprefix("So"), is_learnt=False)
+            told = f"So the ball starts with {facts.names[start]}.{DELIMITER}"
+            before = told if is_drill else self._before(writer, start)
+            self._add(text, before.removeprefix("So"), is_learnt=False)
             step, way = Step((claim,)), self._way(facts, start, claim)
-            mistakes = Solution(facts, start).mistakes(step) if rng.random() < 0.4 else []
+            mistakes = Solution(facts, start).mistakes(step) if rng.random() < (0.5 if is_drill else 0.4) else []
             if mistakes:
                 self._add_wrong(text, writer.write(rng.choice(mistakes), start) + DELIMITER, way)
-                self._open(text, "No", is_learnt=True)
-            else:
-                self._open(text, "So", is_learnt=False)
+            self._open(text, "No" if mistakes else "So", is_learnt=bool(mistakes))
             written = writer.write(Step((claim,), corrects=bool(mistakes)), start)
-            self._add_marked(text, written[2:] + DELIMITER, True, way)
+            self._add_marked(text, written[2:] + DELIMITER, not is_drill, way)
             is_judged = not mistakes
         self._open(text, "So", is_judged)
         return text
