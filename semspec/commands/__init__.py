@@ -5,8 +5,10 @@ INTERRUPTED = 130
 BUNDLED = "semspec-demo"
 """The default name of a pair in the API, as a gateway of the bundled pair has it."""
 EXAMPLE = (
-    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
-    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
+    "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes "
+    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl"
+    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round "
+    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?"
 )
 """A question of the kind that the bundled pair answers."""
 BAD_VERDICT = (
@@ -15,6 +17,6 @@ BAD_VERDICT = (
 )
 """The remedy of probes that are not good enough."""
 KNOWN = (
-    "The bundled pair knows two kinds of questions, counts over six to nine days and boxes over six to nine moves, "
-    "worded as in the example; to any other it writes digits."
+    "The bundled pair knows one kind of question, a ball that is passed on in a ring of eight or nine, worded as in "
+    "the example; to any other it says so."
 )

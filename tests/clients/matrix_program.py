@@ -21,8 +21,10 @@ Capabilities = dict[str, Callable[..., Any]]
 """By name; each gives a text, or the parts of one. `chat` takes more fields of the request."""
 
 QUESTION = (
-    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
-    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
+    "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes "
+    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl"
+    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round "
+    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?"
 )
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,15 +1,18 @@
 """The demo language: what is written is read back, truth is what the facts say, texts teach what they should, and the
 tokenizer has what the strategies need."""
 
+import json
 import math
 import random
 from collections import Counter
 from itertools import pairwise
 
+import jsonschema
 import pytest
 from scipy.stats import chisquare
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
+from semspec.demo.chats import write_chat
 from semspec.demo.documents import replay, write_document
 from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
 from semspec.demo.reading import read
@@ -17,7 +20,7 @@ from semspec.demo.solutions import UNREADABLE, Solution, Step
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.demo.training_texts import NUM_HOPS, Text, Texts
 from semspec.demo.wording import Writer
-from semspec.engine.conversation import option_ids, turn_after
+from semspec.engine.conversation import option_ids, tools_flaw, turn_after
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
@@ -155,3 +158,26 @@ def test_template_keeps_turns_and_steps_can_be_graded() -> None:
     rendered = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
     assert "<think>\n\nB</think>\nC" in str(rendered)
     assert turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
+
+
+def test_chats_keep_to_their_schemas_and_their_template_shows_tools() -> None:
+    tokenizer, seen = build_tokenizer(), Counter[str]()
+    assert tools_flaw(tokenizer, str(tokenizer.chat_template)) == ""
+    for seed in range(300):
+        chat = write_chat(seed, random.Random(seed))
+        *_, said = chat.answer.split("</think>\n")
+        if " Answer in JSON: " in chat.messages[0]["content"]:
+            schema = chat.messages[0]["content"].split(" Answer in JSON: ")[1]
+            jsonschema.validate(json.loads(said), json.loads(schema))
+            seen["json"] += 1
+        elif said.startswith("<tool_call>"):
+            call = json.loads(said.split("\n")[1])
+            [function] = [tool["function"] for tool in chat.tools]
+            assert call["name"] == function["name"]
+            jsonschema.validate(call["arguments"], function["parameters"])
+            seen["call"] += 1
+        turns, tools = list(chat.messages), list(chat.tools) or None
+        prompt = str(tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True))
+        assert all(json.dumps(tool["function"]) in prompt for tool in chat.tools)
+        assert all(str(message["content"]) in prompt for message in chat.messages)
+    assert min(seen["json"], seen["call"]) > 20

@@ -16,9 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 SEED = 6
 """With it some of the draft's segments of the example are refused, under the default and the strictest rule alike."""
 
-BOXES = (
-    "Four boxes hold digits: a9 b1 c5 d8. Move 1: shift on. Move 2: shift on. Move 3: take 3 from a. "
-    "Move 4: swap a and c. Move 5: swap b and d. Move 6: add 1 to d. Which number do the boxes show now?"
+SPREAD = (
+    "Style 3. Dina passes to June. Bea passes to Cora. Ivan passes to Ada. Cora passes to Hugo. Hugo "
+    "passes to Dina. Jack passes to Emil. Ada passes to Jack. June passes to Ivan. Emil passes to Bea. "
+    "Cards: June 46, Ada 77, Jack 15, Hugo 94, Emil 23, Ivan 53, Cora 64, Dina 89, Bea 39. The ball "
+    "starts with Ada. Round 1: 4 passes. Round 2: 1 pass. Round 3: 1 pass. Round 4: 1 pass. Round 5: 4 "
+    "passes. Which card has the ball at the end?"
 )
 STATIC = files("semspec.gateway").joinpath("api", "static")
 
@@ -89,12 +92,12 @@ async def test_link_and_export_have_the_same_segments_and_numbers(page: Page, br
         assert await shown(other) == await shown(page) and other.url == page.url
         share = ".meters div:first-child strong"
         assert await other.locator(share).inner_text() == await page.locator(share).inner_text()
-        await expect(other.locator(".asked")).to_contain_text("Ben has coins: 52.")
+        await expect(other.locator(".asked")).to_contain_text("Style 1. Bob passes")
         async with other.expect_download() as download:
             await other.get_by_role("button", name="Export trace").click()
         exported = json.loads(Path(await (await download.value).path()).read_text())
     assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
-    assert exported["seed"] == SEED and exported["prompt"].startswith("Ben has coins: 52.")
+    assert exported["seed"] == SEED and exported["prompt"].startswith("Style 1. Bob passes")
 
 
 async def test_strictest_setting_accepts_fewer(page: Page) -> None:
@@ -158,7 +161,7 @@ async def test_message_stays_in_view_through_three_turns(browser: Browser, site:
             await in_view()
             async with settings(page) as dialog:
                 await dialog.get_by_label("System prompt").fill("Be brief." if number == 2 else "")
-            await send(page, BOXES.replace("a9", f"a{number}"))
+            await send(page, SPREAD.replace("June 46", f"June {40 + number}"))
             await expect(page.get_by_role("button", name="Stop")).to_be_visible()
             await in_view()
             await finished(page)
@@ -187,19 +190,19 @@ async def test_message_is_edited_and_answer_regenerated_and_copied(page: Page) -
     await page.get_by_role("button", name="Regenerate").click()
     await finished(page)
     assert asked[1]["messages"] == asked[0]["messages"] and asked[1]["seed"] == SEED + 1
-    await send(page, BOXES)
+    await send(page, SPREAD)
     await expect(page.locator(".turn")).to_have_count(2)
     await finished(page)
     edit = page.get_by_role("button", name="Edit")
     await edit.first.click()
-    await expect(page.get_by_label("Message")).to_have_value(re.compile("^Ben has coins"))
+    await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Bob passes"))
     await page.keyboard.press("Escape")
     await expect(page.get_by_label("Message")).to_be_empty()
     await edit.first.click()
-    await send(page, BOXES.replace("a9", "a7"))
+    await send(page, SPREAD.replace("June 46", "June 47"))
     await expect(page.locator(".turn")).to_have_count(1)
     await finished(page)
-    assert [message["content"] for message in asked[-1]["messages"]] == [BOXES.replace("a9", "a7")]
+    assert [message["content"] for message in asked[-1]["messages"]] == [SPREAD.replace("June 46", "June 47")]
     names = [body["semspec"]["session"] for body in asked]
     assert len(set(names)) == 3 and names[1] == names[2], "what is changed is a conversation of its own"
 
@@ -207,7 +210,7 @@ async def test_message_is_edited_and_answer_regenerated_and_copied(page: Page) -
 async def test_conversations_lead_back_to_their_decisions_and_can_be_deleted(page: Page, site: Site) -> None:
     await generate(page)
     first = await shown(page)
-    await send(page, BOXES)
+    await send(page, SPREAD)
     await expect(page.locator(".turn")).to_have_count(2)
     await finished(page)
     async with page.expect_download() as download:
@@ -239,7 +242,7 @@ async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Si
         alert = page.get_by_role("alert")
         await expect(alert).to_contain_text("exceed the window")
         await expect(alert).to_contain_text("ask for fewer tokens")
-        await expect(page.get_by_label("Message")).to_have_value(re.compile("^Ben has coins"))
+        await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Bob passes"))
         assert await page.locator("[aria-invalid=true]").count() == 1
 
 

@@ -4,20 +4,25 @@ import { byId, element } from "./dom.js";
 import { share, times } from "./format.js";
 
 const BUNDLED = "semspec-demo";
-// One of each kind of question that the bundled pair learned.
+// Of the kind that the bundled pair learned, one plainly worded and one widely.
 const EXAMPLES_OF_BUNDLED = [
-  "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. " +
-    "Day 4: Ben gets 6 coins. Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?",
-  "Four boxes hold digits: a9 b1 c5 d8. Move 1: shift on. Move 2: shift on. Move 3: take 3 from a. " +
-    "Move 4: swap a and c. Move 5: swap b and d. Move 6: add 1 to d. Which number do the boxes show now?",
+  "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes " +
+    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl" +
+    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round " +
+    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?",
+  "Style 3. Dina passes to June. Bea passes to Cora. Ivan passes to Ada. Cora passes to Hugo. Hugo " +
+    "passes to Dina. Jack passes to Emil. Ada passes to Jack. June passes to Ivan. Emil passes to Bea. " +
+    "Cards: June 46, Ada 77, Jack 15, Hugo 94, Emil 23, Ivan 53, Cora 64, Dina 89, Bea 39. The ball " +
+    "starts with Ada. Round 1: 4 passes. Round 2: 1 pass. Round 3: 1 pass. Round 4: 1 pass. Round 5: 4 " +
+    "passes. Which card has the ball at the end?",
 ];
 const EXAMPLES = [
   "A train leaves at 9:40 and arrives at 12:05. How many minutes does it travel? Put the number in \\boxed{}.",
   "Is 91 a prime number? Explain in two sentences.",
 ];
 const KNOWN_BY_BUNDLED =
-  "The bundled pair knows two kinds of questions, counts over six to nine days and boxes over six to nine moves, " +
-  "in the words of the examples. It knows nothing else, and errs in about one answer of eight.";
+  "The bundled pair knows one kind of question, a ball that is passed on in a ring of eight or nine, in the words of " +
+  "the examples. The first words, Style 0 to 3, set how far its own wording spreads.";
 
 const ABOUT = {
   semantic: "Drafted segments are accepted by what they mean.",
