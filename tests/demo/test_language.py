@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from itertools import pairwise
 
-import jsonschema
 import pytest
+from jsonschema import validate  # type: ignore[import-untyped]
 from scipy.stats import chisquare
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
@@ -168,13 +168,13 @@ def test_chats_keep_to_their_schemas_and_their_template_shows_tools() -> None:
         *_, said = chat.answer.split("</think>\n")
         if " Answer in JSON: " in chat.messages[0]["content"]:
             schema = chat.messages[0]["content"].split(" Answer in JSON: ")[1]
-            jsonschema.validate(json.loads(said), json.loads(schema))
+            validate(json.loads(said), json.loads(schema))
             seen["json"] += 1
         elif said.startswith("<tool_call>"):
             call = json.loads(said.split("\n")[1])
             [function] = [tool["function"] for tool in chat.tools]
             assert call["name"] == function["name"]
-            jsonschema.validate(call["arguments"], function["parameters"])
+            validate(call["arguments"], function["parameters"])
             seen["call"] += 1
         turns, tools = list(chat.messages), list(chat.tools) or None
         prompt = str(tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True))
