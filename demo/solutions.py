@@ -132,6 +132,15 @@ class Solution:
             after._take(claim)
         return True
 
+    def judge(self, step: Step) -> list[bool]:
+        """Whether each claim of a step is right, of one that can be followed; go on after it."""
+        after, are_right = Solution(self.facts, self.holder, self.num_rounds), list[bool]()
+        for claim in step.claims:
+            are_right.append(claim == (self.pending if step.corrects else after.right(claim)))
+            after._take(claim)
+        assert self.advance(step)
+        return are_right
+
     def advance(self, step: Step) -> bool:
         """Go on after a step. False if the step cannot be followed: unreadable, or not to be said here."""
         if self.is_over or step == UNREADABLE or (step.corrects and self.pending is None):

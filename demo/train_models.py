@@ -61,10 +61,14 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(6, 3000, {"passes": 0.7, "look-ups": 0.3}, 0.01),
         Stage(6, 1500, PLAIN, 0.003),
         Stage(6, 2000, WHOLE, 0.005),
-        Stage(12, 1500, WHOLE, 0.004, 24),
-        Stage(24, 1000, WHOLE, 0.003, 16),
+        Stage(12, 1200, WHOLE, 0.004, 24),
+        Stage(24, 800, WHOLE, 0.003, 16),
     ),
-    "draft": (Stage(SHALLOW, 1500, PLAIN, 0.003), Stage(SHALLOW, 3000, WHOLE, 0.005)),
+    "draft": (
+        Stage(SHALLOW, 1500, PLAIN, 0.003),
+        Stage(SHALLOW, 3000, WHOLE, 0.005),
+        Stage(SHALLOW, 400, WHOLE, 0.003),
+    ),
 }
 
 

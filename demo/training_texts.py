@@ -2,6 +2,8 @@
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +24,7 @@ NUM_HOPS = 4
 @dataclass(slots=True)
 class Text:
     """Token ids, the labels of those to learn, loss weights, hops: (position that predicts, people on the way), and
-    judged: (position of the end of a move, the word that says whether it is right)."""
+    judged: (position of a full stop, the word that says whether its claim is right)."""
 
     ids: list[int]
     labels: list[int]
@@ -72,6 +74,7 @@ class Texts:
         self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
         self.people = sorted(self._names.values())
         self._so, self._no = self._ids("So")[0], self._ids("No")[0]
+        self._stops = {self._ids(stop)[0] for stop in (".", f".{DELIMITER}")}
 
     def chat(self, seed: int, rng: random.Random) -> Text:
         """A text of the problem of this seed."""
@@ -157,10 +160,13 @@ class Texts:
             step, way = Step((claim,)), self._way(facts, start, claim)
             mistakes = Solution(facts, start).mistakes(step) if rng.random() < (0.5 if is_drill else 0.4) else []
             if mistakes:
-                self._add_wrong(text, writer.write(rng.choice(mistakes), start) + DELIMITER, way)
+                wrong = writer.write(rng.choice(mistakes), start).replace(MARK, "") + DELIMITER
+                with self._judged(text, [False]):
+                    self._add(text, wrong, is_learnt=False)
             self._open(text, "No" if mistakes else "So", is_learnt=bool(mistakes))
             written = writer.write(Step((claim,), corrects=bool(mistakes)), start)
-            self._add_marked(text, written[2:] + DELIMITER, not is_drill, way)
+            with self._judged(text, [True]):
+                self._add_marked(text, written[2:] + DELIMITER, not is_drill, way)
             is_judged = not mistakes
         self._open(text, "So", is_judged)
         return text
@@ -188,17 +194,18 @@ class Texts:
 
     def _solution(self, document: Document) -> Text:
         text = self._begin(document.problem.question)
-        was_planted = False
+        was_planted, solution = False, Solution(document.problem.facts)
         for index, (step, segment) in enumerate(zip(document.steps, document.marked, strict=True)):
             if was_planted or not all(document.is_learnt):
                 text.heavy.append(len(text.ids))
             is_learnt, holder = document.is_learnt[index], document.holders[index]
             is_asked = holder is not None and not step.corrects
             way = self._way(document.problem.facts, holder or 0, step.claims[0]) if is_asked else []
-            if is_learnt:
-                self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), True, way)
-            else:
-                self._add_wrong(text, segment + DELIMITER, way)
+            with self._judged(text, solution.judge(step)):
+                if is_learnt:
+                    self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), True, way)
+                else:
+                    self._add(text, segment.replace(MARK, "") + DELIMITER, is_learnt=False)
             was_planted = not is_learnt
         text.ids.append(self._tokenizer.eos_token_id)
         text.labels.append(self._tokenizer.eos_token_id)
@@ -220,20 +227,14 @@ class Texts:
         word, space, rest = tail.partition(" ")
         self._add(text, f" {word}", is_learnt=True)
         self._add(text, space + rest, is_learnt)
-        self._judge(text, *text.hops[-1])
 
-    def _add_wrong(self, text: Text, piece: str, way: list[int]) -> None:
-        """Add a paragraph with a planted mistake, of which nothing is learnt."""
-        head, _, tail = piece.partition(MARK)
-        self._add(text, head.removesuffix(" ") if way else head, is_learnt=False)
-        before = len(text.ids) - 1
-        if way:
-            self._add(text, f" {tail}", is_learnt=False)
-            self._judge(text, before, way)
-
-    def _judge(self, text: Text, before: int, way: list[int]) -> None:
-        """Ask at the end of a move, which the token after `before` names, whether it is that of its way."""
-        text.judged.append((before + 1, self._so if text.ids[before + 1] == way[-1] else self._no))
+    @contextmanager
+    def _judged(self, text: Text, are_right: list[bool]) -> Iterator[None]:
+        """Ask at each full stop of what is added whether its claim is right."""
+        first = len(text.ids)
+        yield
+        stops = [place for place in range(first, len(text.ids)) if text.ids[place] in self._stops]
+        text.judged += zip(stops, (self._so if right else self._no for right in are_right), strict=False)
 
     def graded(self, document: Document, rng: random.Random) -> Text:
         place = rng.randrange(len(document.segments) - 1)

@@ -67,7 +67,7 @@ class Judged:
     before: tuple[str, ...]
     text: str
     is_right: bool
-    kinds: tuple[str, ...]
+    kinds: str
 
 
 def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
@@ -76,14 +76,12 @@ def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
     solution, judged = Solution(problem.facts), list[Judged]()
     for index, segment in enumerate(segments):
         step = read(segment, problem.facts, solution.holder)
-        kinds: tuple[str, ...] = (
-            ("unreadable",) if step == UNREADABLE else tuple(str(claim[0]) for claim in step.claims)
-        )
+        kinds = ["unreadable"] if step == UNREADABLE else [str(claim[0]) for claim in step.claims]
         if step.corrects:
-            kinds = ("No", *kinds)
-        if step.claims[0][:1] == ("move",):
-            kinds = (*kinds, str(step.claims[0][1]))
-        judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), kinds))
+            kinds = ["No", *kinds]
+        if step.claims[0][0] == "move":
+            kinds.append(str(step.claims[0][1]))
+        judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), " ".join(kinds)))
         if step.claims[0][0] == "answer" or not solution.advance(step):
             break
     return judged, is_right
@@ -149,8 +147,8 @@ def main() -> None:
     for role, model in models.items():
         for temperature in (0.0, 0.6):
             found = [judge(p, a) for p, a in zip(problems, answers(model, problems, temperature), strict=True)]
-            wrong = Counter(" ".join(one.kinds) for judged, _ in found for one in judged if not one.is_right)
-            steps = Counter(" ".join(one.kinds) for judged, _ in found for one in judged)
+            wrong = Counter(one.kinds for judged, _ in found for one in judged if not one.is_right)
+            steps = Counter(one.kinds for judged, _ in found for one in judged)
             result[f"{role} {temperature}"] = {
                 "right": float(np.mean([is_right for _, is_right in found])),
                 "wrong steps": {name: f"{n}/{steps[name]}" for name, n in wrong.most_common(12)},
