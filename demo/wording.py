@@ -25,7 +25,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
     "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
     "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
-    "gets": ("gets from", "takes from", "has from", "catches from", "receives from", "is served by"),
     "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
     "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
     "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
@@ -38,7 +37,7 @@ TEMPLATES: dict[int | str, tuple[str, ...]] = {
         "{whose} card is~~ <sign> than that of {other}",
         "{other} has one that is~~ <turned> than that of {whom}",
     ),
-    "next": ("{who} <passes>~~ {to}", "{to} <gets>~~ {whom}"),
+    "next": ("{who} <passes>~~ {to}",),
     "left": ("we <have>~~ {rounds} <left>",),
     "answer": ("<answer> \\boxed{{number}}",),
 }

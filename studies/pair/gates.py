@@ -23,17 +23,15 @@ from semspec.demo.problems import SPLITS, Problem, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.train_models import Learner
 from semspec.engine.conversation import turn_after
 
 TOKENIZER = build_tokenizer()
+MODELS = Path("demo/pair")
 
 
-def load(role: str, work: Path) -> Qwen2ForCausalLM:
-    """A trained model."""
-    learner = Learner(role, work)
-    learner.train(is_dry=True)
-    return learner.model.eval()
+def load(role: str, models: Path) -> Qwen2ForCausalLM:
+    """A trained model, in float32."""
+    return Qwen2ForCausalLM.from_pretrained(models / role, dtype=torch.float32).eval()
 
 
 def prompt_of(problem: Problem) -> str:
@@ -137,11 +135,11 @@ def token_cost(model: Qwen2ForCausalLM) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
+    parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--limit", type=int, default=200)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    models = {role: load(role, arguments.work) for role in ("target", "draft")}
+    models = {role: load(role, arguments.models) for role in ("target", "draft")}
     problems = [make_problem(seed) for seed in SPLITS["tune"][: arguments.limit]]
     result: dict[str, object] = {}
     for role, model in models.items():

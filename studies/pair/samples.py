@@ -21,7 +21,7 @@ from transformers import DynamicCache, Qwen2ForCausalLM
 from semspec.demo.problems import SPLITS, Problem, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import Solution, Step
-from studies.pair.gates import TOKENIZER, load, prompt_of
+from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
 TEMPERATURES = 0.6, 1.0
@@ -195,9 +195,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    models = {role: load(role, arguments.work).to(torch.bfloat16) for role in ROLES}
+    models = {role: load(role, MODELS).to(torch.bfloat16) for role in ROLES}
     folder = arguments.work / arguments.split
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for first in range(0, arguments.limit, QUESTIONS):
         file, seeds = folder / f"{first}.safetensors", SPLITS[arguments.split][first : first + QUESTIONS]
         if not file.exists():
