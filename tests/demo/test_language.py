@@ -5,7 +5,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
-from semspec.demo.documents import begin, is_valid, replay, valid_next, write_document, write_graded
+from semspec.demo.documents import begin, replay, write_document
 from semspec.demo.meaning import Proposition, has_its_place, is_right_now
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.demo.tokenizer import build_tokenizer
@@ -47,34 +47,6 @@ def test_steps_without_mistakes_lead_to_the_answer_and_mistakes_are_wrong(domain
             step = max(options, key=options.__getitem__)
             solution.advance(step)
         assert step == Proposition("answer", (problem.answer,))
-
-
-def test_a_wrong_result_may_be_corrected_next_and_a_right_one_not() -> None:
-    problem = make_problem(0)
-    history = [max(valid_next(problem, []), key=lambda step: step.kind == "start")]
-    change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
-    while change.kind == "skip":
-        history.append(change)
-        change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
-    wrong = Proposition("change", (*change.values[:-1], int(change.values[-1]) + 1))
-    after_wrong = {step.kind for step in valid_next(problem, [*history, wrong])}
-    after_right = {step.kind for step in valid_next(problem, [*history, change])}
-    assert "fix" in after_wrong and "check" not in after_wrong
-    assert "fix" not in after_right and "check" in after_right
-
-
-def test_unreadable_history_is_undecided() -> None:
-    problem = make_problem(3)
-    step = next(iter(valid_next(problem, [])))
-    assert is_valid(problem, [], step) is True
-    assert is_valid(problem, [read("gibberish", problem.last)], step) is None
-
-
-def test_grades_tell_right_steps_from_wrong_ones() -> None:
-    for seed in SEEDS:
-        graded = write_graded(seed, TARGET_AUTHOR)
-        *history, step = (read(text, graded.problem.last) for text in graded.segments)
-        assert is_valid(graded.problem, history, step) is (graded.grade > 4)
 
 
 def test_held_out_splits_share_no_question() -> None:
