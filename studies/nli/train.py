@@ -65,28 +65,13 @@ def build_nli_tokenizer() -> PreTrainedTokenizerFast:
 def build_nli_model(tokenizer: PreTrainedTokenizerFast) -> DebertaV2ForSequenceClassification:
     """A new model for pairs of `WINDOW` tokens, initialised so that it trains fast."""
     config = DebertaV2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=352,
-        max_position_embeddings=WINDOW,
-        type_vocab_size=2,
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
-        position_biased_input=False,
-        position_buckets=32,
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
-        conv_kernel_size=3,
-        conv_act="gelu",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        pooler_hidden_size=128,
-        pad_token_id=tokenizer.pad_token_id,
-        id2label=dict(enumerate(LABELS)),
+        vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=352,
+        max_position_embeddings=WINDOW, type_vocab_size=2, relative_attention=True, pos_att_type=["c2p", "p2c"],
+        position_biased_input=False, position_buckets=32, share_att_key=True, norm_rel_ebd="layer_norm",
+        conv_kernel_size=3, conv_act="gelu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        pooler_hidden_size=128, pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(LABELS)),
         label2id={label: index for index, label in enumerate(LABELS)},
-    )
+    )  # fmt: skip
     model = DebertaV2ForSequenceClassification(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:

@@ -17,12 +17,15 @@ from sklearn.metrics import roc_auc_score
 from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.documents import DELIMITER
+from semspec.demo.client import boxed
 from semspec.demo.problems import SPLITS
 from semspec.engine.conversation import turn_after
-from studies.pair.language import UNREADABLE, Problem, Solution, make_problem
-from studies.pair.train import Learner, tokenizer_of_pair
-from studies.pair.wording import MARK, read, write_document
+from studies.pair.documents import DELIMITER, write_document
+from studies.pair.problems import Problem, make_problem
+from studies.pair.reading import read
+from studies.pair.solutions import UNREADABLE, Solution
+from studies.pair.train import Learner
+from studies.pair.training import tokenizer_of_pair
 
 TOKENIZER = tokenizer_of_pair()
 
@@ -65,27 +68,24 @@ class Judged:
     before: tuple[str, ...]
     text: str
     is_right: bool
-    kinds: tuple[str, ...]
+    kinds: str
 
 
 def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
-    """Each segment as far as the answer can be followed, and whether the final answer is right."""
+    """Each segment as far as the answer can be followed, and whether the boxed answer is right, as a client sees it."""
+    is_right = boxed(segments[-1]) == str(problem.answer)
     solution, judged = Solution(problem.facts), list[Judged]()
     for index, segment in enumerate(segments):
         step = read(segment, problem.facts, solution.holder)
-        kinds: tuple[str, ...] = (
-            ("unreadable",) if step == UNREADABLE else tuple(str(claim[0]) for claim in step.claims)
-        )
+        kinds = ["unreadable"] if step == UNREADABLE else [str(claim[0]) for claim in step.claims]
         if step.corrects:
-            kinds = ("No", *kinds)
-        if step.claims[0][:1] == ("move",):
-            kinds = (*kinds, str(step.claims[0][1]))
-        judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), kinds))
-        if step.claims[0][0] == "answer":
-            return judged, step.claims[0][1] == problem.answer
-        if not solution.advance(step):
+            kinds = ["No", *kinds]
+        if step.claims[0][0] == "move":
+            kinds.append(str(step.claims[0][1]))
+        judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), " ".join(kinds)))
+        if step.claims[0][0] == "answer" or not solution.advance(step):
             break
-    return judged, False
+    return judged, is_right
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
             kind = str(step.claims[0][0]) + (str(step.claims[0][1]) if step.claims[0][0] == "move" else "")
             is_right = solution.is_right(step)
             assert solution.advance(step)
-            ids += TOKENIZER.encode(segment.replace(MARK, "") + DELIMITER, add_special_tokens=False)
+            ids += TOKENIZER.encode(segment + DELIMITER, add_special_tokens=False)
             places.append((len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}"))
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
         for place, name in places:
@@ -148,8 +148,8 @@ def main() -> None:
     for role, model in models.items():
         for temperature in (0.0, 0.6):
             found = [judge(p, a) for p, a in zip(problems, answers(model, problems, temperature), strict=True)]
-            wrong = Counter(" ".join(one.kinds) for judged, _ in found for one in judged if not one.is_right)
-            steps = Counter(" ".join(one.kinds) for judged, _ in found for one in judged)
+            wrong = Counter(one.kinds for judged, _ in found for one in judged if not one.is_right)
+            steps = Counter(one.kinds for judged, _ in found for one in judged)
             result[f"{role} {temperature}"] = {
                 "right": float(np.mean([is_right for _, is_right in found])),
                 "wrong steps": {name: f"{n}/{steps[name]}" for name, n in wrong.most_common(12)},

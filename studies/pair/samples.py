@@ -20,8 +20,9 @@ from transformers import DynamicCache, Qwen2ForCausalLM
 
 from semspec.demo.problems import SPLITS
 from studies.pair.gates import TOKENIZER, load, prompt_of
-from studies.pair.language import Problem, Solution, Step, make_problem
-from studies.pair.wording import read
+from studies.pair.problems import Problem, make_problem
+from studies.pair.reading import read
+from studies.pair.solutions import Solution, Step
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
 TEMPERATURES = 0.6, 1.0

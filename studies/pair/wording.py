@@ -1,4 +1,4 @@
-"""Wording: steps as text in the style that the prompt names, and the way back by an exact parser.
+"""Wording: steps as text in the style that the prompt names.
 
 A kind of claim has templates. In a template, `<slot>` is filled from synonyms, `{field}` from the claim, and `~` is a
 place where an adverb may stand: before what a claim is true by, so that where a wrong word could stand, many right and
@@ -8,12 +8,12 @@ rare ones could too. The style sets how far the choices spread; both models lear
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from studies.pair import language
-from studies.pair.language import MEN, UNREADABLE, WOMEN, Claim, Facts, Problem, Solution, Step
+from studies.pair.problems import WOMEN, Problem
+from studies.pair.solutions import Claim, Step
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "ball": ("the ball", "it", "this ball", "the one ball", "that ball", "our ball", "the round ball", "the game ball"),
@@ -25,7 +25,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
     "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
     "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
-    "gets": ("gets from", "takes from", "has from", "catches from", "receives from", "is served by"),
     "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
     "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
     "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
@@ -38,7 +37,7 @@ TEMPLATES: dict[int | str, tuple[str, ...]] = {
         "{whose} card is~~ <sign> than that of {other}",
         "{other} has one that is~~ <turned> than that of {whom}",
     ),
-    "next": ("{who} <passes>~~ {to}", "{to} <gets>~~ {whom}"),
+    "next": ("{who} <passes>~~ {to}",),
     "left": ("we <have>~~ {rounds} <left>",),
     "answer": ("<answer> \\boxed{{number}}",),
 }
@@ -62,7 +61,7 @@ TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eight
 MARK = "\0"
 """Stands, while a paragraph is written, before the word that names who has the ball after a move."""
 T = TypeVar("T")
-_TOKEN = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
+GAP = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class Writer:
 
     def _claim(self, claim: Claim, topic: int | None) -> str:
         """One sentence without its full stop; a pronoun may stand for `topic`."""
-        values = dict(zip(_NAMES[claim[0]], claim[1:], strict=True))
+        values = dict(zip(VALUES[claim[0]], claim[1:], strict=True))
         templates = TEMPLATES[claim[0]]
         template = self._pick(templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)])
 
@@ -141,7 +140,7 @@ class Writer:
                     return self._number(int(values["number"]))
             return str(values[name])
 
-        return _TOKEN.sub(fill, template)
+        return GAP.sub(fill, template)
 
     def _synonym(self, slot: str, values: dict[str, int | str]) -> str:
         if slot in ("sign", "turned"):
@@ -152,9 +151,9 @@ class Writer:
     def _person(self, person: int, case: str, topic: int | None) -> str:
         name = self.problem.facts.names[person]
         if person == topic:
-            pronoun = self._pick(("", _pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun))
-            if pronoun:
-                return pronoun
+            short = self._pick(("", pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun))
+            if short:
+                return short
         return f"{name}'s" if case == "whose" else name
 
     def _number(self, number: int) -> str:
@@ -177,157 +176,13 @@ def in_words(number: int) -> str:
     return TENS[number // 10] + (f"-{UNITS[number % 10]}" if number % 10 else "")
 
 
-def _pronoun(name: str, case: str) -> str:
+def pronoun(name: str, case: str) -> str:
     women = {"who": "she", "whom": "her", "whose": "her"}
     return women[case] if name in WOMEN else {"who": "he", "whom": "him", "whose": "his"}[case]
 
 
-_NAMES: dict[int | str, tuple[str, ...]] = {
+VALUES: dict[int | str, tuple[str, ...]] = {
     "start": ("person",), "move": ("passes", "person"), "card": ("person", "number"),
     "compare": ("person", "other", "sign"), "next": ("person", "to"), "left": ("rounds",),
     "answer": ("number",),
 }  # fmt: skip
-
-
-def read(text: str, facts: Facts, holder: int | None) -> Step:
-    """The meaning of a paragraph when `holder` has the ball; `UNREADABLE` where the grammar does not match."""
-    text = text.strip("\n ")
-    if text.startswith("</think>"):
-        match = _PATTERNS["answer"][0].fullmatch(text.removeprefix("</think>").strip("\n ").removesuffix("."))
-        return Step((("answer", int(match["number"])),)) if match else UNREADABLE
-    opener, _, rest = text.partition(" ")
-    if opener not in ("So", "No,") or not rest.endswith("."):
-        return UNREADABLE
-    claims: list[Claim] = []
-    for sentence in rest[:-1].split(". "):
-        claim = _read_claim(sentence[:1].lower() + sentence[1:], facts, holder) or _read_claim(sentence, facts, holder)
-        if claim is None:
-            return UNREADABLE
-        holder = int(claim[-1]) if claim[0] in ("start", "move") else holder
-        claims.append(claim)
-    return Step(tuple(claims), opener == "No,") if claims and len(claims) <= 3 else UNREADABLE
-
-
-def _read_claim(sentence: str, facts: Facts, holder: int | None) -> Claim | None:
-    for kind, patterns in _PATTERNS.items():
-        for pattern in patterns:
-            if kind != "answer" and (match := pattern.fullmatch(sentence)):
-                values = [_value(name, match, facts, holder) for name in _NAMES[kind]]
-                return None if None in values else cast(Claim, (kind, *values))
-    return None
-
-
-def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) -> int | str | None:
-    found = match.groupdict()
-    if name == "sign":
-        is_higher = (found.get("sign") or found["turned"]) in SLOTS["higher"]
-        return "higher" if is_higher == bool(found.get("sign")) else "lower"
-    if name == "person":
-        text = next(found[case] for case in ("person", "who", "whom", "whose") if found.get(case))
-        return _person_of(text.removesuffix("'s"), facts, holder)
-    if name in ("to", "other"):
-        return _person_of(found[name], facts, None)
-    if name in ("passes", "rounds"):
-        word = found[name].split(" ")[0]
-        return int(word) if word.isdigit() else UNITS.index(word)
-    return _NUMBERS.get(found[name]) if name == "number" else found[name]
-
-
-def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
-    if text in facts.names:
-        return facts.names.index(text)
-    is_his = holder is not None and text in {_pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")}
-    return holder if is_his else None
-
-
-def _numbers() -> Iterator[tuple[str, int]]:
-    for number in range(10, 101):
-        yield str(number), number
-        if number < 100:
-            yield in_words(number), number
-    for tens in range(1, 10):
-        for units in range(1, 10):
-            yield f"{UNITS[units]} short of {TENS[tens + 1]}", tens * 10 + 10 - units
-            yield f"{UNITS[units]} past {in_words(tens * 10)}", tens * 10 + units
-
-
-_NUMBERS = dict(_numbers())
-
-
-def _pattern(template: str) -> re.Pattern[str]:
-    def fill(match: re.Match[str]) -> str:
-        slot, name, place = match.groups()
-        if place:
-            return f"(?: (?:{'|'.join(ADVERBS)}))" + f"{{0,{len(place)}}}"
-        if slot in ("sign", "turned"):
-            return f"(?P<{slot}>{'|'.join(sorted(SLOTS['higher'] + SLOTS['lower'], key=len, reverse=True))})"
-        if slot:
-            return f"(?:{'|'.join(sorted(SLOTS[slot], key=len, reverse=True))})"
-        if name in ("who", "whom", "whose", "to", "other", "person"):
-            people = "|".join(WOMEN + MEN)
-            case = {"who": "|she|he", "whom": "|her|him"}.get(name, "")
-            return f"(?P<{name}>(?:{people})'s|her|his)" if name == "whose" else f"(?P<{name}>{people}{case})"
-        if name in ("passes", "rounds"):
-            noun = "pass(?:es)?" if name == "passes" else "rounds?"
-            return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
-        return rf"(?P<{name}>.+)"
-
-    return re.compile(_TOKEN.sub(fill, template))
-
-
-_PATTERNS = {
-    kind: [_pattern(template) for template in templates] for kind, templates in TEMPLATES.items() if kind != "answer"
-} | {"answer": [re.compile(rf"(?:{'|'.join(SLOTS['answer'])}) \\boxed\{{(?P<number>[0-9]+)\}}")]}
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A problem with a solution, which may contain mistakes."""
-
-    problem: Problem
-    steps: tuple[Step, ...]
-    segments: tuple[str, ...]
-    """With a `MARK` where the end of a move is named."""
-    is_learnt: tuple[bool, ...]
-    """Whether a segment is one to learn from: a planted mistake is not."""
-    holders: tuple[int | None, ...]
-    """Who has the ball before each step."""
-    log_probability: float
-    """Of all forms, given the meanings."""
-
-
-SLIP, CARE, PLANTED = 0.15, 0.9, 0.4
-"""Share of steps at which the author errs, of wrong steps that it corrects, and of steps of a mixed solution that are
-planted mistakes."""
-
-
-def write_document(seed: int, style: int | None = None, planted: float = 0.0) -> Document:
-    """Solve the problem of `seed`; mistakes are planted in this share of the steps, each of which is then corrected."""
-    problem = language.make_problem(seed, style)
-    rng = random.Random(f"document {seed} {style} {planted}")
-    solution, writer = Solution(problem.facts), Writer(problem, rng)
-    steps: list[Step] = []
-    segments: list[str] = []
-    learnt: list[bool] = []
-    holders: list[int | None] = []
-    while not solution.is_over:
-        options = solution.options(1.0 if planted else CARE)
-        step = rng.choices(list(options), list(options.values()))[0]
-        draw, mistakes = rng.random(), solution.mistakes(step)
-        if mistakes and draw < max(SLIP, planted):
-            step = rng.choice(_balanced(mistakes, rng))
-        holders.append(solution.holder)
-        segments.append(writer.write(step, solution.holder))
-        steps.append(step)
-        learnt.append(not (planted and mistakes and draw < planted))
-        followed = solution.advance(step)
-        assert followed, step
-    return Document(problem, tuple(steps), tuple(segments), tuple(learnt), tuple(holders), writer.log_probability)
-
-
-def _balanced(mistakes: list[Step], rng: random.Random) -> list[Step]:
-    """Mistakes of one kind of claim, each kind as likely."""
-    kinds: dict[object, list[Step]] = {}
-    for step in mistakes:
-        kinds.setdefault(tuple(claim[0] for claim in step.claims), []).append(step)
-    return kinds[rng.choice(list(kinds))]

@@ -1,4 +1,5 @@
-"""The language of the pair that needs its target: what is written is read back, and truth is what the facts say."""
+"""The demo language: what is written is read back, truth is what the facts say, texts teach what they should, and the
+tokenizer has what the strategies need."""
 
 import math
 import random
@@ -8,9 +9,13 @@ from itertools import pairwise
 import pytest
 from scipy.stats import chisquare
 
-from studies.pair.language import NUM_STYLES, UNREADABLE, Solution, Step, make_problem
-from studies.pair.train import NUM_HOPS, Text, Texts, tokenizer_of_pair
-from studies.pair.wording import MARK, Writer, read, write_document
+from studies.pair.documents import write_document
+from studies.pair.problems import NUM_STYLES, make_problem
+from studies.pair.reading import read
+from studies.pair.solutions import UNREADABLE, Solution, Step
+from studies.pair.training import tokenizer_of_pair
+from studies.pair.training_texts import NUM_HOPS, Text, Texts
+from studies.pair.wording import Writer
 
 
 @pytest.mark.parametrize("style", range(NUM_STYLES))
@@ -18,7 +23,7 @@ def test_written_steps_are_read_back(style: int) -> None:
     for seed in range(60):
         document = write_document(seed, style, planted=0.3)
         for step, segment, holder in zip(document.steps, document.segments, document.holders, strict=True):
-            assert read(segment.replace(MARK, ""), document.problem.facts, holder) == step, segment
+            assert read(segment, document.problem.facts, holder) == step, segment
 
 
 def test_a_style_changes_the_wording_and_nothing_else() -> None:

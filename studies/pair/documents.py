@@ -1,0 +1,71 @@
+"""Solved problems, with the author's mistakes: the training texts of the pair; and the way back from text."""
+
+import random
+from dataclasses import dataclass
+
+from studies.pair.problems import Problem, make_problem
+from studies.pair.solutions import Solution, Step
+from studies.pair.wording import MARK, Writer
+
+DELIMITER = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A problem with a solution, which may contain mistakes."""
+
+    problem: Problem
+    steps: tuple[Step, ...]
+    marked: tuple[str, ...]
+    """The segments, with a `MARK` where the end of a move is named."""
+    is_learnt: tuple[bool, ...]
+    """Whether a segment is one to learn from: a planted mistake is not."""
+    holders: tuple[int | None, ...]
+    """Who has the ball before each step."""
+    log_probability: float
+    """Of all forms, given the meanings."""
+
+    @property
+    def segments(self) -> list[str]:
+        return [segment.replace(MARK, "") for segment in self.marked]
+
+    @property
+    def solution(self) -> str:
+        return DELIMITER.join(self.segments)
+
+
+SLIP, CARE, PLANTED = 0.15, 0.9, 0.4
+"""Share of steps at which the author errs, of wrong steps that it corrects, and of steps of a mixed solution that are
+planted mistakes."""
+
+
+def write_document(seed: int, style: int | None = None, planted: float = 0.0) -> Document:
+    """Solve the problem of `seed`; mistakes are planted in this share of the steps, each of which is then corrected."""
+    problem = make_problem(seed, style)
+    rng = random.Random(f"document {seed} {style} {planted}")
+    solution, writer = Solution(problem.facts), Writer(problem, rng)
+    steps: list[Step] = []
+    segments: list[str] = []
+    learnt: list[bool] = []
+    holders: list[int | None] = []
+    while not solution.is_over:
+        options = solution.options(1.0 if planted else CARE)
+        step = rng.choices(list(options), list(options.values()))[0]
+        draw, mistakes = rng.random(), solution.mistakes(step)
+        if mistakes and draw < max(SLIP, planted):
+            step = rng.choice(_balanced(mistakes, rng))
+        holders.append(solution.holder)
+        segments.append(writer.write(step, solution.holder))
+        steps.append(step)
+        learnt.append(not (planted and mistakes and draw < planted))
+        followed = solution.advance(step)
+        assert followed, step
+    return Document(problem, tuple(steps), tuple(segments), tuple(learnt), tuple(holders), writer.log_probability)
+
+
+def _balanced(mistakes: list[Step], rng: random.Random) -> list[Step]:
+    """Mistakes of one kind of claim, each kind as likely."""
+    kinds: dict[object, list[Step]] = {}
+    for step in mistakes:
+        kinds.setdefault(tuple(claim[0] for claim in step.claims), []).append(step)
+    return kinds[rng.choice(list(kinds))]

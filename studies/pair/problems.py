@@ -1,0 +1,77 @@
+"""Problems of the demo language, each identified by an integer seed: a ring of people who pass a ball.
+
+Each of 8 or 9 people, whose cards differ in their tens, passes to one other, and the prompt tells who in a shuffled
+order. Rounds have one, two or four passes; four are hard, since three layers compute three at most.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+WOMEN = ("Ada", "Bea", "Cora", "Dina", "Ella", "Fay", "Gina", "Hana", "Ivy", "June", "Kate", "Lily")
+MEN = ("Abel", "Bob", "Carl", "Dan", "Emil", "Finn", "Gus", "Hugo", "Ivan", "Jack", "Karl", "Leo")
+NUM_STYLES = 4
+"""Styles of wording: the higher, the more a meaning's form varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """People by place in the ring; each passes to the next, the last to the first."""
+
+    names: tuple[str, ...]
+    cards: tuple[int, ...]
+    start: int
+    rounds: tuple[int, ...]
+    """Number of passes of each round."""
+
+    def after(self, person: int, passes: int) -> int:
+        return (person + passes) % len(self.names)
+
+    def tell_cards(self, people: Sequence[int]) -> str:
+        """The sentence of their cards. A number follows its person at once, which is quickly learnt to look up."""
+        return f"Cards: {', '.join(f'{self.names[one]} {self.cards[one]}' for one in people)}."
+
+    @property
+    def answer(self) -> int:
+        return self.cards[self.after(self.start, sum(self.rounds))]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question whose answer follows from its facts."""
+
+    seed: int
+    style: int
+    question: str
+    facts: Facts
+
+    @property
+    def answer(self) -> int:
+        return self.facts.answer
+
+
+def make_problem(seed: int, style: int | None = None) -> Problem:
+    """The problem of this seed; its style is drawn too unless it is given, and nothing else depends on it."""
+    rng = random.Random(seed)
+    drawn = rng.randrange(NUM_STYLES)
+    style = drawn if style is None else style
+    size = rng.randint(8, 9)
+    names = tuple(rng.sample(WOMEN + MEN, size))
+    num_rounds = rng.randint(3, 5)
+    hard = rng.sample(range(num_rounds), rng.choice((1, 1, 2)))
+    rounds = tuple(4 if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
+    cards = tuple(10 * tens + rng.randrange(10) for tens in rng.sample(range(1, 10), size))
+    facts = Facts(names, cards, rng.randrange(size), rounds)
+    return Problem(seed, style, " ".join(_told(facts, style, rng)), facts)
+
+
+def _told(facts: Facts, style: int, rng: random.Random) -> Iterator[str]:
+    people = range(len(facts.names))
+    yield f"Style {style}."
+    for person in rng.sample(people, len(people)):
+        yield f"{facts.names[person]} passes to {facts.names[facts.after(person, 1)]}."
+    yield facts.tell_cards(rng.sample(people, len(people)))
+    yield f"The ball starts with {facts.names[facts.start]}."
+    for number, passes in enumerate(facts.rounds, 1):
+        yield f"Round {number}: {passes} {'pass' if passes == 1 else 'passes'}."
+    yield "Which card has the ball at the end?"
