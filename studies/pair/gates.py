@@ -24,17 +24,15 @@ from studies.pair.documents import DELIMITER, write_document
 from studies.pair.problems import Problem, make_problem
 from studies.pair.reading import read
 from studies.pair.solutions import UNREADABLE, Solution
-from studies.pair.train import Learner
 from studies.pair.training import tokenizer_of_pair
 
 TOKENIZER = tokenizer_of_pair()
+MODELS = Path(__file__).with_name("models")
 
 
-def load(role: str, work: Path) -> Qwen2ForCausalLM:
-    """A trained model."""
-    learner = Learner(role, work)
-    learner.train(is_dry=True)
-    return learner.model.eval()
+def load(role: str, models: Path) -> Qwen2ForCausalLM:
+    """A trained model, in float32."""
+    return Qwen2ForCausalLM.from_pretrained(models / role, dtype=torch.float32).eval()
 
 
 def prompt_of(problem: Problem) -> str:
@@ -138,11 +136,11 @@ def token_cost(model: Qwen2ForCausalLM) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--work", type=Path, default=Path(".work/pair"))
+    parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--limit", type=int, default=200)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    models = {role: load(role, arguments.work) for role in ("target", "draft")}
+    models = {role: load(role, arguments.models) for role in ("target", "draft")}
     problems = [make_problem(seed) for seed in SPLITS["tune"][: arguments.limit]]
     result: dict[str, object] = {}
     for role, model in models.items():

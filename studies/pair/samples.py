@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
 from semspec.demo.problems import SPLITS
-from studies.pair.gates import TOKENIZER, load, prompt_of
+from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 from studies.pair.problems import Problem, make_problem
 from studies.pair.reading import read
 from studies.pair.solutions import Solution, Step
@@ -196,9 +196,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    models = {role: load(role, arguments.work).to(torch.bfloat16) for role in ROLES}
+    models = {role: load(role, MODELS).to(torch.bfloat16) for role in ROLES}
     folder = arguments.work / arguments.split
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for first in range(0, arguments.limit, QUESTIONS):
         file, seeds = folder / f"{first}.safetensors", SPLITS[arguments.split][first : first + QUESTIONS]
         if not file.exists():

@@ -48,7 +48,7 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.5, "claims": 0.15, "passes": 0.05, "look-ups": 0.05, "chats": 0.05, "checks": 0.2}
+WHOLE = {"solutions": 0.5, "claims": 0.15, "passes": 0.05, "chats": 0.1, "checks": 0.1, "grades": 0.1}
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {
@@ -62,6 +62,7 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(6, 2000, WHOLE, 0.005),
         Stage(12, 1200, WHOLE, 0.004, 24),
         Stage(24, 800, WHOLE, 0.003, 16),
+        Stage(24, 600, WHOLE, 0.003, 16),
     ),
     "draft": (
         Stage(SHALLOW, 1500, PLAIN, 0.003),

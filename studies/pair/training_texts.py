@@ -81,10 +81,7 @@ class Texts:
         """A text of the problem of this seed."""
         if make_problem(seed, 0).question in self._held_out:
             return self.chat(seed + 4_000_000, rng)
-        draw = rng.random()
-        if draw < 0.08:
-            return self.graded(write_document(seed, planted=0.5), rng)
-        return self._solution(write_document(seed, planted=PLANTED if draw < 0.45 else 0.0))
+        return self._solution(write_document(seed, planted=PLANTED if rng.random() < 0.45 else 0.0))
 
     def text(self, kind: str, seed: int, top: int, rng: random.Random) -> Text:
         """A text of one kind; `top`: most passes of a move in `passes`."""
@@ -99,6 +96,8 @@ class Texts:
                 return self._claims(make_problem(seed, 0), rng)
             case "claims":
                 return self._claims(make_problem(seed), rng)
+            case "grades":
+                return self.graded(write_document(seed, planted=0.5), rng)
             case "checks":
                 return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
@@ -170,6 +169,8 @@ class Texts:
                 self._add_marked(text, written[2:] + DELIMITER, not is_drill, way)
             is_judged = not mistakes
         self._open(text, "So", is_judged)
+        self._add(text, self._before(writer, start).removeprefix("So"), is_learnt=False)
+        self._add(text, writer.write(Step((("answer", facts.cards[start]),)), start), is_learnt=True)
         return text
 
     def _open(self, text: Text, word: str, is_learnt: bool) -> None:
