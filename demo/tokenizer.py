@@ -20,11 +20,7 @@ VOCABULARY_SIZE = 1024
 WINDOW = 4096
 PIECE = r" ?\p{L}+| ?\p{N}|</?think>\n*| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool['function'] | tojson }}\n{% endfor %}"
-    "Call: <tool_call>{name, arguments}</tool_call><|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}"
-    "{% for call in message['tool_calls'] or [] %}"
-    "<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n{% endif %}"
 )
 

@@ -124,38 +124,30 @@ class Journal:
             except Unavailable:
                 pass  # the next record or heartbeat retries
             except SemspecError as error:
-                self._refuse(error)
+                self._is_refused = True
+                self._degrade(error)
                 return
 
     async def _catch_up(self) -> bool:
         """Store what is missing; False if Redis does not answer."""
         async with self._storing:
             while self._missing and not self._is_refused:
-                try:
-                    await self._store.append(self._generation, self._fence, *self._missing[0])
-                    del self._missing[0]
-                except Cancelled:
-                    self.cancelled.set()
-                    return True
-                except Unavailable as error:
-                    self._degrade(error)
-                    return False
-                except SemspecError as error:
-                    self._refuse(error)
+                if not await self._try(self._store.append(self._generation, self._fence, *self._missing[0])):
+                    return self._is_refused or self.cancelled.is_set()
+                del self._missing[0]
         self.degraded = self._is_refused
         return True
 
-    async def _try(self, work: Awaitable[None]) -> None:
+    async def _try(self, work: Awaitable[None]) -> bool:
         try:
             await work
+            return True
         except Cancelled:
             self.cancelled.set()
         except SemspecError as error:
+            self._is_refused = not isinstance(error, Unavailable)
             self._degrade(error)
-
-    def _refuse(self, error: SemspecError) -> None:
-        self._is_refused = True
-        self._degrade(error)
+        return False
 
     def _degrade(self, error: SemspecError) -> None:
         if not self.degraded:
