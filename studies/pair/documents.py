@@ -1,4 +1,4 @@
-"""Solved problems, with the author's mistakes: the training texts of the pair; and the way back from text."""
+"""Solved problems, with the author's mistakes: the training texts of the pair."""
 
 import random
 from dataclasses import dataclass

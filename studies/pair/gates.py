@@ -24,10 +24,9 @@ from studies.pair.documents import DELIMITER, write_document
 from studies.pair.problems import Problem, make_problem
 from studies.pair.reading import read
 from studies.pair.solutions import UNREADABLE, Solution
-from studies.pair.training import tokenizer_of_pair
+from studies.pair.training import MODELS, tokenizer_of_pair
 
 TOKENIZER = tokenizer_of_pair()
-MODELS = Path(__file__).with_name("models")
 
 
 def load(role: str, models: Path) -> Qwen2ForCausalLM:

@@ -1,4 +1,4 @@
-"""Problems of the demo language, each identified by an integer seed: a ring of people who pass a ball.
+"""Problems of the pair's language, each identified by an integer seed: a ring of people who pass a ball.
 
 Each of 8 or 9 people, whose cards differ in their tens, passes to one other, and the prompt tells who in a shuffled
 order. Rounds have one, two or four passes; four are hard, since three layers compute three at most.

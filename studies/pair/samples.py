@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
 from semspec.demo.problems import SPLITS
-from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
+from studies.pair.gates import TOKENIZER, load, prompt_of
 from studies.pair.problems import Problem, make_problem
 from studies.pair.reading import read
 from studies.pair.solutions import Solution, Step
+from studies.pair.training import MODELS
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
 TEMPERATURES = 0.6, 1.0

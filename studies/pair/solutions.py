@@ -1,4 +1,4 @@
-"""Solutions of the demo language's problems, and the meaning of each step.
+"""Solutions of the language's problems, and the meaning of each step.
 
 A step is a paragraph of one to three claims: who has the ball after some passes, without those between; a card, a
 comparison, the next person, the rounds left. Its first word says whether the step before is right ("So") or wrong

@@ -1,4 +1,4 @@
-"""`python -m studies.pair.train base|draft|target`: train a bundled model from scratch. Resumable: run it again.
+"""`python -m studies.pair.train base|draft|target`: train a model of the pair from scratch. Resumable: run it again.
 
 Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
 what is looked up; so far draft and target are one model, the base. Then whole solutions in that style; then in all
@@ -213,7 +213,7 @@ class Learner:
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
-        second and third; as deep in a deeper model; near the last, whether a move ends rightly."""
+        second and third; as deep in a deeper model; near the last, whether a claim is right."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]

@@ -5,16 +5,17 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from semspec.demo import training
-from semspec.demo.tokenizer import build_tokenizer
 from semspec.demo.train_models import compiled
 from semspec.demo.wording import DRAFT_AUTHOR
+from semspec.engine.checkpoint import load_tokenizer
 
-__all__ = ["build_model", "compiled", "grow", "tokenizer_of_pair"]
+MODELS = Path(__file__).with_name("models")
+__all__ = ["MODELS", "build_model", "compiled", "grow", "tokenizer_of_pair"]
 
 
 def tokenizer_of_pair() -> PreTrainedTokenizerFast:
-    """The tokenizer of both models."""
-    return build_tokenizer(Path(__file__).with_name("tokenizer.json"))
+    """The tokenizer of both models, whose chat template shows tools."""
+    return load_tokenizer(str(MODELS / "draft"))
 
 
 def build_model(num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:

@@ -1,5 +1,4 @@
-"""The demo language: what is written is read back, truth is what the facts say, texts teach what they should, and the
-tokenizer has what the strategies need."""
+"""The pair's language: what is written is read back, truth is what the facts say, texts teach what they should."""
 
 import math
 import random
