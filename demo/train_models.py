@@ -214,7 +214,7 @@ class Learner:
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
-        second and third; as deep in a deeper model; near the last, whether a move ends rightly."""
+        second and third; as deep in a deeper model; near the last, whether a claim is right."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]

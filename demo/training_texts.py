@@ -37,7 +37,7 @@ class Text:
 class Batch:
     """Texts of one kind, padded: `ids`, `labels` and loss `weights`, `[texts, length]`; of each hop that is asked for,
     where (`rows`, `columns`) and `ways`, `[hops, NUM_HOPS]`, the people on the way, -1 after the last; `judged`,
-    `[ends, 3]`: row, column, word."""
+    `[stops, 3]`: row, column, word."""
 
     kind: str
     ids: np.ndarray
@@ -104,14 +104,9 @@ class Texts:
         return self.chat(seed, rng)
 
     def _other(self, chat: Chat) -> Text:
-        turns, tools = list(chat.messages), list(chat.tools) or None
-        prompt = self._tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True)
-        ids = self._ids(str(prompt))
-        text = Text(ids, [IGNORED] * len(ids))
+        text = self._begin(chat)
         self._add(text, chat.answer, is_learnt=True)
-        text.ids.append(self._tokenizer.eos_token_id)
-        text.labels.append(self._tokenizer.eos_token_id)
-        return text
+        return self._ended(text)
 
     def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
         """Ends of sixteen moves, no two alike, after a prompt of who passes to whom."""
@@ -208,9 +203,7 @@ class Texts:
                 else:
                     self._add(text, segment.replace(MARK, "") + DELIMITER, is_learnt=False)
             was_planted = not is_learnt
-        text.ids.append(self._tokenizer.eos_token_id)
-        text.labels.append(self._tokenizer.eos_token_id)
-        return text
+        return self._ended(text)
 
     def _way(self, facts: Facts, holder: int, claim: Claim) -> list[int]:
         """The tokens of the people on the right way of a move, the last of whom has the ball; none for other claims."""
@@ -245,11 +238,8 @@ class Texts:
         is_right = solution.is_right(document.steps[place])
         grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
         text = self._begin(document.problem.question)
-        self._add(
-            text,
-            "".join(segment + DELIMITER for segment in document.segments[: place + 1]),
-            is_learnt=False,
-        )
+        said = "".join(segment + DELIMITER for segment in document.segments[: place + 1])
+        self._add(text, said, is_learnt=False)
         turn = turn_after(self._tokenizer, QUESTION, PREFILL)
         text.ids += turn
         text.labels += [IGNORED] * len(turn)
@@ -257,10 +247,18 @@ class Texts:
         self._add(text, str(grade), is_learnt=True)
         return text
 
-    def _begin(self, question: str) -> Text:
-        messages = [{"role": "user", "content": question}]
-        ids = self._ids(str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+    def _begin(self, asked: str | Chat) -> Text:
+        """The prompt of a question, or of a chat."""
+        chat = Chat(({"role": "user", "content": asked},), "") if isinstance(asked, str) else asked
+        turns, tools = list(chat.messages), list(chat.tools) or None
+        prompt = self._tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True)
+        ids = self._ids(str(prompt))
         return Text(ids, [IGNORED] * len(ids))
+
+    def _ended(self, text: Text) -> Text:
+        text.ids.append(self._tokenizer.eos_token_id)
+        text.labels.append(self._tokenizer.eos_token_id)
+        return text
 
     def _add(self, text: Text, piece: str, is_learnt: bool) -> None:
         ids = self._ids(piece)

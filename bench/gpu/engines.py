@@ -15,7 +15,7 @@ from transformers import Qwen2Config
 
 from semspec.bench.gpu.record import Facts, Results, without_secrets
 from semspec.bench.gpu.shapes import Shape
-from semspec.commands.plan import GRAPH_BYTES, Model, read_model
+from semspec.commands.plan import Model, read_model
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.vllm.engine import VllmEngine, async_llm
@@ -120,9 +120,7 @@ def memory(model: Model, facts: Facts, num_gpus: int, batched: int) -> Iterator[
     yield "keys and values", kept_bytes, facts["kv_bytes"]
     if "used_bytes" in facts:
         yield "weights", model.weight_bytes(is_fp8=False) // num_gpus, facts["weights_bytes"]
-        fixed, without = (model.fixed_bytes(num_gpus, False, tokens) for tokens in (batched, 0))
-        yield "activations and graphs", fixed - without + GRAPH_BYTES * model.state_size, facts["activation_bytes"]
-        yield "all of a GPU", fixed + kept_bytes, facts["used_bytes"]
+        yield "all of a GPU", model.fixed_bytes(num_gpus, False, batched) + kept_bytes, facts["used_bytes"]
 
 
 @asynccontextmanager

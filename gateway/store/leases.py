@@ -56,8 +56,8 @@ async def cancel_tasks(*tasks: "asyncio.Task[None]") -> None:
 class Journal:
     """Stores a generation as long as its writer has the current fence.
 
-    After a failure nothing more is stored, so records have no gaps. Without Redis the generation continues as
-    `degraded`; it stops only when it is cancelled.
+    Without Redis the generation continues as `degraded`; it stops only when it is cancelled. What is missing then is
+    stored in its order when a heartbeat, or the end, finds Redis again, so records have no gaps.
     """
 
     def __init__(self, leases: "Leases", generation: str, cancelled: asyncio.Event, fence: int) -> None:
@@ -69,6 +69,10 @@ class Journal:
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_stored = True
         self._has_ended = False
+        self._missing: list[tuple[int, str]] = []
+        self._storing = asyncio.Lock()
+        self._is_refused = False
+        """Whether Redis does not take what is missing, though it answers."""
         self.degraded = False
         """Whether something is missing in Redis."""
 
@@ -87,14 +91,15 @@ class Journal:
 
     async def append(self, index: int, record: str) -> None:
         """Store the record of the next segment, as JSON."""
+        self._missing.append((index, record))
         if not self.degraded:
-            await self._try(self._store.append(self._generation, self._fence, index, record))
+            await self._catch_up()
 
     async def finish(self, status: str, **outcome: str) -> None:
         """Store the generation's outcome, if its beginning is stored."""
         self._stop()
         self._has_ended = True
-        if self._is_stored:
+        if self._is_stored and await self._catch_up():
             fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
             await self._try(self._store.finish(self._generation, self._fence, fields))
 
@@ -113,26 +118,41 @@ class Journal:
             await asyncio.sleep(interval_s)
             try:
                 await self._store.hold(self._generation, self._fence)
+                await self._catch_up()
             except Cancelled:
                 self.cancelled.set()
             except Unavailable:
                 pass  # the next record or heartbeat retries
             except SemspecError as error:
-                _log.warning("%s; this gateway no longer stores it", error.message)
-                self.degraded = True
+                self._is_refused = True
+                self._degrade(error)
                 return
 
-    async def _try(self, work: Awaitable[None]) -> None:
+    async def _catch_up(self) -> bool:
+        """Store what is missing; False if Redis does not answer."""
+        async with self._storing:
+            while self._missing and not self._is_refused:
+                if not await self._try(self._store.append(self._generation, self._fence, *self._missing[0])):
+                    return self._is_refused or self.cancelled.is_set()
+                del self._missing[0]
+        self.degraded = self._is_refused
+        return True
+
+    async def _try(self, work: Awaitable[None]) -> bool:
         try:
             await work
+            return True
         except Cancelled:
             self.cancelled.set()
         except SemspecError as error:
+            self._is_refused = not isinstance(error, Unavailable)
             self._degrade(error)
+        return False
 
     def _degrade(self, error: SemspecError) -> None:
+        if not self.degraded:
+            _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
         self.degraded = True
-        _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
 
 
 def stored_name(session: str, owner: str) -> str:

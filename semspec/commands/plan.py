@@ -19,10 +19,10 @@ from semspec.probes.probe import HIDDEN_SIZES
 
 USABLE = 0.98
 """Of a GPU's memory as it is sold, GiB: the rest is not shown to programs, or taken before they start."""
-GRAPH_BYTES = 2_530
+GRAPH_BYTES = 3_760
 """CUDA graphs that return all states, for each layer and dimension of the states."""
-PROCESS_BYTES = 300_000_000
-"""What a process takes beside tensors."""
+PROCESS_BYTES = 2_600_000_000
+"""What a process takes beside tensors: 1 GB at its start, later what its allocator keeps between reads."""
 NCCL_BYTES = 1_000_000_000
 """Assumed, for each process of several that share a model."""
 VERIFIER_BYTES = 1_500_000_000

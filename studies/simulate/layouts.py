@@ -18,13 +18,13 @@ from studies.simulate.workload import Workload
 SESSIONS = (1, 8, 32, 64)
 CONTEXTS = (2048, 8192)
 """Tokens of keys and values a session. The range is simulated with the first alone."""
-RANGE = tuple(product((0.78, 0.9), (20, 40), (2.0, 4.0)))
+RANGE = tuple(product((0.78, 0.9), (20, 40), (4.1, 5.0)))
 """Acceptance, tokens a segment, ms of a draft's step."""
-MIDDLE = (0.84, 30, 3.0)
+MIDDLE = (0.84, 30, 4.1)
 LAYOUTS = ("target, TP 2", "target, 2 replicas", "separate", "colocated", "colocated, 1 ms idle")
-FITTING: Mapping[str, int] = {"target, TP 2": 350_298, "target, 2 replicas": 106_662, "separate": 53_331}
+FITTING: Mapping[str, int] = {"target, TP 2": 329_623, "target, 2 replicas": 85_992, "separate": 42_996}
 """Tokens of keys and values on two GPUs of 80 GB, by the sums of `semspec plan`."""
-FITTING_COLOCATED = 237_341
+FITTING_COLOCATED = 213_937
 HEADER = (
     "paced, simulated: 2 x H100", "context", "sessions", "tokens/s", "of TP 2", "range", "tokens/s a GPU",
     "latency s, p50 / p95", "busy: draft / target", "bounded by",

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
 from semspec.types import Piece, Prompt
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import NO_REDIS, Gateway, GatewayFactory, RedisServer, assert_error
+from tests.gateway.support import GENEROUS_S, NO_REDIS, Gateway, GatewayFactory, RedisServer, assert_error
 
 
 @pytest.mark.parametrize("semspec", [{}, {"session": "any"}], ids=str)
@@ -56,6 +56,30 @@ async def test_generation_whose_end_redis_refused_is_not_running(
         await redis.config_set("maxmemory", 0)
     assert running.response.json()["semspec"]["degraded"] is True
     await gateway.status_becomes(running.id, "interrupted")
+
+
+async def test_what_redis_missed_is_stored_while_the_answer_goes_on(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
+    target = gateway.fakes.target
+
+    async def stored() -> list[int]:
+        return [segment["index"] for segment in (await gateway.stored(running.id, "/trace"))["segments"]]
+
+    async with Redis.from_url(mortal_redis.url) as redis, gateway.held(3) as running:
+        await redis.config_set("maxmemory", 1)
+        target.pause_at = 5
+        for step in (target.paused.clear, target.resume.set, target.resume.clear):
+            step()
+        await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
+        assert await stored() == [0, 1, 2]
+        await redis.config_set("maxmemory", 0)
+        async with asyncio.timeout(GENEROUS_S):
+            while await stored() != [0, 1, 2, 3, 4]:
+                await asyncio.sleep(0.05)
+    assert running.response.json()["semspec"]["degraded"] is False
+    assert len(await stored()) == NUM_SEGMENTS
 
 
 async def test_full_redis_forgets_ended_generations_before_running_ones(
