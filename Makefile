@@ -38,9 +38,9 @@ test: setup
 test-slow: setup
 	@$(BIN)/python -m pytest tests -m slow $(ARGS)
 
-## make fuzz         odd and grown requests of REST and gRPC, three times as many as make attack draws
+## make fuzz         odd and grown requests of REST and gRPC, ten minutes: ten times as many as make attack draws
 fuzz: setup
-	@$(BIN)/python -m tests.attacks --only REST,gRPC --share 3 --seed "$(SEED)" $(ARGS)
+	@$(BIN)/python -m tests.attacks --only REST,gRPC --share 10 --seed "$(SEED)" $(ARGS)
 
 ## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
 test-chaos: setup

@@ -63,7 +63,10 @@ H100 = replace(
 )
 """The engine over vLLM with states: 28.6 ms a token of the 32B, 39.3 ms a read of 20 tokens, 66.1 ms one of 128."""
 PLAIN = replace(
-    H100, fixed_ms=1.0, eager_ms=0.0, evidence="copies, products and a token are measured on one GPU (bench/results/gpu-h100)"
+    H100,
+    fixed_ms=1.0,
+    eager_ms=0.0,
+    evidence="copies, products and a token are measured on one GPU (bench/results/gpu-h100)",
 )
 """vLLM without states: 27.0 ms a token of the 32B."""
 

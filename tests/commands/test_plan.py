@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from semspec.cli import main
 from semspec.bench.gpu.__main__ import RESULTS
+from semspec.cli import main
 from semspec.commands.plan import read_model
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.stack.config import BUNDLED_PAIR
