@@ -22,9 +22,9 @@ from semspec.clustering.nli import EntailmentConfig, NliModel
 from semspec.demo.problems import SPLITS
 from semspec.demo.solutions import UNREADABLE
 from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
-from semspec.demo.trainer import Course, Trainer
 from semspec.engine.checkpoint import model_fingerprint
 from studies.nli.data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
+from studies.pair.trainer import Course, Trainer
 
 log = logging.getLogger("studies.nli.train")
 

@@ -12,15 +12,15 @@ from jsonschema import validate  # type: ignore[import-untyped]
 from scipy.stats import chisquare
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
-from semspec.demo.chats import write_chat
 from semspec.demo.documents import replay, write_document
 from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution, Step
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.training_texts import NUM_HOPS, Text, Texts
 from semspec.demo.wording import Writer
 from semspec.engine.conversation import option_ids, tools_flaw, turn_after
+from studies.pair.chats import write_chat
+from studies.pair.training_texts import NUM_HOPS, Text, Texts
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow

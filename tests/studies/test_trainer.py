@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semspec.demo.trainer import Course, Trainer
+from studies.pair.trainer import Course, Trainer
 
 pytestmark = pytest.mark.slow
 COURSE = Course(num_steps=130, matrix_learning_rate=0.02, learning_rate=0.01)

@@ -10,12 +10,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.chats import Chat, write_chat
 from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
 from semspec.demo.problems import MEN, SPLITS, WOMEN, Facts, Problem, make_problem
 from semspec.demo.solutions import Claim, Solution, Step
 from semspec.demo.wording import MARK, TENS, UNITS, Writer
 from semspec.engine.conversation import turn_after
+from studies.pair.chats import Chat, write_chat
 
 IGNORED = -100
 NUM_HOPS = 4

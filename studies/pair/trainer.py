@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-log = logging.getLogger("semspec.demo.trainer")
+log = logging.getLogger("studies.pair.trainer")
 
 Batch = TypeVar("Batch")
 

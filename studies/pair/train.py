@@ -1,4 +1,4 @@
-"""`python -m semspec.demo.train_models base|draft|target`: train a bundled model from scratch. Resumable: run it again.
+"""`python -m studies.pair.train base|draft|target`: train a bundled model from scratch. Resumable: run it again.
 
 Each skill alone first, in short prompts and the plainest style: passes, one to four, each to 98% before the next, then
 what is looked up; so far draft and target are one model, the base. Then whole solutions in that style; then in all
@@ -27,11 +27,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from semspec.demo.problems import MEN, WOMEN
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.trainer import Course, Trainer
-from semspec.demo.training import build_model, compiled, grow
-from semspec.demo.training_texts import IGNORED, NUM_HOPS, Batch, Texts, token_weights
+from studies.pair.trainer import Course, Trainer
+from studies.pair.training import build_model, compiled, grow
+from studies.pair.training_texts import IGNORED, NUM_HOPS, Batch, Texts, token_weights
 
-log = logging.getLogger("semspec.demo.train_models")
+log = logging.getLogger("studies.pair.train")
 
 
 @dataclass(frozen=True, slots=True)
