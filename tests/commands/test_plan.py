@@ -8,9 +8,10 @@ import pytest
 from safetensors import safe_open
 
 from semspec.bench.gpu.__main__ import RESULTS
+from semspec.bench.gpu.engines import memory
 from semspec.cli import main
 from semspec.commands.plan import read_model
-from semspec.engine.settings import ModelSettings, VllmOptions
+from semspec.engine.settings import ModelSettings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.training.files import read_json
 
@@ -36,9 +37,8 @@ def test_sums_are_those_of_a_run_on_an_h100(role: str, pair: list[str]) -> None:
     """bench/results/gpu-h100: what the processes took after all reads."""
     model = read_model(pair[1 if role == "draft" else -1])
     taken = read_json(RESULTS / "gpu-h100" / "gpu.json")["stages"][role]["facts"]["end"]
-    kept_bytes = taken["kv_tokens"] * model.token_bytes(1, is_fp8=False)
-    planned = model.fixed_bytes(1, False, VllmOptions().max_num_batched_tokens) + kept_bytes
-    assert kept_bytes == taken["kv_bytes"] and planned == pytest.approx(taken["used_bytes"], rel=0.04)
+    found = {what: measured / planned for what, planned, measured in memory(model, taken, 1, 2048)}
+    assert len(found) == 3 and found == pytest.approx(dict.fromkeys(found, 1.0), rel=0.04)
 
 
 def test_parameters_are_those_of_the_checkpoint() -> None:
