@@ -71,63 +71,65 @@ class Prefix:
         states = torch.stack([layer[:, -1] for layer in out.hidden_states[1:]], 1)
         return cls(out.past_key_values, mask, out.logits[:, -1].float(), states)
 
-    def rows(self, rows: Tensor) -> tuple[DynamicCache, Tensor]:
-        """A copy of the keys and values of these rows, and their mask."""
+    def row(self, index: int) -> DynamicCache:
+        """A copy of one context's keys and values."""
         copied = deepcopy(self.cache)
-        copied.batch_select_indices(rows)
-        return copied, self.mask[rows]
+        copied.batch_select_indices(torch.tensor([index]))
+        return copied
 
 
 def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float) -> list[list[int]]:
-    """`count` segments for each context, those of the first context first."""
-    rows = torch.arange(len(prefix.mask)).repeat_interleave(count)
-    cache, mask = prefix.rows(rows)
-    logits, positions = prefix.logits[rows], mask.sum(1)
+    """`count` segments for each context, those of the first context first. A context's samples are one row, in which
+    each sees the context and its own tokens."""
+    cache, own = deepcopy(prefix.cache), torch.eye(count, dtype=torch.bool)
+    shape = len(prefix.mask), 1, count
+    mask = prefix.mask.bool()[:, None, None].expand(*shape, -1)
+    logits, positions = prefix.logits[:, None].expand(-1, count, -1), prefix.mask.sum(1, keepdim=True).expand(-1, count)
     written: list[Tensor] = []
-    is_over = torch.zeros(len(rows), dtype=torch.bool)
+    is_over = torch.zeros(len(prefix.mask), count, dtype=torch.bool)
     ends = torch.tensor(sorted(ENDS))
     for _ in range(LONGEST):
-        token = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
+        token = torch.multinomial((logits / temperature).softmax(-1).flatten(0, 1), 1).view(is_over.shape)
         written.append(torch.where(is_over, -1, token))
         is_over |= torch.isin(token, ends)
         if is_over.all():
             break
-        mask = torch.cat([mask, torch.ones(len(rows), 1, dtype=mask.dtype)], 1)
-        out = model(input_ids=token[:, None], attention_mask=mask, position_ids=positions[:, None],
-                    past_key_values=cache, use_cache=True)  # fmt: skip
-        logits, positions = out.logits[:, -1].float(), positions + 1
-    return [[int(one) for one in row if one >= 0] for row in torch.stack(written, 1)]
+        mask = torch.cat([mask, own.expand(*shape, count)], 3)
+        out = model(input_ids=token, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        logits, positions = out.logits.float(), positions + 1
+    return [[int(one) for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1)]
 
 
-def look(
-    model: Qwen2ForCausalLM, prefix: Prefix, rows: Sequence[int], segments: Sequence[Sequence[int]]
-) -> dict[str, Tensor]:
-    """What a model computes of segments after the contexts `rows`: by token, at each temperature, log-probability,
+def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """What a model computes of segments after the context `index`: by token, at each temperature, log-probability,
     entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the last token, their
-    mean and maximum, `[segments, layers * hidden]`."""
-    chosen = torch.tensor(rows)
-    cache, mask = prefix.rows(chosen)
-    ids = torch.tensor([list(one) + [0] * (LONGEST - len(one)) for one in segments])[:, : max(map(len, segments))]
-    lengths = torch.tensor([len(one) for one in segments])
-    own = torch.arange(ids.shape[1]) < lengths[:, None]
-    positions = mask.sum(1, keepdim=True) + torch.arange(ids.shape[1])
-    out = model(input_ids=ids, attention_mask=torch.cat([mask, own.to(mask.dtype)], 1), position_ids=positions,
-                past_key_values=cache, use_cache=True, output_hidden_states=True)  # fmt: skip
-    logits = torch.cat([prefix.logits[chosen][:, None], out.logits[:, :-1].float()], 1)
-    statistics = torch.zeros(len(segments), len(TEMPERATURES), LONGEST, 4)
-    for index, temperature in enumerate(TEMPERATURES):
+    mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
+    lengths = [len(one) for one in segments]
+    ids = torch.tensor([token for one in segments for token in one])
+    of = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))
+    place = torch.cat([torch.arange(length) for length in lengths])
+    own = (of[:, None] == of) & (place[:, None] >= place)
+    mask = torch.cat([prefix.mask[index].bool().expand(len(ids), -1), own], 1)
+    out = model(input_ids=ids[None], attention_mask=mask[None, None], use_cache=True, output_hidden_states=True,
+                position_ids=(prefix.mask[index].sum() + place)[None], past_key_values=prefix.row(index))  # fmt: skip
+    logits = torch.where(place[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0))
+    statistics: list[Tensor] = []
+    for temperature in TEMPERATURES:
         logs = (logits / temperature).log_softmax(-1)
-        mine = logs.gather(2, ids[..., None])
-        top = logs.topk(2).values
-        each = [mine, -(logs.exp() * logs).sum(-1, keepdim=True), (logs > mine).sum(-1, keepdim=True).log1p(),
-                top[..., :1] - top[..., 1:]]  # fmt: skip
-        statistics[:, index, : ids.shape[1]] = torch.cat(each, 2) * own[..., None]
-    states = torch.stack(out.hidden_states[1:], 2).float()  # [segments, length, layers, hidden]
-    last = states[torch.arange(len(segments)), lengths - 1]
-    mean = (states * own[..., None, None]).sum(1) / lengths[:, None, None]
-    most = states.masked_fill(~own[..., None, None], -1e4).amax(1)
-    pooled = {"last": last, "mean": mean, "max": most, "before": prefix.states[chosen].float()}
-    return {"statistics": statistics} | {name: value.flatten(1) for name, value in pooled.items()}
+        mine, top = logs.gather(1, ids[:, None]), logs.topk(2).values
+        each = [mine, -(logs.exp() * logs).sum(1, keepdim=True), (logs > mine).sum(1, keepdim=True).log1p(),
+                top[:, :1] - top[:, 1:]]  # fmt: skip
+        statistics.append(torch.cat(each, 1))
+    by_token = torch.zeros(len(segments), len(TEMPERATURES), LONGEST, 4)
+    by_token[of, :, place] = torch.stack(statistics, 1)
+    states = torch.stack(out.hidden_states[1:], 2)[0].float().flatten(1).split(lengths)
+    return {
+        "statistics": by_token,
+        "last": torch.stack([one[-1] for one in states]),
+        "mean": torch.stack([one.mean(0) for one in states]),
+        "max": torch.stack([one.amax(0) for one in states]),
+        "before": prefix.states[index].float().flatten().expand(len(segments), -1),
+    }
 
 
 def walk(models: dict[str, Qwen2ForCausalLM], problems: Sequence[Problem], rng: random.Random) -> list[Place]:
@@ -170,10 +172,9 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
             of_place.setdefault(tuple(segment), np.zeros(4, np.int16))[column] += 1
     rows = [(index, segment, own) for index, of_place in enumerate(counts) for segment, own in of_place.items()]
     found: dict[str, list[np.ndarray]] = {}
-    for first in range(0, len(rows), 512):
-        some = rows[first : first + 512]
+    for index, of_place in enumerate(counts):
         for role, model in models.items():
-            for name, value in look(model, prefixes[role], [r[0] for r in some], [r[1] for r in some]).items():
+            for name, value in look(model, prefixes[role], index, list(of_place)).items():
                 if role == "target" or name in ("mean", "statistics"):
                     found.setdefault(f"{role}_{name}", []).append(value.numpy().astype(np.float16))
     meanings = [places[index].meaning(segment) for index, segment, _ in rows]
