@@ -115,8 +115,9 @@ def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence
     for temperature in TEMPERATURES:
         logs = (logits / temperature).log_softmax(-1)
         mine, top = logs.gather(1, ids[:, None]), logs.topk(2).values
-        statistics.append(torch.cat([mine, -(logs.exp() * logs).sum(1, keepdim=True),
-                                     (logs > mine).sum(1, keepdim=True).log1p(), top[:, :1] - top[:, 1:]], 1))  # fmt: skip
+        each = [mine, -(logs.exp() * logs).sum(1, keepdim=True), (logs > mine).sum(1, keepdim=True).log1p(),
+                top[:, :1] - top[:, 1:]]  # fmt: skip
+        statistics.append(torch.cat(each, 1))
     by_token = torch.zeros(len(segments), len(TEMPERATURES), LONGEST, 4)
     by_token[of, :, place] = torch.stack(statistics, 1)
     states = torch.stack(out.hidden_states[1:], 2)[0].float().flatten(1).split(lengths)
