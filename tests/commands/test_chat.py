@@ -15,11 +15,9 @@ import pytest
 from semspec.commands.screen import Screen
 from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live, command, semspec
 from tests.records import record
+from tests.stack.support import LONG_QUESTION
 
 pytestmark = pytest.mark.slow
-LONG_QUESTION = " ".join(
-    ["Tom has pens: 90.", *(f"Day {day}: Tom loses 3 pens." for day in range(1, 16)), "How many pens does Tom have?"]
-)
 
 
 def read_until(terminal: int, pattern: str) -> str:

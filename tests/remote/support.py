@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Target
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.remote.client import Api, Server, connect
@@ -13,10 +14,7 @@ from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingP
 from tests.fakes import collected
 from tests.remote.servers import NAME, Script, serving
 
-PROMPT = (
-    "Sara has books: 38. Day 1: Sara buys 9 books. Day 2: Sara reads. Day 3: Sara loses 6 books. "
-    "How many books does Sara have now?\n\n<think>\n\n"
-)
+PROMPT = f"{make_problem(SPLITS['tune'][0]).question}\n\n<think>\n\n"
 PARAGRAPH = GenerationParams(SamplingParams(0.6, 0.9, 5, seed=2**64 - 1))
 TO_THE_END = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=300)
 

@@ -16,7 +16,7 @@ from tests.remote.support import Local
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.parametrize("api", get_args(Api))]
 
-STEP = "On day 1, Sara gets 9 extra books."
+STEP = "So after 2 passes Ivy has the ball."
 
 
 async def sampled(

@@ -19,7 +19,7 @@ from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, segments
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 every_api = pytest.mark.parametrize("api", get_args(Api))
-STEP = "On day 1, Sara gets 9 extra books, hence the number comes to 38 + 9 = 47 at the moment."
+STEP = "So after 2 passes Ivy has the ball. Ivy shows 28. Ivy's card is lower than that of Abel."
 
 
 @every_api

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.records import SegmentTrace
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions
@@ -26,9 +27,7 @@ SEGMENTS = "semspec:{{{}}}:segments"
 """Key in Redis of a generation's segments."""
 
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
-_HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 pens", "reads")
-_DAYS = " ".join(f"Day {day}: Tom {_HAPPENINGS[day % 6]}." for day in range(1, 13))
-LONG_QUESTION = f"Tom has pens: 31. {_DAYS} How many pens does Tom have now?"
+LONG_QUESTION = max((make_problem(seed).question for seed in SPLITS["tune"][:20]), key=len)
 """Answered by the bundled pair in some ten segments."""
 
 Json = dict[str, Any]
