@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from tests.gateway.support import chunks, eventually
-from tests.stack.support import records_of
+from tests.stack.support import LONG_QUESTION, records_of
 from tests.test_observability.collector import Received, collecting, named
 from tests.test_observability.conftest import Observed
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
-QUESTION = "Tom has marbles: 47. Day 1: Tom sells 16 marbles. Day 2: Tom finds 25 marbles. How many marbles?"
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVICES = {"semspec-gateway", "semspec-draft", "semspec-target", "semspec-verifier"}
 ROUTE = "POST /v1/chat/completions"
@@ -20,7 +19,7 @@ ROUTE = "POST /v1/chat/completions"
 
 async def ask(observed: Observed, trace_id: str = TRACE_ID, **fields: Any) -> list[str]:
     """Ask as a client that is traced itself; the texts of the answer's segments."""
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": QUESTION}], "seed": 5, **fields}
+    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": LONG_QUESTION}], "seed": 5, **fields}
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
     response = await observed.http.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 200
@@ -79,7 +78,7 @@ async def test_no_span_holds_words_of_the_prompt_or_the_answer(observed: Observe
     trace_id = TRACE_ID[::-1]
     segments = await ask(observed, trace_id, semspec={"trace": True, "rewrite": "token-level"})
     await trace_of(observed, trace_id)
-    said = [QUESTION, *segments]
+    said = [LONG_QUESTION, *segments]
     for body in observed.collector.bodies:
         assert not any(text.strip().encode() in body for text in said)
 
