@@ -1,7 +1,7 @@
 """Problems of the demo language, each identified by an integer seed: a ring of people who pass a ball.
 
 Each of 8 or 9 people, whose cards differ in their tens, passes to one other, and the prompt tells who in a shuffled
-order. Rounds have one, two or four passes; four are hard, since three layers compute three at most.
+order. Rounds have one or two passes, and one has four, which is hard: three layers compute three at most.
 """
 
 import random
@@ -65,9 +65,9 @@ def make_problem(seed: int, style: int | None = None) -> Problem:
     style = drawn if style is None else style
     size = rng.randint(8, 9)
     names = tuple(rng.sample(WOMEN + MEN, size))
-    num_rounds = rng.randint(3, 5)
-    hard = rng.sample(range(num_rounds), rng.choice((1, 1, 2)))
-    rounds = tuple(4 if index in hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
+    num_rounds = rng.randint(5, 8)
+    hard = rng.randrange(num_rounds)
+    rounds = tuple(4 if index == hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
     cards = tuple(10 * tens + rng.randrange(10) for tens in rng.sample(range(1, 10), size))
     facts = Facts(names, cards, rng.randrange(size), rounds)
     return Problem(seed, style, " ".join(_told(facts, style, rng)), facts)

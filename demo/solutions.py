@@ -28,7 +28,7 @@ class Step:
 
 UNREADABLE = Step((("left", "unreadable"),))
 REMARKS: dict[str, float] = {"next": 0.6, "left": 0.4}
-EXTRAS: dict[Claim, float] = {(): 0.45, ("card",): 0.3, ("card", "compare"): 0.25}
+EXTRAS: dict[Claim, float] = {(): 0.15, ("card",): 0.3, ("card", "compare"): 0.55}
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Solution:
     def _onward(self) -> Iterator[tuple[Step, float]]:
         assert self.holder is not None
         free = {kind: p for kind, p in REMARKS.items() if self._may_remark(kind)}
-        share = 0.4 if free else 0.0
+        share = 0.25 if free else 0.0
         for kind, weight in free.items():
             if share:
                 yield Step((self._remark(kind),)), share * weight / sum(free.values())

@@ -69,12 +69,6 @@ class Prefix:
         states = torch.stack([layer[:, -1] for layer in out.hidden_states[1:]], 1)
         return cls(out.past_key_values, mask, out.logits[:, -1].float(), states)
 
-    def row(self, index: int) -> DynamicCache:
-        """A copy of one context's keys and values."""
-        copied = deepcopy(self.cache)
-        copied.batch_select_indices(torch.tensor([index]))
-        return copied
-
 
 def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float) -> list[list[int]]:
     """`count` segments for each context, those of the first context first. A context's samples are one row, in which
@@ -107,9 +101,10 @@ def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence
     of = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))
     place = torch.cat([torch.arange(length) for length in lengths])
     own = (of[:, None] == of) & (place[:, None] >= place)
+    cache = DynamicCache([(one.keys[index, None], one.values[index, None]) for one in prefix.cache.layers])
     mask = torch.cat([prefix.mask[index].bool().expand(len(ids), -1), own], 1)
     out = model(input_ids=ids[None], attention_mask=mask[None, None], use_cache=True, output_hidden_states=True,
-                position_ids=(prefix.mask[index].sum() + place)[None], past_key_values=prefix.row(index))  # fmt: skip
+                position_ids=(prefix.mask[index].sum() + place)[None], past_key_values=cache)  # fmt: skip
     logits = torch.where(place[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0))
     statistics: list[Tensor] = []
     for temperature in TEMPERATURES:
