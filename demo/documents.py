@@ -35,7 +35,7 @@ class Document:
         return DELIMITER.join(self.segments)
 
 
-SLIP, CARE, PLANTED = 0.15, 0.9, 0.4
+SLIP, CARE, PLANTED = 0.05, 0.9, 0.4
 """Share of steps at which the author errs, of wrong steps that it corrects, and of steps of a mixed solution that are
 planted mistakes."""
 

@@ -65,7 +65,7 @@ def make_problem(seed: int, style: int | None = None) -> Problem:
     style = drawn if style is None else style
     size = rng.randint(8, 9)
     names = tuple(rng.sample(WOMEN + MEN, size))
-    num_rounds = rng.randint(5, 8)
+    num_rounds = rng.randint(6, 9)
     hard = rng.randrange(num_rounds)
     rounds = tuple(4 if index == hard else rng.choice((1, 1, 2)) for index in range(num_rounds))
     cards = tuple(10 * tens + rng.randrange(10) for tens in rng.sample(range(1, 10), size))

@@ -28,7 +28,7 @@ class Step:
 
 UNREADABLE = Step((("left", "unreadable"),))
 REMARKS: dict[str, float] = {"next": 0.6, "left": 0.4}
-EXTRAS: dict[Claim, float] = {(): 0.15, ("card",): 0.3, ("card", "compare"): 0.55}
+EXTRAS: dict[Claim, float] = {(): 0.1, ("card",): 0.2, ("card", "next"): 0.6, ("card", "compare"): 0.1}
 
 
 @dataclass(slots=True)
@@ -72,6 +72,8 @@ class Solution:
                 claims.append(("card", to, self.facts.cards[to]))
             if "compare" in kinds:
                 claims.append(("compare", to, self.holder, self._sign(to, self.holder)))
+            if "next" in kinds:
+                claims.append(("next", to, self.facts.after(to, 1)))
             yield Step(tuple(claims)), (1 - share) * weight
 
     def _may_remark(self, kind: str) -> bool:
@@ -198,6 +200,8 @@ class Solution:
                 made.append(("card", person, self.facts.cards[person]))
             elif claim[0] == "compare" and person != claim[2]:
                 made.append(("compare", person, claim[2], self._sign(person, int(claim[2]))))
+            elif claim[0] == "next":
+                made.append(("next", person, self.facts.after(person, 1)))
         return tuple(made)
 
     def _wrong(self, claim: Claim) -> list[Claim]:
