@@ -59,8 +59,7 @@ class Solution:
         free = {kind: p for kind, p in REMARKS.items() if self._may_remark(kind)}
         share = 0.25 if free else 0.0
         for kind, weight in free.items():
-            if share:
-                yield Step((self._remark(kind),)), share * weight / sum(free.values())
+            yield Step((self._remark(kind),)), share * weight / sum(free.values())
         if self.num_rounds == len(self.facts.rounds):
             yield Step((("answer", self.facts.cards[self.holder]),)), 1 - share
             return

@@ -62,12 +62,12 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(6, 2000, WHOLE, 0.005),
         Stage(12, 1200, WHOLE, 0.004, 24),
         Stage(24, 800, WHOLE, 0.003, 16),
-        *(2 * (Stage(24, 600, WHOLE, 0.003, 16),)),
+        *[Stage(24, 600, WHOLE, 0.003, 16)] * 2,
     ),
     "draft": (
         Stage(SHALLOW, 1500, PLAIN, 0.003),
         Stage(SHALLOW, 3000, WHOLE, 0.005),
-        *(2 * (Stage(SHALLOW, 400, WHOLE, 0.003),)),
+        *[Stage(SHALLOW, 400, WHOLE, 0.003)] * 2,
     ),
 }
 
