@@ -40,8 +40,8 @@ SLIP, CARE, PLANTED = 0.05, 0.9, 0.4
 planted mistakes."""
 
 
-def write_document(seed: int, style: int | None = None, planted: float = 0.0) -> Document:
-    """Solve the problem of `seed`; mistakes are planted in this share of the steps, each of which is then corrected."""
+def write_document(seed: int, style: int | None = None, planted: float = 0.0, care: float = 1.0) -> Document:
+    """Solve the problem of `seed`; mistakes are planted in this share of the steps; of those, `care` is corrected."""
     problem = make_problem(seed, style)
     rng = random.Random(f"document {seed} {style} {planted}")
     solution, writer = Solution(problem.facts), Writer(problem, rng)
@@ -50,7 +50,7 @@ def write_document(seed: int, style: int | None = None, planted: float = 0.0) ->
     learnt: list[bool] = []
     holders: list[int | None] = []
     while not solution.is_over:
-        options = solution.options(1.0 if planted else CARE)
+        options = solution.options(care if planted else CARE)
         step = rng.choices(list(options), list(options.values()))[0]
         draw, mistakes = rng.random(), solution.mistakes(step)
         if mistakes and draw < max(SLIP, planted):

@@ -28,7 +28,7 @@ class Step:
 
 UNREADABLE = Step((("left", "unreadable"),))
 REMARKS: dict[str, float] = {"next": 0.6, "left": 0.4}
-EXTRAS: dict[Claim, float] = {(): 0.1, ("card",): 0.2, ("card", "next"): 0.6, ("card", "compare"): 0.1}
+EXTRAS: dict[Claim, float] = {(): 0.05, ("card",): 0.15, ("card", "next"): 0.7, ("card", "compare"): 0.1}
 
 
 @dataclass(slots=True)
@@ -57,10 +57,9 @@ class Solution:
     def _onward(self) -> Iterator[tuple[Step, float]]:
         assert self.holder is not None
         free = {kind: p for kind, p in REMARKS.items() if self._may_remark(kind)}
-        share = 0.25 if free else 0.0
+        share = 0.2 if free else 0.0
         for kind, weight in free.items():
-            if share:
-                yield Step((self._remark(kind),)), share * weight / sum(free.values())
+            yield Step((self._remark(kind),)), share * weight / sum(free.values())
         if self.num_rounds == len(self.facts.rounds):
             yield Step((("answer", self.facts.cards[self.holder]),)), 1 - share
             return

@@ -49,7 +49,7 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.5, "claims": 0.15, "passes": 0.05, "chats": 0.1, "checks": 0.1, "grades": 0.1}
+WHOLE = {"solutions": 0.5, "claims": 0.1, "passes": 0.05, "chats": 0.1, "checks": 0.1, "grades": 0.15}
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {
@@ -63,12 +63,14 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(6, 2000, WHOLE, 0.005),
         Stage(12, 1200, WHOLE, 0.004, 24),
         Stage(24, 800, WHOLE, 0.003, 16),
-        *(3 * (Stage(24, 600, WHOLE, 0.003, 16),)),
+        *[Stage(24, 600, WHOLE, 0.003, 16)] * 3,
+        Stage(36, 1200, WHOLE, 0.005, 16),
     ),
     "draft": (
         Stage(SHALLOW, 1500, PLAIN, 0.003),
         Stage(SHALLOW, 3000, WHOLE, 0.005),
-        *(3 * (Stage(SHALLOW, 400, WHOLE, 0.003),)),
+        *[Stage(SHALLOW, 400, WHOLE, 0.003)] * 3,
+        Stage(SHALLOW, 800, WHOLE, 0.003),
     ),
 }
 
@@ -214,7 +216,7 @@ class Learner:
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
         """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
-        second and third; as deep in a deeper model; near the last, whether a claim is right."""
+        second and third; as deep in a model of up to 24; near the last, whether a claim is right."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]
@@ -223,7 +225,7 @@ class Learner:
         for hop in range(1, NUM_HOPS + 1):
             some = batch.ways[:, hop - 1] >= 0
             asked.append((hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1]))
-        asked = [(layer * max(depth // 6, 1), *where) for layer, *where in asked]
+        asked = [(layer * max(min(depth, 24) // 6, 1), *where) for layer, *where in asked]
         asked.append((depth * 11 // 12, *batch.judged.T))
         for layer, rows, columns, wanted in asked:
             if layer < depth and wanted.size:

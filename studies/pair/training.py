@@ -78,11 +78,10 @@ def grow(shallow: Qwen2ForCausalLM, deep: Qwen2ForCausalLM) -> None:
 
 @contextmanager
 def compiled(model: Qwen2ForCausalLM) -> Iterator[None]:
-    """Compiled layers, if there is g++, and on a CPU our attention, which together take less than half the time."""
+    """On a CPU our attention and, if there is g++, compiled layers, which together take less than half the time."""
     if model.device.type == "cpu":
         model.set_attn_implementation("semspec_training")
-    if shutil.which("g++"):
-        for layer in model.model.layers:
+        for layer in model.model.layers if shutil.which("g++") else ():
             layer.compile(dynamic=True)
     yield
     model.set_attn_implementation("sdpa")

@@ -96,7 +96,7 @@ class Texts:
             case "claims":
                 return self._claims(make_problem(seed), rng)
             case "grades":
-                return self.graded(write_document(seed, planted=0.5), rng)
+                return self.graded(write_document(seed, planted=0.4, care=0.4), rng)
             case "checks":
                 return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
