@@ -92,8 +92,8 @@ def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     assert (option(on_cpu, "--port"), option(on_cpu, "--max-model-len")) == ("4711", "4096")
     assert option(on_cpu, "--dtype") == "float32"
     assert not any("eager" in one for one in on_cpu), "compiled, as vLLM is by default"
-    # Two windows of keys and values: 24 layers of 128 numbers.
-    assert int(option(on_cpu, "--kv-cache-memory-bytes")) == 2 * 4096 * 24 * 2 * 128 * 4
+    # Two windows of keys and values: 36 layers of 128 numbers.
+    assert int(option(on_cpu, "--kv-cache-memory-bytes")) == 2 * 4096 * 36 * 2 * 128 * 4
     on_gpu = Site(BUNDLED_PAIR, python, True, tmp_path).command(parse("vllm/target"), 4711)
     assert option(on_gpu, "--dtype") == "bfloat16"
 

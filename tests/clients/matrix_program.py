@@ -258,8 +258,8 @@ def lm_eval(url: str, key: str, model: str) -> Capabilities:
 
     def chat() -> str:
         [task] = re.findall(r"```yaml\n(task: .*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
-        files = {"coins.yaml": task, "coins.jsonl": json.dumps({"question": QUESTION, "answer": "56"})}
-        options = "--model local-chat-completions --tasks coins --include_path . --apply_chat_template --log_samples"
+        files = {"cards.yaml": task, "cards.jsonl": json.dumps({"question": QUESTION, "answer": "56"})}
+        options = "--model local-chat-completions --tasks cards --include_path . --apply_chat_template --log_samples"
         server = ["--output_path", ".", "--model_args", f"model={model},base_url={url}/v1/chat/completions"]
         return str(harness(key, files, "samples*.jsonl", "lm_eval", "run", *options.split(), *server)["resps"][0][0])
 
