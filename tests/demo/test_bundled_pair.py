@@ -54,7 +54,7 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     assert card["tokenizer"] == tokenizer_fingerprint(load_tokenizer(str(BUNDLED_PAIR / role)))
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"
-    assert metrics["auroc"] >= 0.95 and metrics["wrong_accepted_at_95_right"] <= 0.1
+    assert metrics["auroc"] >= 0.95 and metrics["wrong_accepted_at_95_right"] <= 0.15
     assert max(metrics["ece"].values()) <= 0.05
 
 
