@@ -5,10 +5,10 @@ INTERRUPTED = 130
 BUNDLED = "semspec-demo"
 """The default name of a pair in the API, as a gateway of the bundled pair has it."""
 EXAMPLE = (
-    "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes "
-    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl"
-    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round "
-    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?"
+    "Style 1. Ivy passes to Finn. Finn passes to Hugo. Kate passes to Ivy. Leo passes to Bea. Fay passes to Kate."
+    " Bea passes to Hana. Hana passes to Fay. Hugo passes to Leo. Cards: Hana 65, Hugo 22, Finn 77, Leo 49, Ivy "
+    "55, Bea 88, Kate 37, Fay 19. The ball starts with Hugo. Round 1: 1 pass. Round 2: 4 passes. Round 3: 2 "
+    "passes. Round 4: 1 pass. Round 5: 1 pass. Round 6: 1 pass. Which card has the ball at the end?"
 )
 """A question of the kind that the bundled pair answers."""
 BAD_VERDICT = (

@@ -21,10 +21,10 @@ Capabilities = dict[str, Callable[..., Any]]
 """By name; each gives a text, or the parts of one. `chat` takes more fields of the request."""
 
 QUESTION = (
-    "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes "
-    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl"
-    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round "
-    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?"
+    "Style 1. Ivy passes to Finn. Finn passes to Hugo. Kate passes to Ivy. Leo passes to Bea. Fay passes to Kate."
+    " Bea passes to Hana. Hana passes to Fay. Hugo passes to Leo. Cards: Hana 65, Hugo 22, Finn 77, Leo 49, Ivy "
+    "55, Bea 88, Kate 37, Fay 19. The ball starts with Hugo. Round 1: 1 pass. Round 2: 4 passes. Round 3: 2 "
+    "passes. Round 4: 1 pass. Round 5: 1 pass. Round 6: 1 pass. Which card has the ball at the end?"
 )
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,7 +258,7 @@ def lm_eval(url: str, key: str, model: str) -> Capabilities:
 
     def chat() -> str:
         [task] = re.findall(r"```yaml\n(task: .*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
-        files = {"cards.yaml": task, "cards.jsonl": json.dumps({"question": QUESTION, "answer": "56"})}
+        files = {"cards.yaml": task, "cards.jsonl": json.dumps({"question": QUESTION, "answer": "88"})}
         options = "--model local-chat-completions --tasks cards --include_path . --apply_chat_template --log_samples"
         server = ["--output_path", ".", "--model_args", f"model={model},base_url={url}/v1/chat/completions"]
         return str(harness(key, files, "samples*.jsonl", "lm_eval", "run", *options.split(), *server)["resps"][0][0])

@@ -14,7 +14,7 @@ from semspec import cli
 from semspec.commands import EXAMPLE
 
 QUESTION = EXAMPLE
-ANSWER = "\\boxed{56}"
+ANSWER = "\\boxed{88}"
 CERTAIN = ("--model", "semspec-demo:target", "--temperature", "0")
 """The target alone and greedy: it solves the question."""
 

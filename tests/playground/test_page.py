@@ -92,12 +92,12 @@ async def test_link_and_export_have_the_same_segments_and_numbers(page: Page, br
         assert await shown(other) == await shown(page) and other.url == page.url
         share = ".meters div:first-child strong"
         assert await other.locator(share).inner_text() == await page.locator(share).inner_text()
-        await expect(other.locator(".asked")).to_contain_text("Style 1. Bob passes")
+        await expect(other.locator(".asked")).to_contain_text("Style 1. Ivy passes")
         async with other.expect_download() as download:
             await other.get_by_role("button", name="Export trace").click()
         exported = json.loads(Path(await (await download.value).path()).read_text())
     assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
-    assert exported["seed"] == SEED and exported["prompt"].startswith("Style 1. Bob passes")
+    assert exported["seed"] == SEED and exported["prompt"].startswith("Style 1. Ivy passes")
 
 
 async def test_strictest_setting_accepts_fewer(page: Page) -> None:
@@ -195,7 +195,7 @@ async def test_message_is_edited_and_answer_regenerated_and_copied(page: Page) -
     await finished(page)
     edit = page.get_by_role("button", name="Edit")
     await edit.first.click()
-    await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Bob passes"))
+    await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Ivy passes"))
     await page.keyboard.press("Escape")
     await expect(page.get_by_label("Message")).to_be_empty()
     await edit.first.click()
@@ -242,7 +242,7 @@ async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Si
         alert = page.get_by_role("alert")
         await expect(alert).to_contain_text("exceed the window")
         await expect(alert).to_contain_text("ask for fewer tokens")
-        await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Bob passes"))
+        await expect(page.get_by_label("Message")).to_have_value(re.compile("^Style 1. Ivy passes"))
         assert await page.locator("[aria-invalid=true]").count() == 1
 
 

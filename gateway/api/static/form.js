@@ -6,15 +6,16 @@ import { share, times } from "./format.js";
 const BUNDLED = "semspec-demo";
 // Of the kind that the bundled pair learned, one plainly worded and one widely.
 const EXAMPLES_OF_BUNDLED = [
-  "Style 1. Bob passes to Gus. Ella passes to Ivy. Cora passes to Abel. Ivy passes to Bob. Hana passes " +
-    "to Karl. Karl passes to Cora. Abel passes to Ella. Gus passes to Hana. Cards: Ella 34, Cora 83, Karl" +
-    " 63, Hana 92, Abel 50, Ivy 45, Gus 21, Bob 74. The ball starts with Hana. Round 1: 2 passes. Round " +
-    "2: 1 pass. Round 3: 4 passes. Which card has the ball at the end?",
-  "Style 3. Dina passes to June. Bea passes to Cora. Ivan passes to Ada. Cora passes to Hugo. Hugo " +
-    "passes to Dina. Jack passes to Emil. Ada passes to Jack. June passes to Ivan. Emil passes to Bea. " +
-    "Cards: June 46, Ada 77, Jack 15, Hugo 94, Emil 23, Ivan 53, Cora 64, Dina 89, Bea 39. The ball " +
-    "starts with Ada. Round 1: 4 passes. Round 2: 1 pass. Round 3: 1 pass. Round 4: 1 pass. Round 5: 4 " +
-    "passes. Which card has the ball at the end?",
+  "Style 1. Ivy passes to Finn. Finn passes to Hugo. Kate passes to Ivy. Leo passes to Bea. Fay " +
+    "passes to Kate. Bea passes to Hana. Hana passes to Fay. Hugo passes to Leo. Cards: Hana 65, Hugo " +
+    "22, Finn 77, Leo 49, Ivy 55, Bea 88, Kate 37, Fay 19. The ball starts with Hugo. Round 1: 1 pass. " +
+    "Round 2: 4 passes. Round 3: 2 passes. Round 4: 1 pass. Round 5: 1 pass. Round 6: 1 pass. Which " +
+    "card has the ball at the end?",
+  "Style 3. Hana passes to June. June passes to Jack. Jack passes to Bob. Karl passes to Hana. Abel " +
+    "passes to Karl. Fay passes to Ivan. Bob passes to Fay. Ivan passes to Abel. Cards: Ivan 54, Hana " +
+    "35, Jack 48, Fay 28, Bob 19, Abel 99, Karl 79, June 63. The ball starts with Abel. Round 1: 1 " +
+    "pass. Round 2: 4 passes. Round 3: 1 pass. Round 4: 1 pass. Round 5: 2 passes. Round 6: 1 pass. " +
+    "Which card has the ball at the end?",
 ];
 const EXAMPLES = [
   "A train leaves at 9:40 and arrives at 12:05. How many minutes does it travel? Put the number in \\boxed{}.",
