@@ -35,6 +35,12 @@ def test_written_steps_are_read_back(style: int) -> None:
         assert replay(document.problem.facts, document.solution) is not None
 
 
+def test_mistakes_stand_where_the_author_does_not_care() -> None:
+    for seed in range(20):
+        steps = write_document(seed, planted=0.4).steps, write_document(seed, planted=0.4, care=0.0).steps
+        assert [any(step.corrects for step in some) for some in steps] == [True, False]
+
+
 def test_a_style_changes_the_wording_and_nothing_else() -> None:
     problems = [make_problem(7, style) for style in range(NUM_STYLES)]
     assert len({problem.facts for problem in problems}) == 1
@@ -75,7 +81,7 @@ def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
 
 
 def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
-    """Where single claims are learnt always; in a chat an author errs in 15% of its steps, and the way is right."""
+    """Where single claims are learnt always; in a chat an author errs in 5% of its steps, and the way is right."""
     texts = Texts(build_tokenizer())
 
     def ends(text: Text) -> list[bool]:
@@ -89,7 +95,7 @@ def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
             all(ends(drill)) and len({tuple(way) for _, way in drill.hops}) == len(drill.hops) for drill in drills
         )  # no two alike
     hits = [hit for seed in range(60) for hit in ends(texts.chat(seed, random.Random(seed)))]
-    assert len(hits) > 60 and 0.75 < sum(hits) / len(hits) < 0.95
+    assert len(hits) > 60 and 0.95 < sum(hits) / len(hits) < 1
 
 
 def test_look_ups_are_learnt_by_their_last_words() -> None:
