@@ -29,10 +29,11 @@ QUESTION = (
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = "no-such-model"
-PARAMETERS = {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}
+OF = {"type": "string", "maxLength": 9}
+PARAMETERS = {"type": "object", "properties": {"of": OF}, "required": ["of"], "additionalProperties": False}
 FUNCTION = {"name": "count", "description": "Count things.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
-JSON_OBJECT = {"type": "json_object"}
+FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "Count", "schema": PARAMETERS}}
 
 
 def openai(url: str, key: str, model: str) -> Capabilities:
@@ -57,7 +58,7 @@ def openai_responses(url: str, key: str, model: str) -> Capabilities:
         lambda: str(create().output_text),
         lambda: (event.delta for event in create(stream=True) if event.type == "response.output_text.delta"),
         tools=tools,
-        json=lambda: str(create(text={"format": JSON_OBJECT}).output_text),
+        json=lambda: str(create(text={"format": {"type": "json_schema", **FORMAT["json_schema"]}}).output_text),
     )
 
 
@@ -215,7 +216,7 @@ def autogen(url: str, key: str, model: str) -> Capabilities:
         chat,
         lambda: [part for part in collected(client.create_stream(asked)) if isinstance(part, str)],
         tools=tools,
-        json=lambda: chat(json_output=True),
+        json=lambda: chat(json_output=counted()),
     )
 
 
@@ -228,7 +229,11 @@ def instructor(url: str, key: str, model: str) -> Capabilities:
         completions = library.from_openai(client, mode=library.Mode[mode]).chat.completions
         return str(completions.create(model=model, messages=MESSAGES, response_model=counted(), max_retries=1))
 
-    return {"tools": lambda: extracted("TOOLS"), "json": lambda: extracted("JSON"), "errors": lambda: extracted("JSON")}
+    return {
+        "tools": lambda: extracted("TOOLS"),
+        "json": lambda: extracted("JSON_SCHEMA"),
+        "errors": lambda: extracted("TOOLS"),
+    }
 
 
 def aisuite(url: str, key: str, model: str) -> Capabilities:
@@ -296,7 +301,7 @@ def harness(key: str, files: dict[str, str], result: str, program: str, *argumen
 
 def capabilities(chat: Callable[..., str], stream: Callable[[], Any] | None = None, **own: Any) -> Capabilities:
     """Tools and JSON are asked for by OpenAI's fields of `chat`, unless a client has ways of its own."""
-    by_fields = {"tools": partial(chat, tools=[TOOL]), "json": partial(chat, response_format=JSON_OBJECT)}
+    by_fields = {"tools": partial(chat, tools=[TOOL]), "json": partial(chat, response_format=FORMAT)}
     return {"chat": chat, **({"stream": stream} if stream else {}), **by_fields, "errors": chat, **own}
 
 

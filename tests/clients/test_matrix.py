@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 TABLE = ROOT / "bench" / "results" / "clients.json"
 MODEL = "semspec-demo:target"
-FOUND = {"tools": r"""['"]of['"]|The tool says|number=\d""", "json": r"\s*\{.*\}\s*$|\w+=\S"}
+FOUND = {"tools": r"""['"]of\\?['"]|The tool says|number=-?\d""", "json": r"\s*\{.*\}\s*$|\w+=\S"}
 """Of a call, or of what was said after its result, and of an object, as clients show them; of others a boxed answer."""
 
 

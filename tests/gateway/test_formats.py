@@ -17,6 +17,7 @@ from tests.grammars.schemas import COSTLY
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
+OF_TGI = {"type": "json_object", "value": SCHEMA}
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "count", "description": "Count.", "parameters": SCHEMA, "strict": True},
@@ -31,14 +32,14 @@ async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> No
     assert match in message and "\n" not in message
 
 
-@pytest.mark.parametrize("format", [JSON_SCHEMA, {"type": "json_object"}], ids=lambda one: str(one["type"]))
+@pytest.mark.parametrize("format", [JSON_SCHEMA, {"type": "json_object"}, OF_TGI], ids=["schema", "object", "TGI"])
 async def test_format_is_written_by_one_model_under_a_grammar(gateway: Gateway, format: dict[str, Any]) -> None:
     gateway.fakes.target.says = '{"number": 3}'
     answer = (await gateway.chat(response_format=format)).json()
     assert answer["choices"][0]["message"]["content"] == '{"number": 3}'
     assert answer["choices"][0]["finish_reason"] == "stop" and answer["semspec"]["strategy"] == "target"
     [grammar] = gateway.fakes.target.grammars
-    assert "%json" in grammar and ("number" in grammar) is (format == JSON_SCHEMA)
+    assert "%json" in grammar and ("number" in grammar) is (format in (JSON_SCHEMA, OF_TGI))
     assert gateway.fakes.drafter.read == []
     plain = (await gateway.chat(response_format={"type": "text"})).json()
     assert plain["semspec"]["strategy"] == "semantic" and set(gateway.fakes.drafter.grammars) == {""}

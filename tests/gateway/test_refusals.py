@@ -151,6 +151,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"response_format": {"type": DEEP_LIST}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with the type"),
         ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format", "goes with"),
+        ({"response_format": {"type": "text", "value": {}}}, "response_format", "goes with"),
         ({"response_format": {"type": "text", "extra": 1}}, "response_format.extra", "not a field"),
         (schema(LONE), "response_format.json_schema.description"),
         (schema(enum=[LONE]), SCHEMA),

@@ -134,15 +134,18 @@ class JsonSchema(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`; the schema of a `json_object` as TGI and `huggingface_hub` name it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    value: SchemaObject | None = None
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
         if (self.type == "json_schema") is not (self.json_schema is not None):
             raise ValueError("json_schema goes with the type 'json_schema', and only with it")
+        if self.value is not None and self.type != "json_object":
+            raise ValueError("value, a schema, goes with the type 'json_object' only")
         return self
 
 
@@ -233,7 +236,7 @@ def format_grammar(format: ResponseFormat | None) -> str:
     if format is None or format.type == "text":
         return ""
     if format.json_schema is None:
-        return json_grammar(ANY_OBJECT, True, "response_format")
+        return json_grammar(ANY_OBJECT if format.value is None else format.value, False, "response_format")
     schema, is_strict = format.json_schema.schema_, bool(format.json_schema.strict)
     return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, "response_format.json_schema.schema")
 
