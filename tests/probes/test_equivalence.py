@@ -8,6 +8,7 @@ import pytest
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.clustering.loading import served_equivalence
+from semspec.commands import EXAMPLE
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import SegmentEnd
@@ -15,7 +16,8 @@ from tests.probes.support import card, load, save_pair
 
 PARSER = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
 PROBES = BUNDLED_PAIR / "probes"
-STEPS = ("That was the last day, all counted.\n\n", "No day is left, that is all.\n\n", "The end.\n\n", "No day is le")
+STARTS = ("starts with Hugo", "comes first to Hugo", "starts with Finn")
+STEPS = (*(f"So the ball {text}.\n\n" for text in STARTS), "So the ball st")
 ENDS = [SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
 
 
@@ -26,7 +28,7 @@ async def test_verifier_clusters_by_the_equivalence_of_its_choice(source: str, t
         source = str(tmp_path / "equivalence.json")
     verifier = load(PROBES, equivalence=source)
     assert (await verifier.info()).equivalence == PARSER["object"]
-    group = Alternatives("", "Tom has pens: 25. How many pens does Tom have now?", "", STEPS)
+    group = Alternatives("", EXAMPLE, "", STEPS)
     assert await verifier.cluster(group, ENDS) == [0, 0, 1, None]
 
 

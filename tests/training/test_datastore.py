@@ -82,7 +82,7 @@ def test_keys_are_the_states_before_the_tokens(configured: Configured, tmp_path:
     lm = CausalLM.load(config.target.model, None, "cpu", "auto")
     document = tokens[: int(np.flatnonzero(tokens == DOCUMENT_END)[0])].tolist()
     states = lm.forward(document, lm.new_kv(), want_states=True).states[1].float().numpy()
-    for place in (len(document) - 1, len(document) - 7):
+    for place in (len(document) - 1, len(document) - 4):
         near = datastore.neighbours.near(states[place - 1])
         assert place in near[:3] or datastore.static.following(near[0], 1) == chr(tokens[place])
 
