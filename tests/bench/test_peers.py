@@ -49,7 +49,7 @@ def other_pair(folder: Path, vocab_size: int, swap_tokens: bool) -> Path:
         path = folder / "draft" / "tokenizer.json"
         tokenizer = json.loads(path.read_text())
         vocabulary = tokenizer["model"]["vocab"]
-        vocabulary["turns"], vocabulary["we"] = vocabulary["we"], vocabulary["turns"]
+        vocabulary["Ġball"], vocabulary["Ġcard"] = vocabulary["Ġcard"], vocabulary["Ġball"]
         path.write_text(json.dumps(tokenizer))
     (folder / "target").symlink_to(BUNDLED_PAIR / "target")
     return folder
