@@ -28,7 +28,7 @@ def client(server: Server) -> InferenceClient:
 
 
 def prompt(server: Server) -> str:
-    return f"{server.question}\n\n<think>\n\n"
+    return f"<|im_start|>user\n{server.question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
 
 
 def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
