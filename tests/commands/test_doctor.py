@@ -50,7 +50,7 @@ def test_healthy_tree_and_gateway_have_nothing_to_fix(live: Live, capsys: pytest
     assert "is ready and serves semspec-demo, " in checks["running"].message
     code, checks = doctor(capsys)
     assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)
-    assert "Qwen2ForCausalLM, fast decoder, 5.0 M weights" in checks["target"].message
+    assert "Qwen2ForCausalLM, fast decoder, 7.4 M weights" in checks["target"].message
     assert all("with plain transformers too" in checks[f"{role} test"].message for role in ("draft", "target"))
     assert {name for name, check in checks.items() if check.level != "ok"} == {"verifier"}
     assert "whose report says: Not good enough to serve. Missed: AUROC" in checks["verifier"].message
