@@ -162,7 +162,7 @@ async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path, mom
 async def test_doctor_names_vllm_and_a_model_of_other_numbers() -> None:
     command = [sys.executable, "-m", "semspec.cli", "doctor", "--json", "--port", "0"]
     for options, level, said in (
-        ("{}", "ok", f"vLLM {version('vllm')}, 5.0 M weights"),
+        ("{}", "ok", f"vLLM {version('vllm')}, 7.4 M weights"),
         ('{"kv_cache_dtype": "fp8"}', "fail", "the release semspec-demo@1 has the target ../target"),
     ):
         own = os.environ | {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_TARGET_VLLM_OPTIONS": options}
