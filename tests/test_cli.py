@@ -78,7 +78,7 @@ def test_serve_fetches_the_pair_of_a_hub_before_it_starts(tmp_path: Path) -> Non
                 shown.append(line)
                 if line.startswith("Ctrl-C"):
                     process.terminate()
-    assert shown[:2] == ["downloading a/draft: 1.5 MB\n", "downloading a/target: 10.0 MB\n"]
+    assert shown[:2] == ["downloading a/draft: 1.5 MB\n", "downloading a/target: 14.9 MB\n"]
     assert process.returncode == 128 + signal.SIGTERM and "playground" in "".join(shown)
 
 
