@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rows = map(json.dumps, islice(questions(split=source), number))
         (data / f"{split}.jsonl").write_text("\n".join(rows))
     monkeypatch.setenv("SEMSPEC_API_KEY", "sk-tutorial")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))  # which knows files by their names
     return tmp_path
 
 
