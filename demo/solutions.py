@@ -193,15 +193,8 @@ class Solution:
 
     def _about(self, person: int, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
         """The same claims about another person, right as such."""
-        made: list[Claim] = []
-        for claim in claims:
-            if claim[0] == "card":
-                made.append(("card", person, self.facts.cards[person]))
-            elif claim[0] == "compare" and person != claim[2]:
-                made.append(("compare", person, claim[2], self._sign(person, int(claim[2]))))
-            elif claim[0] == "next":
-                made.append(("next", person, self.facts.after(person, 1)))
-        return tuple(made)
+        about = (self.right((claim[0], person, *claim[2:])) for claim in claims)
+        return tuple(claim for claim in about if claim)
 
     def _wrong(self, claim: Claim) -> list[Claim]:
         people = range(len(self.facts.names))
