@@ -235,10 +235,11 @@ def format_grammar(format: ResponseFormat | None) -> str:
     """The grammar of an answer in this format; empty for a text."""
     if format is None or format.type == "text":
         return ""
-    if format.json_schema is None:
-        return json_grammar(ANY_OBJECT if format.value is None else format.value, False, "response_format")
-    schema, is_strict = format.json_schema.schema_, bool(format.json_schema.strict)
-    return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, "response_format.json_schema.schema")
+    schema, is_strict, field = format.value, False, "response_format.value"
+    if format.json_schema is not None:
+        schema, is_strict = format.json_schema.schema_, bool(format.json_schema.strict)
+        field = "response_format.json_schema.schema"
+    return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, field)
 
 
 def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | None) -> list[Function]:
