@@ -43,8 +43,8 @@ async def runner() -> AsyncIterator[InProcessRunner]:
         yield runner
 
 
-def test_pair_is_at_most_22_mebibytes() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 22 * MEBIBYTE
+def test_pair_is_at_most_20_mebibytes() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 20 * MEBIBYTE
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -54,7 +54,7 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     assert card["tokenizer"] == tokenizer_fingerprint(load_tokenizer(str(BUNDLED_PAIR / role)))
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"
-    assert metrics["auroc"] >= 0.95 and metrics["wrong_accepted_at_95_right"] <= 0.15
+    assert metrics["auroc"] >= 0.95 and metrics["wrong_accepted_at_95_right"] <= 0.125
     assert max(metrics["ece"].values()) <= 0.05
 
 

@@ -46,6 +46,8 @@ def test_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path) -> No
     assert resumed.step == whole.step == COURSE.num_steps
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
+    fresh = trainer(tmp_path / "fresh").model.state_dict()
+    assert not torch.equal(fresh["0.weight"], whole.model.state_dict()["0.weight"])
 
 
 @torch.no_grad()
