@@ -33,7 +33,7 @@ async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
     lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
     number = next((index for index, length in enumerate(lengths) if length > 0.8 * SMALL_TOKENS), NUM_STREAMS)
     started = prompts[:number]
-    wanted = [params(seed, max_tokens=80) for seed in range(number)]
+    wanted = [params(seed, max_tokens=120) for seed in range(number)]
     mine = await asyncio.gather(*map(written, [small] * number, started, wanted))
     num_tokens = lengths[number - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
     assert num_tokens > SMALL_TOKENS
