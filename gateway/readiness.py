@@ -100,9 +100,10 @@ class Readiness:
         return self.status.served
 
     @property
-    def versions(self) -> tuple[str, ...]:
-        """Those that a request may name."""
-        return tuple(one.route.release.version for one in self.status.every if one.route)
+    def versions(self) -> dict[str, str]:
+        """Those that a request may name, and the strategy of a request that names no other."""
+        every, defaults = self.status.every, self._settings.defaults
+        return {one.route.release.version: one.default_name(one.defaults(defaults)) for one in every if one.route}
 
     @property
     def labels(self) -> set[str]:

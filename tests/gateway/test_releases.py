@@ -144,15 +144,14 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
         model.model_info = replace(
             model.model_info, fingerprint=f"another-{model.model_info.fingerprint}", datastore=""
         )
-    models: dict[str, Any] = {
-        "draft_model": theirs.drafter.model_info.fingerprint,
-        "target_model": theirs.target.model_info.fingerprint,
-    }
-    theirs.verifier.verifier_info = replace(theirs.verifier.verifier_info, **models)
-    release(theirs, "2", strategy="semantic").save(folder / "2")
+    draft, target = (model.model_info.fingerprint for model in (theirs.drafter, theirs.target))
+    theirs.verifier.verifier_info = replace(theirs.verifier.verifier_info, draft_model=draft, target_model=target)
+    release(theirs, "2", strategy="spec-reason").save(folder / "2")
     services = dict.fromkeys(("draft", "target", "verifier"), OTHER)
     listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "weight": 1, **services})
     gateway = await start(theirs, ours := Fakes.make(verifier=verifier("1")))
+    strategies = [(await gateway.http.get(f"/v1/models/semspec-demo@{one}")).json()["strategy"] for one in "12"]
+    assert strategies == ["semantic", "spec-reason"]
     assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1", "semspec-demo@2"}
     num_asked = len(theirs.drafter.asked), len(theirs.target.prompts)
     await release_of(gateway, model="semspec-demo@1")

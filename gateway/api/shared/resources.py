@@ -249,9 +249,9 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
-        names = [*model_names(settings, known), *(f"{root}@{version}" for version in readiness.versions)]
-        named = zip(names, (default, *known, *(default for _ in readiness.versions)), strict=True)
+        root, known, versions = settings.name, readiness.strategies, readiness.versions
+        names = [*model_names(settings, known), *(f"{root}@{version}" for version in versions)]
+        named = zip(names, (readiness.default_strategy, *known, *versions.values()), strict=True)
         return {
             name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy)
             for name, strategy in named
