@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from semspec.clustering.equivalence import Alternatives
-from semspec.demo.documents import replay
-from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
+from semspec.demo.documents import DELIMITER, replay
+from semspec.demo.problems import NUM_STYLES, SPLITS, Facts, facts_of, make_problem
 from semspec.demo.reading import read
-from semspec.demo.solutions import Step
+from semspec.demo.solutions import Solution, Step
 
 
 def questions(split: str, styles: Collection[int] = range(NUM_STYLES), skip: int = 0) -> Iterator[dict[str, str]]:
@@ -27,14 +27,25 @@ class ParserEquivalence:
         facts = facts_of(group.question)
         if facts is None:
             return [None] * len(group.segments)
-        solution = replay(facts, group.reasoning)
-        holder = solution.holder if solution else None
+        meanings = (_meaning(facts, group.reasoning, text)[1] for text in group.segments)
         numbers: dict[Step, int | None] = {}
-        return [numbers.setdefault(read(text, facts, holder), len(numbers)) for text in group.segments]
+        return [numbers.setdefault(meaning, len(numbers)) for meaning in meanings]
 
 
 def is_right(question_id: str, reasoning: str, segment: str) -> bool | None:
-    """Whether a step is right after the reasoning so far; None after an invalid step."""
+    """Whether a step, or a sentence of one, is right after the reasoning so far; None after an invalid step, or a wrong
+    sentence of the same paragraph."""
     facts = make_problem(int(question_id)).facts
-    solution = replay(facts, reasoning)
-    return None if solution is None else solution.is_right(read(segment, facts, solution.holder))
+    solution, meaning, begun = _meaning(facts, reasoning, segment)
+    if solution is None or (begun and not solution.is_right(begun)):
+        return None
+    return solution.is_right(meaning)
+
+
+def _meaning(facts: Facts, reasoning: str, segment: str) -> tuple[Solution | None, Step, Step | None]:
+    """The solution before the segment's paragraph, what this states with the segment, and what without."""
+    is_new = segment.startswith(DELIMITER)
+    done, _, begun = (reasoning, "", "") if is_new else reasoning.rpartition(DELIMITER)
+    solution = replay(facts, done)
+    holder = solution.holder if solution else None
+    return solution, read(begun + segment, facts, holder), read(begun, facts, holder) if begun else None

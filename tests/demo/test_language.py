@@ -73,9 +73,7 @@ def test_a_correction_puts_the_ball_back() -> None:
     assert solution.advance(correction) and solution.holder == right[2] and solution.pending is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "So.", "Perhaps Ivy has the ball.", "So Ivy has the ball", "So ivy has it. So. So."]
-)
+@pytest.mark.parametrize("text", ["", "So.", "Perhaps Ivy has it.", "So Ivy has the ball", "So ivy has it. So. So."])
 def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
     assert read(text, make_problem(1).facts, 0) == UNREADABLE
 
