@@ -31,11 +31,10 @@ async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
     """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
     prompts = await contexts(ours, NUM_STREAMS)
     lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
-    number = next((index for index, length in enumerate(lengths) if length > 0.8 * SMALL_TOKENS), NUM_STREAMS)
-    started = prompts[:number]
-    wanted = [params(seed, max_tokens=120) for seed in range(number)]
-    mine = await asyncio.gather(*map(written, [small] * number, started, wanted))
-    num_tokens = lengths[number - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
+    started = [one for one, length in zip(prompts, lengths, strict=True) if length <= 0.8 * SMALL_TOKENS]
+    wanted = [params(seed, max_tokens=120) for seed in range(len(started))]
+    mine = await asyncio.gather(*map(written, [small] * len(started), started, wanted))
+    num_tokens = lengths[len(started) - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
     assert num_tokens > SMALL_TOKENS
     for context, what, one in zip(started, wanted, mine, strict=True):
         assert_same_segments(ours, context, what, one, await written(ours, context, what))
