@@ -63,7 +63,7 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
     if path is None:
         return ()
     try:
-        listed = _LISTED.validate_json(path.read_text()) if is_list(path) else [Listed(pair=path)]
+        listed = _LISTED.validate_json(path.read_text()) if is_list(path) else [Listed(pair=Path(path.name))]
         routes = tuple(_route(one, path.parent, defaults) for one in listed)
     except Mismatch as error:
         raise ValueError(error.message) from error

@@ -1,6 +1,7 @@
 """A pair without probes and without a verifier, served with `likelihood`."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: P
     path.write_text(json.dumps(as_json(own)))
     draft, target = (ReleasedModel("model", one.fingerprint, one.tokenizer) for one in (own.draft, own.target))
     Release("pair", "1", draft, target, {}, likelihood=own.digest).save(tmp_path)
-    assert make_settings(pair=tmp_path).name == "pair"
+    assert make_settings(pair=tmp_path).name == make_settings(pair=Path(os.path.relpath(tmp_path))).name == "pair"
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValidationError, match=r"cannot read likelihood calibration .*likelihood\.json"):
         make_settings(pair=tmp_path)
