@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         reporter.say(f"semspec bench: {error.message}")
         sys.exit(2)
     except (RunnerError, StackError, SemspecError) as error:
-        reporter.say(f"semspec bench: {error}; {options.after}")
+        reporter.say(f"{getattr(error, 'log_tail', '')}\nsemspec bench: {error}; {options.after}".lstrip())
         sys.exit(1)
     except OSError as error:  # a full disk, a folder of another user
         place = error.filename or "the disk"

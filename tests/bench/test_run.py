@@ -175,6 +175,16 @@ def test_folder_that_cannot_be_written_ends_in_one_line(tmp_path: Path, capsys: 
     assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line
 
 
+def test_stack_that_does_not_start_ends_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMSPEC_GATEWAY_DEFAULTS", '{"segmentation": "sentence"}')
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and "set it, or use probes trained for sentence" in said and "resume" in said
+
+
 def test_paced_stack_writes_the_same_and_is_refused_when_it_cannot_keep_the_pace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
