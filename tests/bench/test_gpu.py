@@ -123,10 +123,7 @@ def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(tmp
     assert (whole / "probes").is_dir() and (whole / "draft").resolve() == BUNDLED_PAIR / "draft"
     bare = linked(f"{BUNDLED_PAIR}/draft,{BUNDLED_PAIR}/target", tmp_path)
     assert (bare / "target").resolve() == BUNDLED_PAIR / "target" and not (bare / "probes").exists()
-    for pair, said in (
-        (f"{tmp_path}/none", "there is no folder"),
-        ("a,b,c", "DRAFT,TARGET"),
-    ):
+    for pair, said in ((f"{tmp_path}/none", "there is no folder"), ("a,b,c", "DRAFT,TARGET")):
         with pytest.raises(Mismatch, match=said):
             linked(pair, tmp_path)
 

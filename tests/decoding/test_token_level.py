@@ -8,16 +8,7 @@ import pytest
 
 from semspec.errors import InternalError
 from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
-from tests.decoding.support import (
-    ConstantVerifier,
-    generation,
-    players,
-    records,
-    resumed,
-    run,
-    segments,
-    texts,
-)
+from tests.decoding.support import ConstantVerifier, generation, players, records, resumed, run, segments, texts
 from tests.fakes import TOKENIZER, FakeModel
 
 

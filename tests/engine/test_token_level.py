@@ -15,16 +15,7 @@ from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
-from semspec.types import (
-    Context,
-    Distribution,
-    Proposal,
-    SamplingParams,
-    Segment,
-    Segmentation,
-    SegmentEnd,
-    Writer,
-)
+from semspec.types import Context, Distribution, Proposal, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.engine.support import (
     HOT,
     Load,

@@ -360,10 +360,7 @@ def make_readiness(fakes: Fakes) -> Readiness:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings,
-    behind: Fakes | Backends,
-    ready: bool = True,
-    connect: Connect = NO_OTHERS,
+    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True, connect: Connect = NO_OTHERS
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
     app = create_app(settings, backends, Store(settings), connect)

@@ -94,11 +94,7 @@ def grammar(type: str, value: Any = None, **fields: Any) -> Json:
 
 WITH_EFFECT: list[tuple[Any, ...]] = [
     ({name: value}, name, f"{name} is not supported with this value; leave it out")
-    for name, value in (
-        ("structured_outputs", {"json": {}}),
-        ("stop_token_ids", [7]),
-        ("skip_special_tokens", False),
-    )
+    for name, value in (("structured_outputs", {"json": {}}), ("stop_token_ids", [7]), ("skip_special_tokens", False))
 ]
 REFUSED: dict[str, list[tuple[Any, ...]]] = {
     CHAT: [

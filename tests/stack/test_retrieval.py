@@ -30,12 +30,7 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
     answer = [token async for one in target.generate(Context((prompt,)), params) for token in one.segment.token_ids]
     answer[5::9] = [(token + 1) % 50 for token in answer[5::9]]
     write(tmp_path / "datastore", await target.info(), [[*prompt.token_ids, *answer]])
-    config = replace(
-        stack_config,
-        draft_model=None,
-        pair=None,
-        datastore=tmp_path / "datastore",
-    )
+    config = replace(stack_config, draft_model=None, pair=None, datastore=tmp_path / "datastore")
     async with served(config) as running:
         yield running
 
