@@ -13,6 +13,8 @@ Json = dict[str, Any]
 
 RECORDS = "records.jsonl"
 """File in a run's folder with one line per generation."""
+ANSWERS = ".jsonl.gz"
+"""End of the name of a file with the answers of a report's run."""
 
 STAGES = ("draft_ms", "read_ms", "judge_ms", "write_ms")
 """Consecutive stages; `wire_ms` is the part of their sum outside the engines."""
@@ -81,3 +83,8 @@ def write_answers(path: Path, records: Iterable[Record], with_traces: bool = Fal
     lines = "".join(as_line(record if with_traces else replace(record, trace=())) for record in records)
     with replacing(path) as partial:
         partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def read_answers(path: Path) -> list[Record]:
+    """What `write_answers` wrote."""
+    return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from semspec.bench.configuration import Configuration, parse_recorded
 from semspec.bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
-from semspec.bench.record import RECORDS, STAGES, Record, read_records
+from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_answers, read_records
 from semspec.errors import InvalidRequest
 from semspec.training.report.numbers import Measured
 
@@ -98,7 +98,13 @@ class Run:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The content of `run.json`, and all answers. Raises: InvalidRequest when the folder is no run."""
+    """The content of `run.json`, and all answers; or those of a report, of which `folder` is the file `NAME.jsonl.gz`.
+
+    Raises: InvalidRequest when it is no run.
+    """
+    if folder.name.endswith(ANSWERS):
+        facts = json.loads((folder.parent / "summary.json").read_text())[folder.name.removesuffix(ANSWERS)]
+        return {**facts, "labels": [row["label"] for row in facts["rows"]], "steps": {}}, read_answers(folder)
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
@@ -122,7 +128,7 @@ def load_run(folder: Path) -> Run:
     num_sessions = facts["settings"]["sessions"]
     return Run(
         folder=folder,
-        name=folder.resolve().name,
+        name=folder.resolve().name.removesuffix(ANSWERS),
         settings=facts["settings"],
         environment=facts["environment"],
         rows=summarise([record for record in records if record.label not in late], labels, num_sessions),

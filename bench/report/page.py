@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.record import write_answers
+from semspec.bench.record import ANSWERS, write_answers
 from semspec.bench.report import sections
 from semspec.bench.report.exhibits import exhibits
 from semspec.bench.report.probes import ProbesReport, read_probes
@@ -35,7 +35,7 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None) 
     for run in runs:
         table = main_table(run) if run.is_timed else quality_table(run)
         write_text(output / f"{run.name}.md", table.as_markdown())
-        write_answers(output / f"{run.name}.jsonl.gz", run.records, with_traces=run.is_timed)
+        write_answers(output / f"{run.name}{ANSWERS}", run.records, with_traces=run.is_timed)
     write_text(output / "report.md", as_markdown(TITLE, contents))
     write_text(output / "report.html", as_html(TITLE, contents))
     write_json(output / "summary.json", {run.name: _summary(run) for run in runs})

@@ -11,7 +11,7 @@ import pytest
 from semspec.bench.report import paper, rounds, sections, tables
 from semspec.bench.report.page import write_report
 from semspec.bench.report.tables import main_row
-from semspec.bench.summary import Run
+from semspec.bench.summary import Run, load_run
 from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
@@ -134,3 +134,13 @@ def test_every_published_cell_is_printed_and_beside_the_same_pairs_runs(target: 
             expected = [float(cell[name] or "nan") for name in list(cell)[5:]]
             assert [float(one.replace("-", "nan")) for one in shown] == pytest.approx(expected, rel=5e-3, nan_ok=True)
     assert {*rows["spec-thinking"].values()} == {"-"} != {*rows["target"].values()}
+
+
+@pytest.mark.parametrize("folder", ["loss", "strategies"])
+def test_committed_tables_come_from_the_committed_answers(folder: str, tmp_path: Path) -> None:
+    committed = ROOT / "bench" / "results" / folder
+    answers = list(committed.glob("*.jsonl.gz"))
+    write_report([load_run(path) for path in answers], tmp_path)
+    for name in (path.name.replace(".jsonl.gz", ".md") for path in answers):
+        assert (tmp_path / name).read_text() == (committed / name).read_text()
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads((committed / "summary.json").read_text())
