@@ -103,7 +103,11 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     Raises: InvalidRequest when it is no run.
     """
     if folder.name.endswith(ANSWERS):
-        facts = json.loads((folder.parent / "summary.json").read_text())[folder.name.removesuffix(ANSWERS)]
+        summary = folder.parent / "summary.json"
+        facts = json.loads(summary.read_text()).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
+        if facts is None or "steps" in facts:
+            text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
+            raise InvalidRequest(text, "run")
         return {**facts, "labels": [row["label"] for row in facts["rows"]], "steps": {}}, read_answers(folder)
     path = folder / "run.json"
     if not path.is_file():

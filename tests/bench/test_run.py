@@ -20,6 +20,7 @@ from semspec.bench.tasks import load_task
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
 from semspec.training.progress import Reporter
+from tests.bench.tiny_pair import ROOT
 
 pytestmark = pytest.mark.slow
 LABELS = ("in-process/draft", "in-process/semantic:threshold=0.1")
@@ -132,6 +133,8 @@ def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
         ("run --task demo --pace h200-1.5b-32b --sessions 0", 2, "choose 1 to 128"),
         ("run --task demo --sessions 4 --strategy target,in-process/semantic", 2, "leave --sessions out"),
         ("report nowhere", 2, "is not a run"),
+        ("report nowhere/run.jsonl.gz", 2, "nowhere/summary.json must name it"),
+        (f"report {ROOT}/bench/results/paced-pair/paced.jsonl.gz", 2, "as a run that is not paced"),
     ],
 )
 def test_bad_input_is_one_line(
