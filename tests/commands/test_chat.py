@@ -74,7 +74,8 @@ def test_question_that_gets_no_answer_ends_with_the_reason_and_the_remedy(
 
 
 def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> None:
-    words = command(["chat", *live.options, "--model", "semspec-demo:target", LONG_QUESTION])
+    hot = ["--model", "semspec-demo:target", "--temperature", "2", "--seed", "2"]  # an answer without end
+    words = command(["chat", *live.options, *hot, LONG_QUESTION])
     for _ in range(5):  # on a busy machine the answer may be there before the signal is
         status, first, rest, complaints = interrupted_after_a_line(words)
         if status == 130:
