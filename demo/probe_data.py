@@ -27,25 +27,32 @@ class ParserEquivalence:
         facts = facts_of(group.question)
         if facts is None:
             return [None] * len(group.segments)
-        meanings = (_meaning(facts, group.reasoning, text)[1] for text in group.segments)
+        places = {is_new: _place(facts, group.reasoning, is_new) for is_new in set(map(_is_new, group.segments))}
         numbers: dict[Step, int | None] = {}
-        return [numbers.setdefault(meaning, len(numbers)) for meaning in meanings]
+        found = []
+        for text in group.segments:
+            solution, begun = places[_is_new(text)]
+            meaning = read(begun + text, facts, solution.holder if solution else None)
+            found.append(numbers.setdefault(meaning, len(numbers)))
+        return found
 
 
 def is_right(question_id: str, reasoning: str, segment: str) -> bool | None:
     """Whether a step, or a sentence of one, is right after the reasoning so far; None after an invalid step, or a wrong
     sentence of the same paragraph."""
     facts = make_problem(int(question_id)).facts
-    solution, meaning, begun = _meaning(facts, reasoning, segment)
-    if solution is None or (begun and not solution.is_right(begun)):
+    solution, begun = _place(facts, reasoning, _is_new(segment))
+    if solution is None or (begun and not solution.is_right(read(begun, facts, solution.holder))):
         return None
-    return solution.is_right(meaning)
+    return solution.is_right(read(begun + segment, facts, solution.holder))
 
 
-def _meaning(facts: Facts, reasoning: str, segment: str) -> tuple[Solution | None, Step, Step | None]:
-    """The solution before the segment's paragraph, what this states with the segment, and what without."""
-    is_new = segment.startswith(DELIMITER)
+def _is_new(segment: str) -> bool:
+    """Whether a segment ends the paragraph before it."""
+    return segment.startswith(DELIMITER)
+
+
+def _place(facts: Facts, reasoning: str, is_new: bool) -> tuple[Solution | None, str]:
+    """The solution before a segment's paragraph, and what stands of this paragraph; nothing if it `is_new`."""
     done, _, begun = (reasoning, "", "") if is_new else reasoning.rpartition(DELIMITER)
-    solution = replay(facts, done)
-    holder = solution.holder if solution else None
-    return solution, read(begun + segment, facts, holder), read(begun, facts, holder) if begun else None
+    return replay(facts, done), begun
