@@ -61,7 +61,10 @@ def as_line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All complete lines of `records.jsonl`; an incomplete last line is removed from the file."""
+    """All complete lines of `records.jsonl`, from which an incomplete last line is removed, or what `write_answers`
+    wrote."""
+    if path.name.endswith(ANSWERS):
+        return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
     return list(_read(path)) if path.exists() else []
 
 
@@ -83,8 +86,3 @@ def write_answers(path: Path, records: Iterable[Record], with_traces: bool = Fal
     lines = "".join(as_line(record if with_traces else replace(record, trace=())) for record in records)
     with replacing(path) as partial:
         partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
-
-
-def read_answers(path: Path) -> list[Record]:
-    """What `write_answers` wrote."""
-    return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from semspec.bench.configuration import Configuration, parse_recorded
 from semspec.bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
-from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_answers, read_records
+from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
 from semspec.training.report.numbers import Measured
 
@@ -108,7 +108,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         if facts is None or "steps" in facts:
             text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
             raise InvalidRequest(text, "run")
-        return {**facts, "labels": [row["label"] for row in facts["rows"]], "steps": {}}, read_answers(folder)
+        return {**facts, "labels": [row["label"] for row in facts["rows"]], "steps": {}}, read_records(folder)
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")

@@ -178,7 +178,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 def _answers(options: argparse.Namespace) -> list[Answer]:
     if options.run:
-        return recorded(read_records(options.run / RECORDS), options.label)
+        return recorded(read_records(options.run if options.run.is_file() else options.run / RECORDS), options.label)
     return _workload(options).answers(options.answers, options.seed)
 
 
@@ -201,7 +201,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--targets", type=int, choices=range(1, 65), metavar="N", help="replicas of the target (default: the pace's)")
     add("--answers", type=int, default=32, help="answers to write")
     add("--seed", type=int, default=0)
-    add("--run", type=Path, metavar="RUN", help="folder of a bench run whose answers are taken instead of stated ones")
+    add(
+        "--run",
+        type=Path,
+        metavar="RUN",
+        help="bench run, or a report's NAME.jsonl.gz, whose answers are taken instead of stated ones",
+    )
     add("--label", default="semantic", help="configuration of --run")
     _add_stated(alone)
     check = commands.add_parser("validate", help=f"compare with paced runs; 1 if one differs by over {ALLOWED:.0%}%")
