@@ -1,6 +1,7 @@
 """Solved problems, with the author's mistakes: the training texts of the pair; and the way back from text."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.demo.problems import Facts, Problem, make_problem
@@ -40,8 +41,11 @@ SLIP, CARE, PLANTED = 0.05, 0.9, 0.4
 planted mistakes."""
 
 
-def write_document(seed: int, style: int | None = None, planted: float = 0.0, care: float = 1.0) -> Document:
-    """Solve the problem of `seed`; mistakes are planted in this share of the steps; of those, `care` is corrected."""
+def write_document(
+    seed: int, style: int | None = None, planted: float = 0.0, care: float = 1.0, begun: Sequence[str] = ()
+) -> Document:
+    """Solve the problem of `seed`; mistakes are planted in this share of the steps; of those, `care` is corrected.
+    `begun`: segments that stand first, to go on from and not to learn."""
     problem = make_problem(seed, style)
     rng = random.Random(f"document {seed} {style} {planted}")
     solution, writer = Solution(problem.facts), Writer(problem, rng)
@@ -49,6 +53,13 @@ def write_document(seed: int, style: int | None = None, planted: float = 0.0, ca
     segments: list[str] = []
     learnt: list[bool] = []
     holders: list[int | None] = []
+    for text in begun:
+        steps.append(read(text, problem.facts, solution.holder))
+        segments.append(text)
+        learnt.append(False)
+        holders.append(solution.holder)
+        followed = solution.advance(steps[-1])
+        assert followed, text
     while not solution.is_over:
         options = solution.options(care if planted else CARE)
         step = rng.choices(list(options), list(options.values()))[0]

@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from semspec.demo.problems import MEN, WOMEN
 from semspec.demo.tokenizer import build_tokenizer
+from semspec.demo.wording import TENS, UNITS
 from studies.pair.trainer import Course, Trainer
 from studies.pair.training import build_model, compiled, grow
 from studies.pair.training_texts import IGNORED, NUM_HOPS, Batch, Texts, token_weights
@@ -50,6 +51,8 @@ PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
 WHOLE = {"solutions": 0.5, "claims": 0.1, "passes": 0.05, "chats": 0.1, "checks": 0.1, "grades": 0.15}
+REFINED = {"solutions": 0.25, "numbers": 0.2, "graded drafts": 0.25, "drafts": 0.1, "checks": 0.1, "chats": 0.1}
+"""Numbers in all their forms, and the trained draft's own mistakes (`python -m studies.pair.drafts`)."""
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
 COURSES: dict[str, tuple[Stage, ...]] = {
@@ -65,6 +68,7 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(24, 800, WHOLE, 0.003, 16),
         *[Stage(24, 600, WHOLE, 0.003, 16)] * 3,
         Stage(36, 1200, WHOLE, 0.005, 16),
+        Stage(36, 2400, REFINED, 0.004, 16),
     ),
     "draft": (
         Stage(SHALLOW, 1500, PLAIN, 0.003),
@@ -76,12 +80,12 @@ COURSES: dict[str, tuple[Stage, ...]] = {
 
 
 @cache
-def _texts() -> tuple[Texts, np.ndarray]:
+def _texts(drafts: Path | None = None) -> tuple[Texts, np.ndarray]:
     tokenizer = build_tokenizer()
-    return Texts(tokenizer), token_weights(tokenizer)
+    return Texts(tokenizer, drafts), token_weights(tokenizer)
 
 
-def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batch:
+def make_batch(role: str, stage: Stage, index: int, step: int, top: int, drafts: Path | None = None) -> Batch:
     """The batch of one step of the stage with this index."""
     rng = random.Random(f"{role} {index} {step}")
     [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
@@ -90,7 +94,7 @@ def make_batch(role: str, stage: Stage, index: int, step: int, top: int) -> Batc
         + index * 4_000_000
         + step * stage.batch_size
     )
-    texts, weights = _texts()
+    texts, weights = _texts(drafts)
     made = [texts.text(kind, seed, top, rng) for seed in range(first, first + stage.batch_size)]
     return Batch.of(kind, made, weights)
 
@@ -148,7 +152,8 @@ class Learner:
         kinds = {"people": {*WOMEN, *MEN}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}, "end": {"</think>Ċ"}}
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
         self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
-        self._is_digit = np.isin(np.arange(len(self.tokenizer)), self._kinds["digits"])
+        numbers = [i for i, word in entries.items() if word.isdigit() or word in {*UNITS, *TENS[2:]}]
+        self._is_number = np.isin(np.arange(len(self.tokenizer)), numbers)
         self._skills = Skills(self._folder)
         torch.manual_seed(5)
         self.model = self._build(SHALLOW)
@@ -185,12 +190,13 @@ class Learner:
         """Each of one kind, so that texts of a batch are about as long; made ahead by as many processes as leave a core
         to the training. Those of a step are the same in every run, but for the number of passes."""
         num_makers = max(1, (os.cpu_count() or 2) - 1)
+        drafts = self._folder.parent / "drafts.jsonl" if "drafts" in stage.kinds else None
         with ProcessPoolExecutor(num_makers, get_context("spawn")) as makers:
             ahead = deque[Future[Batch]]()
             while not self._skills.has(next(iter(stage.kinds)), stage.num_layers == SHALLOW):
                 while len(ahead) < 2 * num_makers:
                     step = trainer.step + len(ahead)
-                    ahead.append(makers.submit(make_batch, self._role, stage, index, step, self._skills.top))
+                    ahead.append(makers.submit(make_batch, self._role, stage, index, step, self._skills.top, drafts))
                 yield ahead.popleft().result()
                 if trainer.step % 25 == 0:
                     log.info("%s", self._skills)
@@ -215,12 +221,12 @@ class Learner:
         self._skills.end_batch(batch.kind, len(self.model.model.layers) == SHALLOW)
 
     def _auxiliary(self, out: BaseModelOutputWithPast, batch: Batch) -> Tensor:
-        """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, digits at the
+        """Loss of naming what layers on the way should know: of a move hop j at layer j + 1 of six, numbers at the
         second and third; as deep in a model of up to 24; near the last, whether a claim is right."""
         depth, total = len(self.model.model.layers), torch.zeros((), device=self._device)
         assert out.hidden_states is not None and out.last_hidden_state is not None
         labels = batch.labels[:, 1:]
-        looked_up = (self._is_digit[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
+        looked_up = (self._is_number[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
         asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
             some = batch.ways[:, hop - 1] >= 0

@@ -1,17 +1,20 @@
 """Texts that the pair learns from: single skills, solutions, solutions with planted mistakes, graded steps."""
 
+import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
-from semspec.demo.problems import MEN, SPLITS, WOMEN, Facts, Problem, make_problem
+from semspec.demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
+from semspec.demo.reading import read, spans
 from semspec.demo.solutions import Claim, Solution, Step
 from semspec.demo.wording import MARK, TENS, UNITS, Writer
 from semspec.engine.conversation import turn_after
@@ -68,8 +71,10 @@ class Batch:
 class Texts:
     """Training texts: single skills, solutions, solutions with planted mistakes, graded steps."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, drafts: Path | None = None) -> None:
+        """`drafts`: answers of the draft, as `python -m studies.pair.drafts` writes them."""
         self._tokenizer = tokenizer
+        self._drafts = [json.loads(line) for line in drafts.read_text().splitlines()] if drafts else []
         self._held_out = {make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]}
         self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
         self.people = sorted(self._names.values())
@@ -89,6 +94,8 @@ class Texts:
                 return self._passes(make_problem(seed, 0), top, rng)
             case "look-ups":
                 return self._look_ups(make_problem(seed, 0), rng)
+            case "numbers":
+                return self._look_ups(make_problem(seed, NUM_STYLES - 1), rng)
             case "chats":
                 return self._other(write_chat(seed, rng))
             case "plain claims":
@@ -96,7 +103,12 @@ class Texts:
             case "claims":
                 return self._claims(make_problem(seed), rng)
             case "grades":
-                return self.graded(write_document(seed, planted=0.4, care=0.4), rng)
+                document = write_document(seed, planted=0.4, care=0.4)
+                return self.graded(document.problem, document.segments[:-1], rng)
+            case "drafts" | "graded drafts":
+                drafted, segments = rng.choice(self._drafts)
+                write = self._corrected if kind == "drafts" else self.graded
+                return write(make_problem(drafted), segments, rng)
             case "checks":
                 return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
@@ -122,17 +134,18 @@ class Texts:
         return text
 
     def _look_ups(self, problem: Problem, rng: random.Random) -> Text:
-        """Cards, after a prompt of these; the last word of each claim is learnt. Easy ones first: where two or more are
-        told, to copy any helps; half the claims lack their verb. They repeat: what is left does not tell the answer."""
+        """Cards, after a prompt of these; the number of each claim is learnt. Easy ones first: where two or more are
+        told, to copy any helps; half the plainest claims lack their verb. They repeat: what is left tells nothing."""
         facts, writer = problem.facts, Writer(problem, rng)
         people = rng.sample(range(len(facts.names)), rng.randint(2, len(facts.names)))
         text = self._begin(f"Style {problem.style}. {facts.tell_cards(people)}")
         for person in rng.choices(people, k=2 * len(facts.names)):
             claim: Claim = ("card", person, facts.cards[person])
-            written = writer.write(Step((claim,)), person) + DELIMITER
-            head, space, end = written.replace(" shows", " shows" * rng.randrange(2)).rpartition(" ")
-            self._add(text, head, is_learnt=False)
-            self._add(text, space + end, is_learnt=True)
+            written = writer.write(Step((claim,)), None) + DELIMITER
+            [number] = [start for start, _, kind in spans(written) if kind == "card.number"]
+            is_whole = problem.style or rng.random() < 0.5
+            self._add(text, written[: number - 1].replace(" shows", " shows" if is_whole else ""), is_learnt=False)
+            self._add(text, written[number - 1 :], is_learnt=True)
         return text
 
     def _claims(self, problem: Problem, rng: random.Random, is_drill: bool = False) -> Text:
@@ -230,22 +243,34 @@ class Texts:
         stops = [place for place in range(first, len(text.ids)) if text.ids[place] in self._stops]
         text.judged += zip(stops, (self._so if right else self._no for right in are_right), strict=False)
 
-    def graded(self, document: Document, rng: random.Random) -> Text:
-        place = rng.randrange(len(document.segments) - 1)
-        solution = Solution(document.problem.facts)
-        for step in document.steps[:place]:
-            solution.advance(step)
-        is_right = solution.is_right(document.steps[place])
-        grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
-        text = self._begin(document.problem.question)
-        said = "".join(segment + DELIMITER for segment in document.segments[: place + 1])
-        self._add(text, said, is_learnt=False)
+    def graded(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
+        """A solution up to a step, wrong in half of the cases where one is, and the grade of that step."""
+        solution, are_right = Solution(problem.facts), list[bool]()
+        for segment in segments:
+            step = read(segment, problem.facts, solution.holder)
+            are_right.append(solution.is_right(step))
+            if not solution.advance(step):
+                break
+        wanted = rng.random() < 0.5
+        place = rng.choice([i for i, is_right in enumerate(are_right) if is_right == wanted] or range(len(are_right)))
+        grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if are_right[place] else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
+        text = self._begin(problem.question)
+        self._add(text, "".join(segment + DELIMITER for segment in segments[: place + 1]), is_learnt=False)
         turn = turn_after(self._tokenizer, QUESTION, PREFILL)
         text.ids += turn
         text.labels += [IGNORED] * len(turn)
         text.heavy.append(len(text.ids))
         self._add(text, str(grade), is_learnt=True)
         return text
+
+    def _corrected(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
+        """What the draft wrote, up to a step, and how the author goes on."""
+        solution, begun = Solution(problem.facts), list[str]()
+        for segment in segments[: rng.randrange(1, len(segments))]:
+            if not solution.advance(read(segment, problem.facts, solution.holder)):
+                break
+            begun.append(segment)
+        return self._solution(write_document(problem.seed, begun=begun))
 
     def _begin(self, asked: str | Chat) -> Text:
         """The prompt of a question, or of a chat."""
