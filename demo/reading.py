@@ -91,7 +91,6 @@ def _numbers() -> Iterator[tuple[str, int]]:
     for tens in range(1, 10):
         for units in range(1, 10):
             yield f"{UNITS[units]} short of {TENS[tens + 1]}", tens * 10 + 10 - units
-            yield f"{UNITS[units]} past {in_words(tens * 10)}", tens * 10 + units
 
 
 _NUMBERS = dict(_numbers())

@@ -74,15 +74,15 @@ class Spread:
     """Probability of an adverb where one may stand; all are equally likely."""
     pronoun: float
     """Probability of a pronoun where one may stand."""
-    number: tuple[float, float, float, float]
-    """Weights of digits, words, "short of" and "past"."""
+    number: tuple[float, float, float]
+    """Weights of digits, words and "short of"."""
 
 
 SPREADS = (
-    Spread(50.0, 0.0, 0.0, (1, 0, 0, 0)),
-    Spread(2.4, 0.08, 0.05, (0.9, 0.06, 0.02, 0.02)),
-    Spread(1.4, 0.35, 0.15, (0.6, 0.2, 0.1, 0.1)),
-    Spread(0.8, 0.55, 0.3, (0.25, 0.25, 0.25, 0.25)),
+    Spread(50.0, 0.0, 0.0, (1, 0, 0)),
+    Spread(2.4, 0.08, 0.05, (0.9, 0.06, 0.04)),
+    Spread(1.4, 0.35, 0.15, (0.6, 0.2, 0.2)),
+    Spread(0.8, 0.55, 0.3, (1, 1, 1)),
 )
 
 
@@ -160,7 +160,7 @@ class Writer:
         tens, units = divmod(number, 10)
         forms = [str(number), in_words(number)]
         if units:
-            forms += [f"{UNITS[10 - units]} short of {TENS[tens + 1]}", f"{UNITS[units]} past {in_words(tens * 10)}"]
+            forms.append(f"{UNITS[10 - units]} short of {TENS[tens + 1]}")
         return self._pick(forms, self.spread.number[: len(forms)])
 
     def _pick(self, options: Sequence[T], weights: Sequence[float]) -> T:

@@ -69,12 +69,14 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         *[Stage(24, 600, WHOLE, 0.003, 16)] * 3,
         Stage(36, 1200, WHOLE, 0.005, 16),
         Stage(36, 2400, REFINED, 0.004, 16),
+        Stage(36, 1400, REFINED, 0.003, 16),
     ),
     "draft": (
         Stage(SHALLOW, 1500, PLAIN, 0.003),
         Stage(SHALLOW, 3000, WHOLE, 0.005),
         *[Stage(SHALLOW, 400, WHOLE, 0.003)] * 3,
         Stage(SHALLOW, 800, WHOLE, 0.003),
+        Stage(SHALLOW, 600, {"solutions": 0.5, "numbers": 0.25, "checks": 0.1, "chats": 0.15}, 0.003),
     ),
 }
 

@@ -304,7 +304,7 @@ def _told_of(problem: Problem, what: str) -> str:
 def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Loss weight of each vocabulary entry, [vocab_size]: people and numbers weigh more."""
     weights = np.ones(len(tokenizer), np.float32)
-    people, numbers = {*WOMEN, *MEN, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short", "past"}
+    people, numbers = {*WOMEN, *MEN, "he", "him", "she", "her", "his"}, {*UNITS, *TENS, "short"}
     signs = {*"higher lower greater smaller larger lesser bigger less not No So </think>Ċ".split()}
     for piece, index in tokenizer.get_vocab().items():
         word = piece.strip("Ġ")
