@@ -6,7 +6,7 @@ from typing import cast
 
 from semspec.demo.problems import MEN, WOMEN, Facts
 from semspec.demo.solutions import UNREADABLE, Claim, Step
-from semspec.demo.wording import ADVERBS, GAP, SLOTS, TEMPLATES, TENS, UNITS, VALUES, in_words, pronoun
+from semspec.demo.wording import ADVERBS, GAP, SLOTS, TEMPLATES, UNITS, VALUES, number_forms, pronoun
 
 
 def read(text: str, facts: Facts, holder: int | None) -> Step:
@@ -83,17 +83,7 @@ def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
     return holder if is_his else None
 
 
-def _numbers() -> Iterator[tuple[str, int]]:
-    for number in range(10, 101):
-        yield str(number), number
-        if number < 100:
-            yield in_words(number), number
-    for tens in range(1, 10):
-        for units in range(1, 10):
-            yield f"{UNITS[units]} short of {TENS[tens + 1]}", tens * 10 + 10 - units
-
-
-_NUMBERS = dict(_numbers())
+_NUMBERS = {form: number for number in range(10, 100) for form in number_forms(number)}
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -157,16 +157,19 @@ class Writer:
         return f"{name}'s" if case == "whose" else name
 
     def _number(self, number: int) -> str:
-        tens, units = divmod(number, 10)
-        forms = [str(number), in_words(number)]
-        if units:
-            forms.append(f"{UNITS[10 - units]} short of {TENS[tens + 1]}")
+        forms = number_forms(number)
         return self._pick(forms, self.spread.number[: len(forms)])
 
     def _pick(self, options: Sequence[T], weights: Sequence[float]) -> T:
         index = self.rng.choices(range(len(options)), weights)[0]
         self.log_probability += math.log(weights[index] / sum(weights))
         return options[index]
+
+
+def number_forms(number: int) -> list[str]:
+    """Ways to tell a number below 100: digits, words, and how much it is short of the next ten."""
+    tens, units = divmod(number, 10)
+    return [str(number), in_words(number), *([f"{UNITS[10 - units]} short of {TENS[tens + 1]}"] if units else ())]
 
 
 def in_words(number: int) -> str:

@@ -16,7 +16,7 @@ FIRST, AT_ONCE = 9_000_000, 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--file", type=Path, default=Path(".work/demo-models/drafts.jsonl"))
-    parser.add_argument("--limit", type=int, default=10_000)
+    parser.add_argument("--limit", type=int, default=6000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = load("draft", MODELS)

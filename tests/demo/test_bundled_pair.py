@@ -21,7 +21,6 @@ from semspec.types import Message
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
-MEBIBYTE = 1 << 20
 ROOT = Path(__file__).parents[2]
 SHOWN_IN = ("README.md", "docs/**/*.md", "gateway/api/static/*", "semspec/commands/*.py")
 QUESTION = re.compile(r"Style \d\. [^?\"]*at the end\?")
@@ -30,10 +29,8 @@ NUM_SEEDS = 12
 
 def questions() -> list[str]:
     """The questions, whose strings may go over several lines of source."""
-    texts = (
-        path.read_text(errors="ignore") for pattern in SHOWN_IN for path in sorted(ROOT.glob(pattern)) if path.is_file()
-    )
-    joined = (re.sub(r'"\s*\+?\s*"', "", text) for text in texts)
+    files = (path for pattern in SHOWN_IN for path in sorted(ROOT.glob(pattern)) if path.is_file())
+    joined = (re.sub(r'"\s*\+?\s*"', "", path.read_text(errors="ignore")) for path in files)
     return sorted({question for text in joined for question in QUESTION.findall(text)})
 
 
@@ -44,7 +41,7 @@ async def runner() -> AsyncIterator[InProcessRunner]:
 
 
 def test_pair_is_at_most_20_mebibytes() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 20 * MEBIBYTE
+    assert sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 20 << 20
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])

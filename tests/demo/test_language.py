@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution, Step
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.wording import Writer
+from semspec.demo.wording import Writer, number_forms
 from semspec.engine.conversation import option_ids, tools_flaw, turn_after
 from studies.pair.chats import write_chat
 from studies.pair.training_texts import NUM_HOPS, Text, Texts
@@ -96,12 +97,23 @@ def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
     assert len(hits) > 60 and 0.95 < sum(hits) / len(hits) < 1
 
 
-def test_look_ups_are_learnt_by_their_last_words() -> None:
+@pytest.mark.parametrize("kind", ["look-ups", "numbers"])
+def test_look_ups_are_learnt_by_their_numbers(kind: str) -> None:
     tokenizer, cards = build_tokenizer(), make_problem(3, 0).facts.cards
-    text = Texts(tokenizer).text("look-ups", 3, 1, random.Random(3))
-    learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split()
-    assert len(learnt) == 2 * len(cards) and {word.strip(".") for word in learnt} <= {*map(str, cards)}
+    text = Texts(tokenizer).text(kind, 3, 1, random.Random(3))
+    learnt = tokenizer.decode([label for label in text.labels if label >= 0]).split(".")[:-1]
+    forms = {form for one in cards for form in number_forms(one)[: 1 if kind == "look-ups" else 3]}
+    assert len(learnt) == 2 * len(cards) and {form.strip() for form in learnt} <= forms
     assert "passes to" not in tokenizer.decode(text.ids)
+
+
+def test_what_the_draft_wrote_is_gone_on_from(tmp_path: Path) -> None:
+    tokenizer, document = build_tokenizer(), write_document(9_000_005, planted=0.3, care=0.0)
+    (file := tmp_path / "drafts.jsonl").write_text(json.dumps([document.problem.seed, document.segments]))
+    text = Texts(tokenizer, file).text("drafts", 0, 0, random.Random(4))
+    learnt = tokenizer.decode([label for label in text.labels if label >= 0])
+    said = tokenizer.decode(text.ids).split("<think>\n\n")[1].removesuffix(learnt)
+    assert said and document.solution.startswith(said) and learnt.endswith(f"}}.{tokenizer.eos_token}")
 
 
 def test_log_probability_is_that_of_the_form_chosen() -> None:
@@ -131,15 +143,15 @@ def test_question_tells_its_facts() -> None:
 def test_grades_tell_right_steps_from_wrong_ones() -> None:
     tokenizer, grades = build_tokenizer(), Counter[bool]()
     for seed in range(60):
-        text = Texts(tokenizer).graded(write_document(seed, planted=0.5), random.Random(seed))
+        document = write_document(seed, planted=0.5)
+        text = Texts(tokenizer).graded(document.problem, document.segments[:-1], random.Random(seed))
         [grade] = [int(tokenizer.decode([label])) for label in text.labels if label >= 0]
         shown = tokenizer.decode(text.ids).split("<think>\n\n")[1].split("<|im_end|>")[0]
         said, _, last = shown.removesuffix("\n\n").rpartition("\n\n")
         solution = replay(make_problem(seed).facts, said)
         assert solution is not None
-        is_right = solution.is_right(read(last, solution.facts, solution.holder))
-        assert is_right is (grade > 4)
-        grades[is_right] += 1
+        assert solution.is_right(read(last, solution.facts, solution.holder)) is (grade > 4)
+        grades[grade > 4] += 1
     assert min(grades[True], grades[False]) > 10
 
 
