@@ -17,7 +17,7 @@ from semspec.bench.tasks import Question, load_task
 from semspec.demo.client import MAX_TOKENS, boxed
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
-from semspec.types import Message
+from semspec.types import GOOD_ENOUGH, Message
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
@@ -51,8 +51,7 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     assert card["tokenizer"] == tokenizer_fingerprint(load_tokenizer(str(BUNDLED_PAIR / role)))
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"
-    assert metrics["auroc"] >= 0.95 and metrics["wrong_accepted_at_95_right"] <= 0.125
-    assert max(metrics["ece"].values()) <= 0.05
+    assert metrics["verdict"] == GOOD_ENOUGH
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -144,7 +144,8 @@ async def test_gateway_is_told_the_hashes_of_the_stacks_key_and_of_given_ones() 
     assert "sk-fixed" not in str(told) and "sk-fixed" not in repr(stack.config)
 
 
-async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackConfig, "bad_verdict", "Missed: AUROC.")
     serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
     printed = ""
     async with asyncio.timeout(GENEROUS_S):
@@ -154,14 +155,14 @@ async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixtu
     serving.cancel()
     await asyncio.wait([serving])
     address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
-    assert address is not None and "Not good enough to serve. Missed: AUROC" in printed and KNOWN in printed
+    assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
 
 
-@pytest.mark.parametrize("card", [{"metrics": {"verdict": GOOD_ENOUGH}}, {"metrics": {}}, {}])
-def test_probes_without_a_bad_verdict_get_no_warning(tmp_path: Path, card: dict[str, dict[str, str]]) -> None:
+@pytest.mark.parametrize("metrics", [{"verdict": GOOD_ENOUGH}, {}, {"verdict": "Bad."}])
+def test_a_bad_verdict_is_that_of_the_targets_card(tmp_path: Path, metrics: dict[str, str]) -> None:
     shutil.copy(BUNDLED_PAIR / "probes" / "pair.json", tmp_path)
-    (tmp_path / "target.json").write_text(json.dumps(card))
-    assert StackConfig(pair=tmp_path).bad_verdict == ""
+    (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
+    assert StackConfig(pair=tmp_path).bad_verdict == ("Bad." if "Bad." in metrics.values() else "")
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
