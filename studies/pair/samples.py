@@ -89,7 +89,7 @@ def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: flo
         mask = torch.cat([mask, own.expand(*shape, count)], 3)
         out = model(input_ids=token, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
         logits, positions = out.logits.float(), positions + 1
-    return [[one for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1).tolist()]
+    return [[int(one) for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1)]
 
 
 def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
         for role, model in models.items():
             for name, value in look(model, prefixes[role], index, list(of_place)).items():
                 if role == "target" or name in ("mean", "statistics"):
-                    found.setdefault(f"{role}_{name}", []).append(value.numpy(force=True).astype(np.float16))
+                    found.setdefault(f"{role}_{name}", []).append(value.numpy().astype(np.float16))
     meanings = [places[index].meaning(segment) for index, segment, _ in rows]
     numbers: dict[object, int] = {}
     arrays = {name: np.concatenate(parts) for name, parts in found.items()}
@@ -189,10 +189,8 @@ def main() -> None:
     parser.add_argument("split", choices=("probe", "tune", "report"))
     parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
     parser.add_argument("--limit", type=int, default=1000)
-    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_default_device(arguments.device)
     models = {role: load(role, MODELS).to(torch.bfloat16) for role in ROLES}
     folder = arguments.work / arguments.split
     folder.mkdir(parents=True, exist_ok=True)

@@ -143,8 +143,10 @@ class Texts:
             claim: Claim = ("card", person, facts.cards[person])
             written = writer.write(Step((claim,)), None) + DELIMITER
             [number] = [start for start, _, kind in spans(written) if kind == "card.number"]
-            is_whole = problem.style or rng.random() < 0.5
-            self._add(text, written[: number - 1].replace(" shows", " shows" if is_whole else ""), is_learnt=False)
+            head = written[: number - 1]
+            if problem.style == 0 and rng.random() < 0.5:
+                head = head.replace(" shows", "")
+            self._add(text, head, is_learnt=False)
             self._add(text, written[number - 1 :], is_learnt=True)
         return text
 

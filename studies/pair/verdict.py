@@ -153,16 +153,16 @@ def fit(
 ) -> Iterator[tuple[Net, float, float]]:
     """For each seed the best net on validation, the last 15/85 of the questions, its loss there and its learning
     rate; the first seed chooses that."""
-    inputs = torch.as_tensor(recipe.read(rows))
-    label = torch.as_tensor(rows.share(f"target {temperature}"))
-    own = torch.as_tensor(rows.share(f"target {temperature}", without_own=True))
-    weight = torch.as_tensor(rows.counts[:, [COLUMNS[name] for name in recipe.columns]].sum(1))
-    is_own = torch.as_tensor(rows.counts[:, COLUMNS[f"target {temperature}"]] > 0)
+    inputs = torch.from_numpy(recipe.read(rows))
+    label = torch.from_numpy(rows.share(f"target {temperature}"))
+    own = torch.from_numpy(rows.share(f"target {temperature}", without_own=True))
+    weight = torch.from_numpy(rows.counts[:, [COLUMNS[name] for name in recipe.columns]].sum(1))
+    is_own = torch.from_numpy(rows.counts[:, COLUMNS[f"target {temperature}"]] > 0)
     if is_truth:
-        label = torch.as_tensor(rows["is_right"]).float()
+        label = torch.from_numpy(rows["is_right"]).float()
     elif not recipe.is_squared:
         label = torch.where(is_own, own, label)
-    is_train = torch.as_tensor(rows.question < 70 / 85 * (rows.question.max() + 1))
+    is_train = torch.from_numpy(rows.question < 70 / 85 * (rows.question.max() + 1))
     train, test = (torch.nonzero(mask & (weight > 0))[:, 0] for mask in (is_train, ~is_train))
     rates: tuple[float, ...] = RATES
     for seed in SEEDS:
@@ -254,10 +254,8 @@ def main() -> None:
     parser.add_argument("--truth", action="store_true")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[recipe.name for recipe in RECIPES])
-    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_default_device(arguments.device)
     train, test = Rows(arguments.work / "probe"), Rows(arguments.work / ("tune" if arguments.truth else "report"))
     judges = [Judge(test, arguments.temperature, style) for style in range(4)]
     file = arguments.work / f"{'truth' if arguments.truth else 'verdict'}{arguments.temperature}.json"
@@ -266,10 +264,10 @@ def main() -> None:
     same = np.rint(share * SAMPLES).astype(int)
     scores = {f"{k} samples": rng.hypergeometric(same, SAMPLES - same, k) / k for k in (1, 2, 4, SAMPLES)}
     for recipe in (recipe for recipe in RECIPES if recipe.name in arguments.only):
-        inputs = torch.as_tensor(recipe.read(test))
+        inputs = torch.from_numpy(recipe.read(test))
         fitted = fit(recipe, train, arguments.temperature, arguments.epochs, arguments.truth)
         for seed, (net, loss, rate) in zip(SEEDS, fitted, strict=True):
-            scores[f"{recipe.name} {seed}"] = predict(net, inputs).sigmoid().numpy(force=True)
+            scores[f"{recipe.name} {seed}"] = predict(net, inputs).sigmoid().numpy()
             print(recipe.name, seed, rate, round(loss, 4), flush=True)
     for style, judge in enumerate(judges):
         found = {name: {"auroc": judge.auroc(one), "log_loss": judge.log_loss(one)} for name, one in scores.items()}
