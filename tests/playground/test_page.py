@@ -106,7 +106,7 @@ async def test_strictest_setting_accepts_fewer(page: Page) -> None:
     for key in ("Home", "End"):
         async with settings(page):
             await slider.press(key)
-        await generate(page)
+        await generate(page, 2)
         num_accepted = await page.locator(".segment.accepted").count()
         shares.append(num_accepted / await page.locator(".segment").count())
     assert shares[1] < shares[0]
