@@ -76,8 +76,6 @@ def test_documents_show_questions_of_two_styles() -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("question", questions())
 async def test_question_is_answered_rightly(runner: InProcessRunner, question: str) -> None:
-    """Greedy, and with all but one of the seeds."""
-
     async def is_right(temperature: float, seed: int) -> bool:
         messages = (Message("user", question),)
         outcome = await runner.ask(Ask(messages, parse("in-process/semantic"), temperature, 0.95, seed, MAX_TOKENS))

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processo
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from semspec.demo.problems import make_problem
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
@@ -100,12 +101,11 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str, load: Load) -> None:
-    engine = load(BUNDLED_PAIR / role)
+    engine, length = load(BUNDLED_PAIR / role), {"max_segments": 0, "max_tokens": 400}
+    asked = f"{make_problem(3).question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
     for segmentation in Segmentation:
-        what = params(
-            segmentation=segmentation, max_segments=0, max_tokens=400, sampling=SamplingParams(), num_logprobs=2
-        )
-        stream = await written(engine, await prompt(engine), what)
+        what = params(segmentation=segmentation, sampling=SamplingParams(), num_logprobs=2, **length)
+        stream = await written(engine, Context((await engine.encode(asked),)), what)
         for one in stream:
             assert spelt(one.logprobs) == one.segment.text.encode()
             assert one.logprobs is not None and len(one.logprobs) == len(one.segment.token_ids)

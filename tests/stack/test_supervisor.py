@@ -160,7 +160,8 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
 
 @pytest.mark.parametrize("metrics", [{"verdict": GOOD_ENOUGH}, {}, {"verdict": "Bad."}])
 def test_a_bad_verdict_is_that_of_the_targets_card(tmp_path: Path, metrics: dict[str, str]) -> None:
-    shutil.copy(BUNDLED_PAIR / "probes" / "pair.json", tmp_path)
+    for name in ("pair.json", "target.safetensors"):
+        shutil.copy(BUNDLED_PAIR / "probes" / name, tmp_path)
     (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
     assert StackConfig(pair=tmp_path).bad_verdict == ("Bad." if "Bad." in metrics.values() else "")
 
