@@ -45,34 +45,31 @@ def write_document(
     seed: int, style: int | None = None, planted: float = 0.0, care: float = 1.0, begun: Sequence[str] = ()
 ) -> Document:
     """Solve the problem of `seed`; mistakes are planted in this share of the steps; of those, `care` is corrected.
-    `begun`: segments that stand first, to go on from and not to learn."""
+    `begun`: segments to go on from, as far as they can be followed, and not to learn."""
     problem = make_problem(seed, style)
     rng = random.Random(f"document {seed} {style} {planted}")
     solution, writer = Solution(problem.facts), Writer(problem, rng)
-    steps: list[Step] = []
-    segments: list[str] = []
-    learnt: list[bool] = []
-    holders: list[int | None] = []
+    rows: list[tuple[Step, str, bool, int | None]] = []
+
+    def put(step: Step, segment: str, is_learnt: bool) -> bool:
+        holder = solution.holder
+        if is_followed := solution.advance(step):
+            rows.append((step, segment, is_learnt, holder))
+        return is_followed
+
     for text in begun:
-        steps.append(read(text, problem.facts, solution.holder))
-        segments.append(text)
-        learnt.append(False)
-        holders.append(solution.holder)
-        followed = solution.advance(steps[-1])
-        assert followed, text
+        if not put(read(text, problem.facts, solution.holder), text, is_learnt=False):
+            break
     while not solution.is_over:
         options = solution.options(care if planted else CARE)
         step = rng.choices(list(options), list(options.values()))[0]
         draw, mistakes = rng.random(), solution.mistakes(step)
         if mistakes and draw < max(SLIP, planted):
             step = rng.choice(_balanced(mistakes, rng))
-        holders.append(solution.holder)
-        segments.append(writer.write(step, solution.holder))
-        steps.append(step)
-        learnt.append(not (planted and mistakes and draw < planted))
-        followed = solution.advance(step)
+        followed = put(step, writer.write(step, solution.holder), not (planted and mistakes and draw < planted))
         assert followed, step
-    return Document(problem, tuple(steps), tuple(segments), tuple(learnt), tuple(holders), writer.log_probability)
+    steps, segments, learnt, holders = zip(*rows, strict=True)
+    return Document(problem, steps, segments, learnt, holders, writer.log_probability)
 
 
 def _balanced(mistakes: list[Step], rng: random.Random) -> list[Step]:

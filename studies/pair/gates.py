@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class Judged:
     kinds: str
 
 
-def judge(problem: Problem, segments: list[str]) -> tuple[list[Judged], bool]:
+def judge(problem: Problem, segments: Sequence[str]) -> tuple[list[Judged], bool]:
     """Each segment as far as the answer can be followed, and whether the boxed answer is right, as a client sees it."""
     is_right = boxed(segments[-1]) == str(problem.answer)
     solution, judged = Solution(problem.facts), list[Judged]()

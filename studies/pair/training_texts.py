@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
 from semspec.demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
-from semspec.demo.reading import read, spans
+from semspec.demo.reading import spans
 from semspec.demo.solutions import Claim, Solution, Step
 from semspec.demo.wording import MARK, TENS, UNITS, Writer
 from semspec.engine.conversation import turn_after
 from studies.pair.chats import Chat, write_chat
+from studies.pair.gates import judge
 
 IGNORED = -100
 NUM_HOPS = 4
@@ -107,8 +108,9 @@ class Texts:
                 return self.graded(document.problem, document.segments[:-1], rng)
             case "drafts" | "graded drafts":
                 drafted, segments = rng.choice(self._drafts)
-                write = self._corrected if kind == "drafts" else self.graded
-                return write(make_problem(drafted), segments, rng)
+                if kind == "graded drafts":
+                    return self.graded(make_problem(drafted), segments, rng)
+                return self._solution(write_document(drafted, begun=segments[: rng.randrange(1, len(segments))]))
             case "checks":
                 return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
@@ -247,12 +249,7 @@ class Texts:
 
     def graded(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
         """A solution up to a step, wrong in half of the cases where one is, and the grade of that step."""
-        solution, are_right = Solution(problem.facts), list[bool]()
-        for segment in segments:
-            step = read(segment, problem.facts, solution.holder)
-            are_right.append(solution.is_right(step))
-            if not solution.advance(step):
-                break
+        are_right = [one.is_right for one in judge(problem, segments)[0]]
         wanted = rng.random() < 0.5
         place = rng.choice([i for i, is_right in enumerate(are_right) if is_right == wanted] or range(len(are_right)))
         grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if are_right[place] else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
@@ -264,15 +261,6 @@ class Texts:
         text.heavy.append(len(text.ids))
         self._add(text, str(grade), is_learnt=True)
         return text
-
-    def _corrected(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
-        """What the draft wrote, up to a step, and how the author goes on."""
-        solution, begun = Solution(problem.facts), list[str]()
-        for segment in segments[: rng.randrange(1, len(segments))]:
-            if not solution.advance(read(segment, problem.facts, solution.holder)):
-                break
-            begun.append(segment)
-        return self._solution(write_document(problem.seed, begun=begun))
 
     def _begin(self, asked: str | Chat) -> Text:
         """The prompt of a question, or of a chat."""
