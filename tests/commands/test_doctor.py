@@ -87,14 +87,14 @@ def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixtur
     assert code == 0 and checks["pair"].message.endswith("; token-level by default")
 
 
-def test_audit_with_the_equivalence_of_the_card_has_nothing_to_fix(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMSPEC_GATEWAY_AUDIT", '{"share": 0.1}')
     failure = only_failure(doctor(capsys))
     assert failure.name == "pair" and "SEMSPEC_VERIFIER_EQUIVALENCE" in failure.remedy
     monkeypatch.setenv("SEMSPEC_VERIFIER_EQUIVALENCE", "card")
-    assert doctor(capsys)[0] == 0
+    monkeypatch.setattr(StackConfig, "bad_verdict", "Missed: AUROC.")
+    [warning] = [check for check in doctor(capsys)[1].values() if check.level != "ok"]
+    assert (warning.name, warning.level) == ("verifier", "warn") and "report says: Missed: AUROC." in warning.message
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,7 @@ def test_requirement_is_held_against_what_is_installed(requirement: str, level: 
     assert (check and check.level) == level
 
 
-def test_memory_counts_the_keys_and_values_that_are_set(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_counts_set_keys_and_values(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, checks = doctor(capsys)
     assert "keys and values up to 8.6 GB" in checks["memory"].message  # two services, 4 GiB each by default
     monkeypatch.setenv("SEMSPEC_DRAFT_KV_BYTES", str(1 << 30))

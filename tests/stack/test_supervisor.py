@@ -158,12 +158,12 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
     assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
 
 
-@pytest.mark.parametrize("metrics", [{"verdict": GOOD_ENOUGH}, {}, {"verdict": "Bad."}])
-def test_a_bad_verdict_is_that_of_the_targets_card(tmp_path: Path, metrics: dict[str, str]) -> None:
+@pytest.mark.parametrize("card", [{}, *({"metrics": m} for m in ({"verdict": GOOD_ENOUGH}, {}, {"verdict": "Bad."}))])
+def test_a_bad_verdict_is_that_of_the_targets_card(tmp_path: Path, card: dict[str, dict[str, str]]) -> None:
     for name in ("pair.json", "target.safetensors"):
         shutil.copy(BUNDLED_PAIR / "probes" / name, tmp_path)
-    (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
-    assert StackConfig(pair=tmp_path).bad_verdict == ("Bad." if "Bad." in metrics.values() else "")
+    (tmp_path / "target.json").write_text(json.dumps(card))
+    assert StackConfig(pair=tmp_path).bad_verdict == ("Bad." if "Bad." in str(card) else "")
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
