@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    models = {role: load(role, MODELS).to(torch.bfloat16) for role in ROLES}
+    models = {role: load(role, MODELS) for role in ROLES}
     folder = arguments.work / arguments.split
     folder.mkdir(parents=True, exist_ok=True)
     for first in range(0, arguments.limit, QUESTIONS):
