@@ -89,7 +89,7 @@ def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: flo
         mask = torch.cat([mask, own.expand(*shape, count)], 3)
         out = model(input_ids=token, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
         logits, positions = out.logits.float(), positions + 1
-    return [[int(one) for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1)]
+    return [[one for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1).tolist()]
 
 
 def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -169,7 +169,8 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
         for role, model in models.items():
             for name, value in look(model, prefixes[role], index, list(of_place)).items():
                 if role == "target" or name in ("mean", "statistics"):
-                    found.setdefault(f"{role}_{name}", []).append(value.numpy().astype(np.float16))
+                    saved = value.numpy().astype(np.float16, order="C")  # `save_file` writes memory as it lies
+                    found.setdefault(f"{role}_{name}", []).append(saved)
     meanings = [places[index].meaning(segment) for index, segment, _ in rows]
     numbers: dict[object, int] = {}
     arrays = {name: np.concatenate(parts) for name, parts in found.items()}
