@@ -68,13 +68,12 @@ test-vllm:
 test-manifests: setup
 	@$(BIN)/python -m pytest tests/manifests/test_builds.py $(ARGS)
 
-## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs, limits of size
+## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	scripts/proto --check
-	$(BIN)/python scripts/size
 
 ## make docs         the documentation as a site with an API reference: build/docs, in an environment of its own
 docs: setup
