@@ -127,7 +127,8 @@ class Export:
         if likelihood is not None:
             self._export_likelihood(likelihood)
         self._export(report)
-        self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
+        sentences = "\n".join(verdict.sentence for verdict in report.verdicts)
+        self._reporter.say(f"{sentences}\n{folder}/report.html; probes in {self._config.output}")
 
     @cached_property
     def _variants(self) -> Variants:
@@ -276,12 +277,15 @@ class Export:
         verification = variant["verifications"][report.criterion]
         metrics = {
             "num_contexts": sum(report.counts.contexts.values()),
-            "verdict": report.verdict.headline,
+            "verdicts": [
+                {"criterion": verdict.criterion, "standing": verdict.standing, "text": verdict.text}
+                for verdict in report.verdicts
+            ],
             "right_means": report.criterion,
             "auroc": verification["auroc"]["value"],
             "wrong_accepted_at_95_right": verification["wrong_accepted"]["value"],
             "ece": {use: one["value"] for use, one in variant["ece"].items()},
             "strictness": card_curve(report.recommendation.curve),
         }
-        of_served_only = () if name == SERVED else ("verdict", "strictness")
+        of_served_only = () if name == SERVED else ("verdicts", "strictness")
         return {key: value for key, value in metrics.items() if key not in of_served_only}

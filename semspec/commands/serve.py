@@ -58,7 +58,7 @@ async def _first_request(stack: Stack, config: StackConfig) -> str:
     question = EXAMPLE if is_bundled else QUESTION
     notes = (
         "" if config.pair else WITHOUT_PROBES.format(strategy),
-        f"The report of the probes says: {config.bad_verdict} To do: {BAD_VERDICT}." if config.bad_verdict else "",
+        f"The report of the probes says: {config.bad_verdicts} To do: {BAD_VERDICT}." if config.bad_verdicts else "",
         KNOWN if is_bundled else "",
         CURL.format(base_url=stack.base_url, api_key=stack.api_key, model=model, question=question),
     )

@@ -93,13 +93,25 @@ class StackConfig:
         return {role: role for role in self.roles} | more
 
     @property
-    def bad_verdict(self) -> str:
-        """What the report of the probes says unless they are good enough to serve: the verdict in the target's card."""
+    def verdicts(self) -> str:
+        """The verdicts of the probes' report, one for each definition of a right segment; empty without a report."""
+        return " ".join(verdict["text"] for verdict in self._verdicts())
+
+    @property
+    def bad_verdicts(self) -> str:
+        """All verdicts of the probes' report if one of them is not "good enough", otherwise nothing."""
+        is_good = all(verdict["standing"] == "good" for verdict in self._verdicts())
+        return "" if is_good else self.verdicts
+
+    def _verdicts(self) -> list[dict[str, str]]:
+        """Read the target's card; `standing` and `text` of each verdict."""
         if self.pair is None or not self.has_probes:
-            return ""
-        card = json.loads((self.pair / "target.json").read_text())
-        verdict = str(card.get("metrics", {}).get("verdict", GOOD_ENOUGH))
-        return "" if verdict == GOOD_ENOUGH else verdict
+            return []
+        metrics = json.loads((self.pair / "target.json").read_text()).get("metrics", {})
+        if headline := metrics.get("verdict"):  # a card whose report had a single verdict
+            return [{"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}]
+        verdicts: list[dict[str, str]] = metrics.get("verdicts", [])
+        return verdicts
 
     @property
     def model_name(self) -> str:

@@ -17,7 +17,7 @@ from semspec.bench.tasks import Question, load_task
 from semspec.demo.client import MAX_TOKENS, boxed
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
-from semspec.types import GOOD_ENOUGH, Message
+from semspec.types import Message
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,9 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"
     assert metrics["auroc"] >= 0.985 and metrics["wrong_accepted_at_95_right"] <= 0.03
-    assert max(metrics["ece"].values()) <= 0.05 and metrics["verdict"] == GOOD_ENOUGH
+    assert max(metrics["ece"].values()) <= 0.05
+    verdicts = [(verdict["criterion"], verdict["standing"]) for verdict in metrics["verdicts"]]
+    assert verdicts == [("truth", "good"), ("target says it", "bad")]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -145,7 +145,7 @@ async def test_gateway_is_told_the_hashes_of_the_stacks_key_and_of_given_ones() 
 
 
 async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StackConfig, "bad_verdict", "Missed: AUROC.")
+    monkeypatch.setattr(StackConfig, "bad_verdicts", "Missed: AUROC.")
     serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
     printed = ""
     async with asyncio.timeout(GENEROUS_S):
@@ -158,12 +158,30 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
     assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
 
 
-@pytest.mark.parametrize("card", [{}, *({"metrics": m} for m in ({"verdict": GOOD_ENOUGH}, {}, {"verdict": "Bad."}))])
-def test_a_bad_verdict_is_that_of_the_targets_card(tmp_path: Path, card: dict[str, dict[str, str]]) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "verdicts", "bad_verdicts"),
+    [
+        ({}, "", ""),
+        ({"verdict": GOOD_ENOUGH}, GOOD_ENOUGH, ""),
+        ({"verdict": "Bad."}, "Bad.", "Bad."),
+        ({"verdicts": [{"standing": "good", "text": "By A: good."}]}, "By A: good.", ""),
+        (
+            {"verdicts": [{"standing": "good", "text": "By A: good."}, {"standing": "bad", "text": "By B: bad."}]},
+            "By A: good. By B: bad.",
+            "By A: good. By B: bad.",
+        ),
+        ({"verdicts": [{"standing": "doubtful", "text": "By A: few."}]}, "By A: few.", "By A: few."),
+    ],
+    ids=["none", "single good", "single bad", "good", "good and bad", "doubtful"],
+)
+def test_verdicts_are_those_of_the_targets_card(
+    tmp_path: Path, metrics: dict[str, object], verdicts: str, bad_verdicts: str
+) -> None:
     for name in ("pair.json", "target.safetensors"):
         shutil.copy(BUNDLED_PAIR / "probes" / name, tmp_path)
-    (tmp_path / "target.json").write_text(json.dumps(card))
-    assert StackConfig(pair=tmp_path).bad_verdict == ("Bad." if "Bad." in str(card) else "")
+    (tmp_path / "target.json").write_text(json.dumps({"metrics": metrics}))
+    config = StackConfig(pair=tmp_path)
+    assert (config.verdicts, config.bad_verdicts) == (verdicts, bad_verdicts)
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

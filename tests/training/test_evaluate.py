@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, card_curve, outcome, recommend
-from semspec.training.evaluation.evaluate import Evidence, evaluate, label_rule
+from semspec.training.evaluation.evaluate import BARS, Evidence, evaluate, label_rule
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
@@ -167,10 +167,49 @@ def with_valid(valid: Callable[[Labels], object]) -> Labels:
 )
 def test_verdict_tells_good_probes_from_bad(labels: Labels, noise: float, criterion: str, headline: str) -> None:
     report = evaluate(evidence(labels, noise), num_resamples=5)
-    assert report.criterion == criterion and re.search(headline, report.verdict.headline)
-    assert report.verdict.standing == ("good" if headline.startswith("Good") else "bad")
+    verdict = report.verdicts[0]
+    assert report.criterion == verdict.criterion == criterion and re.search(headline, verdict.headline)
+    assert verdict.standing == ("good" if headline.startswith("Good") else "bad")
+    assert [one.criterion for one in report.verdicts[1:]] == (["target says it"] if criterion == "truth" else [])
     has_truth = criterion == "truth"
     assert has_truth or (isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0)
+
+
+def shuffled_truth(labels: Labels) -> Labels:
+    """`labels` whose truth has nothing to do with what the target says."""
+    return replace(labels, valid=np.random.default_rng(3).permutation(labels.valid))
+
+
+@pytest.mark.parametrize(
+    ("labels", "standings"),
+    [
+        (made_up(), ["good", "good"]),
+        (shuffled_truth(made_up()), ["bad", "good"]),
+        (with_valid(lambda _: nan), ["good"]),
+    ],
+    ids=["agreeing", "disagreeing", "without truth"],
+)
+def test_each_criterion_has_a_verdict_by_bars_of_its_own(labels: Labels, standings: list[str]) -> None:
+    report = evaluate(evidence(labels, noise=0.1), num_resamples=5)
+    assert [verdict.standing for verdict in report.verdicts] == standings
+    for verdict in report.verdicts:
+        found, bars = report.served.verifications[verdict.criterion], BARS[verdict.criterion]
+        auroc, wrong = verdict.claims[:2]
+        assert f"{found.auroc.value:.3f} ±" in auroc.text and f"at least {bars.least_auroc}" in auroc.text
+        assert auroc.holds is (found.auroc.value >= bars.least_auroc)
+        assert f"{found.wrong_accepted.value:.1%} ±" in wrong.text
+        assert wrong.holds is (found.wrong_accepted.value <= bars.most_wrong_accepted)
+        assert verdict.headline in verdict.text and all(claim.text in verdict.text for claim in verdict.claims)
+
+
+@pytest.mark.parametrize("name", ["surprisal alone", "likelihood", "paper recipe"])
+@pytest.mark.parametrize("noise", [0.1, 4.0])
+def test_variant_without_states_that_is_as_good_is_named(name: str, noise: float) -> None:
+    labels = made_up()
+    rival = replace(evidence(labels), variants=[guessed(labels, name, noise, seed=1)])
+    remarks = [" ".join(verdict.remarks) for verdict in evaluate(rival, num_resamples=5).verdicts]
+    expected = noise < 1 and name != "paper recipe"
+    assert [f"{name}, which does not read them, has an AUROC of" in text for text in remarks] == [expected] * 2
 
 
 def test_counts_and_curves() -> None:
@@ -195,13 +234,14 @@ def test_one_domain_few_questions_and_no_calibration_split() -> None:
     labels = replace(labels, split=np.where(labels.split == "calibration", "validation", labels.split))
     report = evaluate(evidence(labels, noise=0.4), num_resamples=5)
     assert "calibration" not in report.counts.contexts and len(report.domains) == 1
-    assert any("Only 24 test questions" in remark for remark in report.verdict.remarks)
-    assert report.verdict.headline == "Every bar is cleared, on too few segments to rely on."
-    assert report.verdict.standing == "doubtful"
+    for verdict in report.verdicts:
+        assert any("Only 24 test questions" in remark for remark in verdict.remarks)
+        assert verdict.headline == "Every bar is cleared, on too few segments to rely on."
+        assert verdict.standing == "doubtful"
 
 
 def test_share_of_wrong_segments_that_could_be_on_either_side_of_its_bar_is_called_uncertain() -> None:
-    few, many = (evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdict for num in (24, 240))
+    few, many = (evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdicts[0] for num in (24, 240))
     for verdict, is_uncertain in ((few, True), (many, False)):
         assert any("too uncertain to serve on" in remark for remark in verdict.remarks) is is_uncertain
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from markupsafe import escape
 
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
@@ -48,7 +49,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert len({one.target_probability for [one] in judged}) == 3
     cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]
     assert [(card["features"], card["layers"]) for card in cards] == [("states", "last"), ("surprisal", "all")]
-    assert all("auroc" in card["metrics"] and "verdict" not in card["metrics"] for card in cards)
+    assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
     assert set(release.rule) == {"strategy", "gamma", "acceptance"}
     assert release.foreign_probes(info) is None and release.place("draft") == str(models[0].resolve())
@@ -63,7 +64,11 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert report["counts"]["contexts"].keys() == {"train", "validation", "calibration", "test"}
     page = (folder / "report.html").read_text()
-    assert report["verdict"]["headline"] in page and "probes.labels: the log-loss" in page
+    assert all(str(escape(verdict["headline"])) in page for verdict in report["verdicts"])
+    card = json.loads((run / "out" / "target.json").read_text())
+    stated = [(verdict["criterion"], verdict["standing"]) for verdict in report["verdicts"]]
+    assert [(verdict["criterion"], verdict["standing"]) for verdict in card["metrics"]["verdicts"]] == stated
+    assert "probes.labels: the log-loss" in page
     shutil.copytree(run / "work", tmp_path / "work")
     shutil.rmtree(tmp_path / "work" / "probes")
     config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})

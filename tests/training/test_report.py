@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
@@ -46,7 +47,8 @@ def test_page_is_whole_in_itself_and_escapes_what_models_wrote(labels: Labels, r
     text = (tmp_path / "report.html").read_text()
     assert num_pictures(text) == 1
     assert not re.search(r"https?://", text)
-    assert f'class="headline {report.verdict.standing}"' in text
+    assert re.findall('class="headline ([a-z]+)"', text) == [verdict.standing for verdict in report.verdicts]
+    assert all(str(escape(verdict.sentence)) in text for verdict in report.verdicts) and len(report.verdicts) == 2
     assert text.count("<details>") == 6 and text.index("<img") < text.index("<details>")
     bare = replace(report, variants=report.variants[:1], learning_curve=(), domains=())
     folded = [one.title for one in sections(bare, Table((), ())) if one.is_folded]

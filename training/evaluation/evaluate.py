@@ -1,5 +1,9 @@
 """Stage 7: evaluates a pair of probes on questions that no probe was trained on: whether they are good enough to serve,
-and what would improve them at least cost."""
+and what would improve them at least cost.
+
+A report has a verdict for each definition of "right". Real pairs have no ground truth, only "the target says it"; data
+with a truth of its own, such as the demo's with its parser, gets both verdicts.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +15,7 @@ from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
 from semspec.training.evaluation.metrics import Resampling, log_loss
 from semspec.training.evaluation.verification import (
+    CRITERIA,
     LABEL_VARIANTS,
     Criterion,
     DomainCell,
@@ -29,10 +34,25 @@ from semspec.training.report.document import Tone
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 from semspec.types import GOOD_ENOUGH
 
-LEAST_AUROC = 0.985
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What p/q has to reach by one definition of right."""
+
+    least_auroc: float
+    most_wrong_accepted: float
+    """Share of wrong segments accepted where `LEAST_RIGHT_ACCEPTED` of the right ones are."""
+
+
+BARS: Mapping[Criterion, Bars] = {"truth": Bars(0.985, 0.03), "target says it": Bars(0.985, 0.03)}
 LEAST_RIGHT_ACCEPTED = 0.95
-MOST_WRONG_ACCEPTED = 0.03
 MOST_ECE = 0.05
+CRITERION_NAMES: Mapping[Criterion, str] = {
+    "truth": "By the data's own truth",
+    "target says it": 'By "the target says it", the criterion of pairs without a truth',
+}
+WITHOUT_TARGET_STATES = ("surprisal alone", "likelihood")
+"""Variants that read none of the target's hidden states."""
 FEW_WRONG = 50
 """With fewer wrong segments, shares of them are unreliable."""
 FEW_QUESTIONS = 30
@@ -86,13 +106,24 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An assessment of the report's numbers."""
+    """An assessment of the served probes by one definition of right."""
 
+    criterion: Criterion
     standing: Tone
     """`doubtful`: every bar is cleared, on too little data."""
     headline: str
     claims: tuple[Claim, ...]
     remarks: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The headline with the definition of right that it holds for."""
+        return f"{CRITERION_NAMES[self.criterion]}: {self.headline}"
+
+    @property
+    def text(self) -> str:
+        """The sentence and every claim."""
+        return f"{self.sentence} ({'; '.join(claim.text for claim in self.claims)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +133,9 @@ class Report:
     name: str
     criterion: Criterion
     """The definition of right below, unless stated otherwise."""
-    verdict: Verdict
+    verdicts: tuple[Verdict, ...]
+    """By `criterion` first. Where that is the truth, "the target says it" follows."""
+    remarks: tuple[str, ...]
     recommendation: Recommendation
     cost: Cost
     variants: tuple[Variant, ...]
@@ -134,10 +167,12 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
     curve = learning_curve(labels, evidence.learning_curve, criterion, resampling)
     judged = drafts(labels, served, test, criterion)
     recommendation = recommend(drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted)
+    verdicts = judge_by_each(variants, criterion, len(resampling.questions))
     return Report(
         name=evidence.name,
         criterion=criterion,
-        verdict=judge(variants[0], criterion, recommendation, curve, len(resampling.questions), label_rule(evidence)),
+        verdicts=verdicts,
+        remarks=(*_gains(verdicts[0], curve), _rule(recommendation), *label_rule(evidence)),
         recommendation=recommendation,
         cost=evidence.cost,
         variants=variants,
@@ -188,26 +223,23 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
     )
 
 
-def judge(
-    served: Variant,
-    criterion: Criterion,
-    recommendation: Recommendation,
-    curve: Sequence[LearningPoint],
-    num_questions: int,
-    of_labels: Sequence[str] = (),
-) -> Verdict:
-    """The verdict on the served probes from `num_questions` test questions; `of_labels`: what `label_rule` says."""
-    claims = tuple(_claims(served, criterion))
-    cautions = list(_cautions(served.verifications[criterion], num_questions))
+def judge_by_each(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> tuple[Verdict, ...]:
+    """Judge the served probes by the report's `criterion`; where the truth is known, by "the target says it", too."""
+    criteria = CRITERIA if criterion == "truth" else (criterion,)
+    return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
+
+
+def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> Verdict:
+    """Judge the served probes, the first of `variants`, by `criterion` on `num_questions` test questions."""
+    claims = tuple(_claims(variants[0], criterion))
+    cautions = tuple(_cautions(variants[0].verifications[criterion], BARS[criterion], num_questions))
     standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
-    gain = [_gain(curve)] if standing == "bad" and len(curve) > 1 else []
-    remarks = (*cautions, *gain, _rule(recommendation), *of_labels)
     headline = {
         "good": GOOD_ENOUGH,
         "doubtful": "Every bar is cleared, on too few segments to rely on.",
         "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
     }[standing]
-    return Verdict(standing, headline, claims, remarks)
+    return Verdict(criterion, standing, headline, claims, (*cautions, *_equals_without_states(variants, criterion)))
 
 
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
@@ -217,19 +249,33 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
         text = f"the test questions have {known} draft-written segments, so nothing can be said of p/q"
         yield Claim("nothing to judge by", text, False)
     else:
-        auroc, wrong = verification.auroc, verification.wrong_accepted
-        text = f"the AUROC of p/q is {measured_decimal(auroc)}, the bar is at least {LEAST_AUROC}"
-        yield Claim("AUROC", text, auroc.value >= LEAST_AUROC)
+        auroc, wrong, bars = verification.auroc, verification.wrong_accepted, BARS[criterion]
+        text = f"the AUROC of p/q is {measured_decimal(auroc)}, the bar is at least {bars.least_auroc}"
+        yield Claim("AUROC", text, auroc.value >= bars.least_auroc)
         text = (
             f"{measured_share(wrong)} of the wrong segments are accepted where {LEAST_RIGHT_ACCEPTED:.0%} of the right "
-            f"ones are, the bar is at most {MOST_WRONG_ACCEPTED:.0%}"
+            f"ones are, the bar is at most {bars.most_wrong_accepted:.0%}"
         )
-        yield Claim("wrong segments accepted", text, wrong.value <= MOST_WRONG_ACCEPTED)
+        yield Claim("wrong segments accepted", text, wrong.value <= bars.most_wrong_accepted)
     probes: dict[str, ProbeUse] = {"p": "target probe, draft-written", "q": "draft probe"}
     for name, use in probes.items():
         ece = served.ece[use]
         text = f"the ECE of {name} is {measured_decimal(ece)}, the bar is at most {MOST_ECE}"
         yield Claim(f"ECE of {name}", text, ece.value <= MOST_ECE)
+
+
+def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) -> Iterator[str]:
+    """Name the variants without the target's states that separate right from wrong at least as well as the served
+    probes."""
+    served, *others = variants
+    for variant in others:
+        found = variant.verifications[criterion]
+        if variant.name in WITHOUT_TARGET_STATES and found.auroc.value >= served.verifications[criterion].auroc.value:
+            yield (
+                f"The target's states bring nothing by this criterion: {variant.name}, which does not read them, has "
+                f"an AUROC of {measured_decimal(found.auroc)} and accepts {measured_share(found.wrong_accepted)} of "
+                "the wrong segments."
+            )
 
 
 def _rule(recommendation: Recommendation) -> str:
@@ -250,8 +296,10 @@ def _rule(recommendation: Recommendation) -> str:
     )
 
 
-def _gain(curve: Sequence[LearningPoint]) -> str:
-    """Whether more contexts would help, by the last step of the learning curve."""
+def _gains(verdict: Verdict, curve: Sequence[LearningPoint]) -> Iterator[str]:
+    """Say whether more contexts would help a pair that misses a bar, by the last step of the learning curve."""
+    if verdict.standing != "bad" or len(curve) < 2:
+        return
     before, after = curve[-2:]
     auroc = f"{decimal(before.auroc.value)} to {decimal(after.auroc.value)}"
     wrong = f"{share(before.wrong_accepted.value)} to {share(after.wrong_accepted.value)}"
@@ -261,17 +309,18 @@ def _gain(curve: Sequence[LearningPoint]) -> str:
     )
     fewer_wrong = after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
     if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
-        return f"More contexts is the cheapest gain: {step}."
-    return f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
+        yield f"More contexts is the cheapest gain: {step}."
+    else:
+        yield f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
 
 
-def _cautions(found: Verification, num_questions: int) -> Iterator[str]:
+def _cautions(found: Verification, bars: Bars, num_questions: int) -> Iterator[str]:
     if num_questions < FEW_QUESTIONS:
         yield f"Only {num_questions} test questions: too few to rely on."
     if 0 < found.num_wrong < FEW_WRONG:
         yield f"Only {found.num_wrong} wrong segments among the test questions': shares of them mean little."
     wrong, margin = found.wrong_accepted.value, 1.96 * found.wrong_accepted.error
-    if margin > MOST_WRONG_ACCEPTED > wrong - margin:
+    if margin > bars.most_wrong_accepted > wrong - margin:
         yield (
             f"The share of wrong segments accepted is anywhere from {share(max(0, wrong - margin))} to "
             f"{share(min(1, wrong + margin))} (95%): too uncertain to serve on. More test questions narrow it."

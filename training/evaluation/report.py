@@ -13,7 +13,7 @@ from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Outcome, Recommendation, acceptance_of
-from semspec.training.evaluation.evaluate import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED, Report
+from semspec.training.evaluation.evaluate import BARS, CRITERION_NAMES, LEAST_RIGHT_ACCEPTED, Report, Verdict
 from semspec.training.evaluation.likelihood import LikelihoodPoint, LikelihoodReport
 from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
 from semspec.training.files import plain, write_json
@@ -26,8 +26,8 @@ STYLES = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, "-"))
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 DECISIONS, TRUTHS = {"accepted": True, "rejected": False}, {"right": 1, "wrong": 0}
 RIGHT_MEANS: dict[Criterion, str] = {
-    "truth": "right by the data's own truth",
-    "target says it": "the target says it too: at least one of its samples at that context means the same",
+    "truth": "a segment is right if the data's own check says so",
+    "target says it": "a segment is right if at least one of the target's samples at that context means the same",
 }
 
 
@@ -59,7 +59,7 @@ def write_report(report: Report, folder: Path, examples: Table) -> None:
 
 
 def sections(report: Report, examples: Table) -> list[Section]:
-    """The page's sections: verdict and picture, then folded those that have contents."""
+    """The page's sections: verdicts, remarks and picture, then folded those that have contents."""
     drawn = Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
     folded: dict[str, Sequence[Block]] = {
         "What to keep in mind": (Bullets(tuple(_cautions(report))),),
@@ -70,20 +70,25 @@ def sections(report: Report, examples: Table) -> list[Section]:
         "How it was made": tuple(_origin(report)),
     }
     return [
-        Section("", tuple(_verdict(report)), tone=report.verdict.standing),
+        *(Section("", _verdict(verdict), tone=verdict.standing) for verdict in report.verdicts),
+        Section("", tuple(_remarks(report))),
         Section("", (_picture(report),)),
         *(Section(title, blocks, is_folded=True) for title, blocks in folded.items() if blocks),
     ]
 
 
-def _verdict(report: Report) -> Iterator[Block]:
-    counts, verdict = report.counts, report.verdict
-    yield Text(verdict.headline)
-    yield Bullets(tuple(f"{'✓ holds' if claim.holds else '✗ fails'}: {claim.text}" for claim in verdict.claims))
-    yield Bullets(verdict.remarks)
+def _verdict(verdict: Verdict) -> tuple[Block, ...]:
+    claims = tuple(f"{'✓ holds' if claim.holds else '✗ fails'}: {claim.text}" for claim in verdict.claims)
+    return Text(verdict.sentence), Bullets((*claims, *verdict.remarks))
+
+
+def _remarks(report: Report) -> Iterator[Block]:
+    counts = report.counts
+    yield Bullets(report.remarks)
+    definitions = (f"{CRITERION_NAMES[one.criterion]}, {RIGHT_MEANS[one.criterion]}. " for one in report.verdicts)
     yield Text(
         f"All figures are from {counts.questions.get('test', 0)} test questions ({counts.contexts.get('test', 0)} "
-        f"contexts) that no probe has seen. “Right” means: {RIGHT_MEANS[report.criterion]}. "
+        f"contexts) that no probe has seen. {''.join(definitions)}Figures without a criterion are by the first one. "
         "± is one standard error, by resampling questions."
     )
 
@@ -93,6 +98,7 @@ def _variants(report: Report) -> Iterator[Block]:
     yield Table(
         (
             "probes", "AUROC", "AUROC, “the target says it”", "wrong accepted at 95% of right",
+            "wrong accepted at 95% of right, “the target says it”",
             "min(1, p/q): right accepted", "min(1, p/q): wrong accepted", "ECE of p", "ECE of q", "log-loss of p",
             "log-loss of q",
         ),
@@ -102,6 +108,7 @@ def _variants(report: Report) -> Iterator[Block]:
                 measured_decimal(found.auroc),
                 measured_decimal(variant.verifications["target says it"].auroc),
                 measured_share(found.wrong_accepted),
+                measured_share(variant.verifications["target says it"].wrong_accepted),
                 share(found.sample.right_accepted),
                 share(found.sample.wrong_accepted),
                 *(
@@ -238,7 +245,7 @@ def _drawn(report: Report) -> Figure:
         axes.set(xlabel="right segments accepted")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
-    bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+    bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, BARS[report.criterion].most_wrong_accepted
     corner.add_patch(Rectangle(*bar, facecolor=GREEN, alpha=0.18, label="the bar: pass through here"))
     whole.set(ylabel="wrong segments accepted", xlim=(0, 1.01), ylim=(-0.01, 1.01), title="whole range")
     corner.set(xlim=(0.8, 1.003), ylim=(-0.004, 0.2), title="the corner that matters")

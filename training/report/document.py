@@ -61,7 +61,7 @@ class Section:
     is_folded: bool = False
     """On the HTML page only the heading shows until it is opened."""
     tone: Tone | None = None
-    """Colour of the page's first section."""
+    """Colour of a verdict."""
 
 
 def as_markdown(title: str, sections: Iterable[Section]) -> str:

@@ -90,8 +90,10 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
     if not report.operating_points:
         remedy = "`semspec train run` makes it; until then set acceptance by hand"
         found = warn("verifier", f"{found}, without an operating curve: what a strictness brings is unknown", remedy)
-    elif config.bad_verdict:
-        found = warn("verifier", f"{found}, whose report says: {config.bad_verdict}", BAD_VERDICT)
+    elif config.bad_verdicts:
+        found = warn("verifier", f"{found}, whose report says: {config.bad_verdicts}", BAD_VERDICT)
+    elif config.verdicts:
+        found = f"{found}, whose report says: {config.verdicts}"
     return Started(found, settings, report)
 
 
