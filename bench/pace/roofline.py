@@ -1,8 +1,10 @@
-"""Computes the tables of step times in `tables/` from rates of a GPU: `python -m semspec.bench.pace.roofline`.
+"""Computes the tables of step times in `tables/`: `python -m semspec.bench.pace.roofline`.
 
-A step reads all weights once and the keys and values of each sequence, and multiplies each weight with each token: the
-larger of both times counts, and a fixed time for launches, sampling and the host; a step larger than CUDA graphs has a
-least time. Nothing in these tables is measured as a step; `make bench-gpu` measures the rates.
+The limit of a step is the time to read all weights and the keys and values of each sequence, or the time to multiply
+each weight with each token, whichever is longer. To it come times by which steps of one H100 were measured to exceed
+the limit (bench/results/gpu-h100): a fixed time for launches, sampling and the host, a time for reads, and a least time
+for steps larger than CUDA graphs. Single sequences take what was measured; many reads at once took up to twice as long.
+No step of two GPUs was measured: the all-reduces of tensor parallel 2 are assumed.
 """
 
 import argparse
@@ -41,27 +43,29 @@ class Rates:
     """Between GPUs, for the data of all-reduces."""
     context_tokens: int
     """Keys and values of each sequence."""
-    chunk_ms: float = 0.0
+    chunk_ms: float
     """Of each step in which a sequence has more than a token."""
-    eager_ms: float = 0.0
+    eager_ms: float
     """The least of a step of more than `GRAPH_TOKENS`, whose kernels are launched one by one."""
-    evidence: str = "no step of it is measured"
+    evidence: str
 
 
-H200 = Rates("NVIDIA H200 SXM, 141 GB", 4.3e12, 0.82, 790e12, 0.7, 1.0, 10.0, 450e9, 2048)
-"""4.3 TB/s and 790 TFLOP/s are reached by copies and products of an H200; 82% is what gpt-fast reaches of the bandwidth
-when decoding; the other numbers are assumptions."""
-H100 = replace(
-    H200,
+H100 = Rates(
     device="NVIDIA H100 SXM, 80 GB",
     copy_bytes_per_s=3.02e12,
+    bandwidth_share=0.82,
     flops_per_s=788e12,
+    flops_share=0.7,
     fixed_ms=2.6,
+    all_reduce_us=10.0,
+    link_bytes_per_s=450e9,
+    context_tokens=2048,
     chunk_ms=10.7,
     eager_ms=66.0,
     evidence="copies, products, fixed time and reads are measured on one GPU (bench/results/gpu-h100)",
 )
-"""The engine over vLLM with states: 28.6 ms a token of the 32B, 39.3 ms a read of 20 tokens, 66.1 ms one of 128."""
+"""The engine over vLLM with states: 28.6 ms a token of the 32B, 39.3 ms a read of 20 tokens, 66.1 ms one of 128. The
+share of the bandwidth is what gpt-fast reaches when decoding; all-reduces and the link are assumptions."""
 PLAIN = replace(
     H100,
     fixed_ms=1.0,
@@ -97,7 +101,7 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     yield f"# model: {shape.name}, bf16, {shape.num_layers} layers of {shape.hidden_size}, shapes only"
     yield f"# device: {rates.device}{f', tensor parallel {num_gpus}' if num_gpus > 1 else ''}"
     yield f"# num_gpus: {num_gpus}"
-    yield f"# how: roofline, computed by `python -m semspec.bench.pace.roofline`; {rates.evidence}"
+    yield f"# how: computed by bench/pace/roofline.py, the limit plus measured times; {rates.evidence}"
     yield (
         f"# bandwidth: {rates.bandwidth_share:.0%} of {rates.copy_bytes_per_s / 1e12:g} TB/s; all weights but the "
         "embedding table once a step, and keys and values"
@@ -112,7 +116,7 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     if num_gpus > 1:
         yield (
             f"# all-reduces: two a layer, {rates.all_reduce_us:g} us each and their data at "
-            f"{rates.link_bytes_per_s / 1e9:g} GB/s"
+            f"{rates.link_bytes_per_s / 1e9:g} GB/s; assumed, not measured"
         )
     yield "# left out: pooling of hidden states (about 0.05 ms a read of 40 tokens), swapping, prompts' attention"
 
@@ -132,9 +136,6 @@ def drafting(token_ms: float) -> Rates:
 
 
 TABLES = {
-    "h200-1.5b": (PAPER.draft, H200, 1),
-    "h200-32b": (PAPER.target, H200, 1),
-    "h200-32b-tp2": (PAPER.target, H200, 2),
     "h100-1.5b": (PAPER.draft, drafting(4.1), 1),
     "h100-32b": (PAPER.target, H100, 1),
     "h100-32b-tp2": (PAPER.target, H100, 2),

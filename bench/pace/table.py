@@ -157,9 +157,6 @@ class Pace:
 
 
 PACES: Mapping[str, tuple[str, str, int, bool]] = {
-    "h200-1.5b-32b": ("h200-1.5b", "h200-32b", 1, False),
-    "h200-1.5b-32b-tp2": ("h200-1.5b", "h200-32b-tp2", 1, False),
-    "h200-1.5b-32b-2-targets": ("h200-1.5b", "h200-32b", 2, False),
     "h100-1.5b-32b": ("h100-1.5b", "h100-32b", 1, False),
     "h100-1.5b-32b-colocated": ("h100-1.5b", "h100-32b-tp2", 1, True),
     "h100-plain-tp2": ("h100-1.5b", "h100-32b-plain-tp2", 1, False),

@@ -101,63 +101,27 @@ def _as_json(one: Comparison) -> dict[str, Any]:
     return dict(zip(HEADER, _compared(one), strict=True)) | {"holds": one.holds}
 
 
-def capacity(options: argparse.Namespace) -> int:
-    """Write the table of fleets of H200 and loads."""
-    from studies.simulate.tables import capacities, capacity_table
-
-    found = list(capacities(_workload(options), _host(options), _say))
-    return _written_table(options, "capacity", capacity_table(found, options.price))
-
-
 def two_gpus(options: argparse.Namespace) -> int:
     """Write the table of ways to use two H100."""
-    from studies.simulate.layouts import layout_table, rows
+    from studies.simulate.layouts import MIDDLE, RANGE, layout_table, rows
 
     found = list(rows(_workload(options), _host(options), _say))
-    return _written_table(options, "layouts", layout_table(found))
+    acceptance, segment_tokens, _ = MIDDLE
+    workload = replace(_workload(options), acceptance=acceptance, segment_tokens=segment_tokens)
+    _write(options, layout_table(found), {"workload": asdict(workload), "range": RANGE})
+    return 0
 
 
-def _written_table(options: argparse.Namespace, name: str, table: "Table") -> int:
-    return _written(options, {name: table}, name, [dict(zip(table.header, row, strict=True)) for row in table.rows])
-
-
-def sensitivity(options: argparse.Namespace) -> int:
-    """Write the surfaces over segment length and acceptance, and the paper's rows beside them."""
-    from studies.simulate.tables import MANY, beside_paper, surface
-
-    workload, host = _workload(options), _host(options)
-    surfaces = [surface(num_sessions, workload, host, _say) for num_sessions in (1, MANY)]
-    tables = {f"surface-{one.num_sessions}": one.table() for one in surfaces}
-    tables["beside-paper"] = beside_paper(workload, host, _say)
-    rows = [
-        {"sessions": one.num_sessions, "acceptance": acceptance, "segment_tokens": length, "gain": gain}
-        for one in surfaces
-        for (acceptance, length), gain in one.gains.items()
-    ]
-    return _written(options, tables, "surface", rows)
-
-
-def _written(options: argparse.Namespace, tables: dict[str, Any], name: str, rows: Sequence[object]) -> int:
-    """Write the tables, all numbers with the assumptions, and the page that quotes the tables."""
-    from semspec.bench.report.page import readme_tables
-    from semspec.training.files import replacing, write_json
+def _write(options: argparse.Namespace, table: "Table", assumptions: dict[str, Any]) -> None:
+    """Write the table as `layouts.md`, and all numbers with the assumptions as `layouts.json`."""
+    from semspec.training.files import write_json
     from semspec.training.report.document import write_text
 
-    for table_name, table in tables.items():
-        write_text(options.output / f"{table_name}.md", table.as_markdown())
-    facts: dict[str, Any] = {
-        "label": "paced, simulated",
-        "workload": asdict(_workload(options)),
-        "host": asdict(_host(options)),
-    }
-    paces = map(load_pace, PACES)
-    facts["tables"] = {pace.name: {"draft": pace.draft.digest, "target": pace.target.digest} for pace in paces}
-    write_json(options.output / f"{name}.json", facts | {"price_gpu_hour": options.price, "rows": rows})
-    if options.page:
-        with replacing(options.page) as partial:
-            partial.write_text(readme_tables(options.page.read_text(), options.page.parent))
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    facts = {"label": "simulated", **assumptions, "host": asdict(_host(options)), "rows": rows}
+    write_text(options.output / "layouts.md", table.as_markdown())
+    write_json(options.output / "layouts.json", facts)
     _say(f"written: {options.output}")
-    return 0
 
 
 def _pace(options: argparse.Namespace) -> Pace:
@@ -192,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     alone = commands.add_parser("run", help="one layout, strategy and load")
     alone.set_defaults(command=one)
     add = alone.add_argument
-    add("--pace", default="h200-1.5b-32b", metavar="NAME", help=f"{', '.join(PACES)}, or DRAFT.csv,TARGET.csv")
+    add("--pace", default="h100-1.5b-32b", metavar="NAME", help=f"{', '.join(PACES)}, or DRAFT.csv,TARGET.csv")
     add("--strategy", choices=STRATEGIES, default="semantic")
     add("--sessions", type=int, default=1, help="answers at a time")
     add("--gamma", type=int, default=1, help="segments drafted in a round")
@@ -208,22 +172,19 @@ def _parser() -> argparse.ArgumentParser:
         help="bench run, or a report's NAME.jsonl.gz, whose answers are taken instead of stated ones",
     )
     add("--label", default="semantic", help="configuration of --run")
+    add("--price", type=float, default=3.5, help="$ a GPU and hour")
     _add_stated(alone)
     check = commands.add_parser("validate", help=f"compare with paced runs; 1 if one differs by over {ALLOWED:.0%}%")
     check.set_defaults(command=compare)
     check.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of `semspec bench run --pace`")
     check.add_argument("--host", type=Path, metavar="RUN", help="one session, for host times (default: the first run)")
     check.add_argument("--output", type=Path, help="folder for validation.md and validation.json")
-    for name, command, purpose in (
-        ("capacity", capacity, "table of fleets of H200 and loads"),
-        ("layouts", two_gpus, "table of ways to use two H100; acceptance and segments are a range of its own"),
-        ("surface", sensitivity, "the gain over segment length and acceptance, beside the paper's rows"),
-    ):
-        study = commands.add_parser(name, help=purpose)
-        study.set_defaults(command=command)
-        study.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
-        study.add_argument("--page", type=Path, help="Markdown file whose quoted tables are to be replaced")
-        _add_stated(study)
+    study = commands.add_parser(
+        "layouts", help="table of ways to use two H100; acceptance and segments are a range of its own"
+    )
+    study.set_defaults(command=two_gpus)
+    study.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    _add_stated(study)
     return parser
 
 
@@ -237,7 +198,6 @@ def _add_stated(parser: argparse.ArgumentParser) -> None:
     add("--call-ms", type=float, default=host.call_ms, help="host time of a call")
     add("--judge-ms", type=float, default=host.judge_ms, help="host time of a round: judging, keeping segments")
     add("--answer-ms", type=float, default=host.answer_ms, help="host time of an answer: HTTP, tokenizing")
-    add("--price", type=float, default=3.5, help="$ a GPU and hour")
 
 
 if __name__ == "__main__":

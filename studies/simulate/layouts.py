@@ -1,14 +1,21 @@
-"""Ways to use two H100 for one pair, from 1 to 64 sessions: `python -m studies.simulate layouts`."""
+"""Ways to use two H100 for one pair, from 1 to 64 sessions: `python -m studies.simulate layouts`.
 
+Step times are fitted to steps that one H100 was measured to take; those of tensor parallel 2 rest on assumed
+all-reduces. The layout `separate, measured steps` has the measured times themselves. The fit takes less for many reads
+at once than was measured, so that layout is slower from 8 sessions on.
+"""
+
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from semspec.bench.gpu.shapes import PAPER, Shape
 from semspec.bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
-from semspec.bench.pace.table import Pace, StepTimes, load_times
+from semspec.bench.pace.table import Pace, Points, StepTimes, load_times
+from semspec.files import file_digest
 from semspec.training.report.document import Table
 from semspec.types import Writer
 from studies.simulate.engines import Host
@@ -21,12 +28,23 @@ CONTEXTS = (2048, 8192)
 RANGE = tuple(product((0.78, 0.9), (20, 40), (4.1, 5.0)))
 """Acceptance, tokens a segment, ms of a draft's step."""
 MIDDLE = (0.84, 30, 4.1)
-LAYOUTS = ("target, TP 2", "target, 2 replicas", "separate", "colocated", "colocated, 1 ms idle")
-FITTING: Mapping[str, int] = {"target, TP 2": 329_623, "target, 2 replicas": 85_992, "separate": 42_996}
+MEASURED = "separate, measured steps"
+LAYOUTS = ("target, TP 2", "target, 2 replicas", "separate", MEASURED, "colocated", "colocated, 1 ms idle")
+MEASUREMENTS = Path(__file__).parents[2] / "bench" / "results" / "gpu-h100" / "gpu.json"
+MEASURED_CONTEXTS = {"decode": 900, "read": 1024}
+"""Cached tokens of the measured steps that are taken: the smallest of each kind."""
+MEASURED_SESSIONS = 32
+"""The most sequences of a measured step."""
+FITTING: Mapping[str, int] = {
+    "target, TP 2": 329_623,
+    "target, 2 replicas": 85_992,
+    "separate": 42_996,
+    MEASURED: 42_996,
+}
 """Tokens of keys and values on two GPUs of 80 GB, by the sums of `semspec plan`."""
 FITTING_COLOCATED = 213_937
 HEADER = (
-    "paced, simulated: 2 x H100", "context", "sessions", "tokens/s", "of TP 2", "range", "tokens/s a GPU",
+    "simulated: 2 x H100", "context", "sessions", "tokens/s", "of TP 2", "range", "tokens/s a GPU",
     "latency s, p50 / p95", "busy: draft / target", "bounded by",
 )  # fmt: skip
 
@@ -35,8 +53,11 @@ def setup_of(layout: str, context: int, draft_ms: float) -> Setup:
     """The engines of `layout` with keys and values of `context` tokens a session."""
     is_plain, is_colocated = layout.startswith("target"), layout.startswith("colocated")
     num_gpus = 2 if is_colocated or layout == "target, TP 2" else 1
-    draft = _times(PAPER.draft, drafting(draft_ms), 1, context)
-    target = _times(PAPER.target, PLAIN if is_plain else H100, num_gpus, context)
+    if layout == MEASURED:
+        draft, target = measured_times("draft"), measured_times("target")
+    else:
+        draft = _times(PAPER.draft, drafting(draft_ms), 1, context)
+        target = _times(PAPER.target, PLAIN if is_plain else H100, num_gpus, context)
     pace = Pace(layout, draft, target, 2 if layout == "target, 2 replicas" else 1, is_colocated)
     num_fitting = FITTING.get(layout, FITTING_COLOCATED) // context
     idle_ms = 1.0 if layout == LAYOUTS[-1] else 0.0
@@ -48,6 +69,32 @@ def _times(shape: Shape, rates: Rates, num_gpus: int, context: int) -> StepTimes
         path = Path(folder) / "times.csv"
         path.write_text(as_csv(shape, replace(rates, context_tokens=context), num_gpus))
         return load_times(path)
+
+
+def measured_times(role: str) -> StepTimes:
+    """Median times of a step with states on one H100, as measured; reads at once count as one step.
+
+    A read never takes less than a smaller one of as many sequences: the slower of the two times counts.
+    """
+    by_sequences: dict[int, dict[int, float]] = {}
+    for row in json.loads(MEASUREMENTS.read_text())["stages"][role]["facts"]["rows"]:
+        kind = row["what"]
+        if kind in MEASURED_CONTEXTS and MEASURED_CONTEXTS[kind] == row["context"] and row.get("states", True):
+            num_extra = row["streams"] * (row["tokens"] - 1)
+            by_sequences.setdefault(row["streams"], {})[num_extra] = row["ms"]["median"]
+    rising = {number: _rising(sorted(times.items())) for number, times in by_sequences.items()}
+    return StepTimes(role, {"how": "measured"}, 1, rising, MEASUREMENTS, file_digest(MEASUREMENTS))
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> Points:
+    highest = accumulate((step_ms for _, step_ms in points), max)
+    return [(num_extra, step_ms) for (num_extra, _), step_ms in zip(points, highest, strict=True)]
+
+
+def _layouts(context: int, num_sessions: int) -> Iterator[str]:
+    """The layouts whose steps are known with this load."""
+    is_measured = context == CONTEXTS[0] and num_sessions <= MEASURED_SESSIONS
+    return (layout for layout in LAYOUTS if layout != MEASURED or is_measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +144,7 @@ def rows(workload: Workload, host: Host, say: Callable[[str], None]) -> Iterator
             return simulate(setup, own.answers(max(16, 2 * num_sessions)))  # noqa: B023
 
         tp2 = run(LAYOUTS[0], MIDDLE)
-        for layout in LAYOUTS:
+        for layout in _layouts(context, num_sessions):
             points = RANGE if context == CONTEXTS[0] and not layout.startswith("target") else ()
             gains = [run(layout, point).tokens_per_s / tp2.tokens_per_s for point in points]
             row = Row(layout, context, run(layout, MIDDLE), tp2, gains)

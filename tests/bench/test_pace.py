@@ -12,7 +12,7 @@ from semspec.bench.gpu.shapes import PAPER
 from semspec.bench.pace.counts import Counts, CountsFile, read_counts
 from semspec.bench.pace.gpu import GpuFile
 from semspec.bench.pace.paced import PacedStep, load_paced
-from semspec.bench.pace.roofline import H200, step_ms
+from semspec.bench.pace.roofline import H100, step_ms
 from semspec.bench.pace.table import FOLDER, PACES, load_pace, load_times
 from semspec.bench.record import as_line
 from semspec.bench.report.tables import main_table
@@ -26,6 +26,7 @@ from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from tests.bench.made_up import made_up_run
 
+MEASUREMENTS = Path(__file__).parents[2] / "bench" / "results" / "gpu-h100" / "gpu.json"
 HEAD = "# device: test GPU\n# num_gpus: 1\n# how: made up\nnum_sequences,num_tokens,step_ms\n"
 ROWS = ["1,1,10", "1,513,30", "2,2,12", "2,514,32", "256,256,50", "256,768,70"]
 
@@ -73,7 +74,7 @@ def test_incomplete_table_is_refused(tmp_path: Path, rows: list[str], head: str,
 
 
 def test_unknown_pace_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"h200-1\.5b-32b-tp2"):
+    with pytest.raises(InvalidRequest, match=r"h100-1\.5b-32b-colocated"):
         load_pace("h100")
     with pytest.raises(InvalidRequest, match=r"cannot read .*missing\.csv"):
         load_pace(f"{table(tmp_path)},{tmp_path}/missing.csv")
@@ -100,14 +101,28 @@ def test_shipped_times_never_fall_with_load(name: str) -> None:
 
 
 def test_roofline_is_the_larger_of_reading_and_multiplying() -> None:
-    rates, shape = replace(H200, context_tokens=0, fixed_ms=0.5), PAPER.target
+    rates, shape = replace(H100, context_tokens=0, fixed_ms=0.5, chunk_ms=0.0, eager_ms=0.0), PAPER.target
     num_weights = shape.num_body_parameters + shape.num_head_parameters
-    read_ms = 2e3 * num_weights / (H200.copy_bytes_per_s * H200.bandwidth_share)
-    product_ms = 2e3 * num_weights / (H200.flops_per_s * H200.flops_share)
+    read_ms = 2e3 * num_weights / (H100.copy_bytes_per_s * H100.bandwidth_share)
+    product_ms = 2e3 * num_weights / (H100.flops_per_s * H100.flops_share)
     assert step_ms(shape, rates, 1, 1, 1) == pytest.approx(read_ms + 0.5)
     assert step_ms(shape, rates, 1, 1, 512) == pytest.approx(512 * product_ms + 0.5)
     all_reduces_ms = step_ms(shape, rates, 2, 1, 1) - read_ms / 2 - 0.5
     assert all_reduces_ms == pytest.approx(2 * 64 * (0.01 + 2e3 * 5120 / 450e9))
+
+
+@pytest.mark.parametrize(("role", "name"), [("target", "h100-32b"), ("draft", "h100-1.5b")])
+def test_tables_have_the_measured_steps_of_single_sequences(role: str, name: str) -> None:
+    times, stages = load_times(FOLDER / f"{name}.csv"), json.loads(MEASUREMENTS.read_text())["stages"]
+    measured = {
+        row["tokens"]: row["ms"]["median"]
+        for row in stages[role]["facts"]["rows"]
+        if (row["what"], row.get("streams"), row.get("context"), row.get("states", True))
+        in {("decode", 1, 900, True), ("read", 1, 1024, True)}
+    }
+    assert {1, 20, 40, 128} <= measured.keys()
+    for num_tokens, expected_ms in measured.items():
+        assert times.step_ms(1, num_tokens) == pytest.approx(expected_ms, rel=0.07)
 
 
 class Time:
@@ -219,7 +234,7 @@ def test_counts_of_all_processes_are_added(tmp_path: Path) -> None:
 
 
 def pacing(**changes: object) -> Pacing:
-    return replace(Pacing(load_pace("h200-1.5b-32b-2-targets"), dilation=4.0), **changes)  # type: ignore[arg-type]
+    return replace(Pacing(load_pace("h100-plain-2-targets"), dilation=4.0), **changes)  # type: ignore[arg-type]
 
 
 def test_configuration_that_could_not_keep_the_pace_has_no_result(tmp_path: Path) -> None:
@@ -249,13 +264,13 @@ def paced_run(folder: Path, num_late: dict[str, int]) -> Path:
 
 def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> None:
     config = config_of(with_room(StackConfig(), 64), pacing(), tmp_path)
-    assert config.environment["SEMSPEC_GATEWAY_MODEL_NAME"] == "paced/h200-1.5b-32b-2-targets"
+    assert config.environment["SEMSPEC_GATEWAY_MODEL_NAME"] == "paced/h100-plain-2-targets"
     assert config.environment["SEMSPEC_GATEWAY_MAX_CONCURRENT"] == "64"
     assert list(config.services) == ["draft", "target", "verifier", "target-2"]
     assert config.commands["target"][2:5] == (
         "semspec.bench.pace.service",
         "target",
-        str((FOLDER / "h200-32b.csv").resolve()),
+        str((FOLDER / "h100-32b-plain.csv").resolve()),
     )
     assert config.commands["verifier"] == StackConfig().commands["verifier"]
 

@@ -9,10 +9,11 @@ from semspec.bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.engines import Host
+from studies.simulate.layouts import measured_times
 from studies.simulate.simulator import Setup, simulate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
 
-PACE = load_pace("h200-1.5b-32b")
+PACE = load_pace("h100-1.5b-32b")
 HOST = Host(call_ms=3.0, judge_ms=5.0, answer_ms=7.0)
 PROMPT, LENGTH, NUM = 50, 20, 6
 
@@ -120,6 +121,24 @@ def test_stated_lengths_and_acceptance_are_met() -> None:
     assert all(sum(one.draft_tokens for one in answer.segments) == 3000 for answer in answers)
     assert sum(one.draft_tokens for one in segments) / len(segments) == pytest.approx(30, rel=0.05)
     assert sum(one.is_accepted for one in segments) / len(segments) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("role", "num_sequences", "num_tokens", "step_ms"),
+    [
+        ("target", 1, 1, 28.635),
+        ("target", 1, 20, 39.34),
+        ("target", 1, 40, 39.34),  # 38.865 were measured: no less than a smaller read
+        ("target", 8, 160, 106.355),
+        ("target", 32, 32, 34.904),
+        ("draft", 1, 1, 4.114),
+        ("draft", 8, 8, 5.694),
+    ],
+)
+def test_measured_steps_are_the_medians_of_the_run(
+    role: str, num_sequences: int, num_tokens: int, step_ms: float
+) -> None:
+    assert measured_times(role).step_ms(num_sequences, num_tokens) == pytest.approx(step_ms)
 
 
 def test_label_without_traces_is_refused() -> None:
