@@ -1,6 +1,6 @@
 """The error classes, and one table of their gRPC and HTTP representations.
 
-Only the gRPC interceptors, the gRPC clients and the gateway's exception handler read the table.
+Only the calls in `semspec.rpc.calls`, the Python client and the gateway's error handler read the table.
 """
 
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ CLAIMS = (
     Claim("SpecReason", "1.4 to 3.0", "lossy: steps kept by the target's score"),
     Claim("Lookahead Reasoning", "1.14 to 1.71; with token-level speculation 1.63 to 2.11", "lossy: steps, by meaning"),
     Claim("SENSE (arXiv 2606.00021)", "up to 3.26", "lossy: retrieved tokens, soft gate, greedy only"),
-    Claim("EAGLE-3", "1.7 to 3", "lossless: tokens"),
+    Claim("EAGLE-3 (arXiv 2503.01840)", "up to 6.5", "lossless: tokens, a trained head"),
     Claim(
         "DFlash (arXiv 2602.06036)",
         "4.7; 2.2 with 32 at a time (Qwen3.5-27B, B200)",

@@ -19,7 +19,8 @@ FINGERPRINT = "sha256-full"
 """Prefix of models' fingerprints: a SHA-256 over the configuration and every byte of the weights."""
 STATE_CONVENTION = "states-v1"
 """Pooled states `[num_layers + 1, hidden_size]`: the embeddings and the output of every block, the last one before the
-final norm; fp32 mean over all tokens of the segment, its delimiter included. Every token is fed."""
+final norm, unlike `hidden_states[-1]` of transformers; fp32 mean over all tokens of the segment, with its delimiter.
+Every token is fed."""
 GRAMMAR = "grammar"
 """The parameter of errors about `GenerationParams.grammar`, which a client may cause."""
 SURPRISAL_FEATURES = (
