@@ -122,8 +122,9 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The sentence and every claim."""
-        return f"{self.sentence} ({'; '.join(claim.text for claim in self.claims)})"
+        """The sentence, then one with every claim."""
+        claims = "; ".join(claim.text for claim in self.claims)
+        return f"{self.sentence} {claims[0].upper()}{claims[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
