@@ -55,6 +55,10 @@ def test_healthy_tree_and_gateway_have_nothing_to_fix_but_the_verdict(
     assert "Qwen2ForCausalLM, fast decoder, 7.4 M weights" in checks["target"].message
     assert all("with plain transformers too" in checks[f"{role} test"].message for role in ("draft", "target"))
     assert {name: check.level for name, check in checks.items() if check.level != "ok"} == {"verifier": "warn"}
+    verifier = checks["verifier"]
+    assert "By the data's own truth: Good enough to serve." in verifier.message and "'target'" in verifier.remedy
+    assert 'By "the target says it", the criterion of pairs without a truth: Not good enough' in verifier.message
+    assert "AUROC of p/q is 0.960 ± 0.010, the bar is at least 0.985" in verifier.message
 
 
 def test_server_that_never_answers_is_named_within_5_s(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,14 +91,6 @@ def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixtur
     models = (f"--{role}-model={BUNDLED_PAIR / role}" for role in ("draft", "target"))
     code, checks = doctor(capsys, *models)
     assert code == 0 and checks["pair"].message.endswith("; token-level by default")
-
-
-def test_verifier_states_each_verdict_of_the_bundled_probes(capsys: pytest.CaptureFixture[str]) -> None:
-    verifier = doctor(capsys)[1]["verifier"]
-    assert verifier.level == "warn" and "'target'" in verifier.remedy
-    assert "By the data's own truth: Good enough to serve." in verifier.message
-    assert 'By "the target says it", the criterion of pairs without a truth: Not good enough' in verifier.message
-    assert "AUROC of p/q is 0.960 ± 0.010, the bar is at least 0.985" in verifier.message
 
 
 def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
