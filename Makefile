@@ -1,5 +1,3 @@
-PYTHON ?= python3
-TORCH_VARIANT ?= cpu
 PORT ?= 8080
 PROBLEMS ?= 100
 SEED ?=
@@ -11,12 +9,12 @@ export PYTHON TORCH_VARIANT
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test test-slow test-vllm test-clients test-compose test-manifests test-chaos fuzz attack lint docs bench bench-gpu \
-	reproduce
+	reproduce environment
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
 
-## make setup        virtual environment in .venv with all for development (PYTHON=python3.12, TORCH_VARIANT=cpu|cuda)
+## make setup        virtual environment in .venv with all for development; TORCH_VARIANT=cuda: for GPUs, with vLLM (PYTHON=python3.12)
 setup:
 	@scripts/setup
 
@@ -83,10 +81,14 @@ docs: setup
 bench: setup
 	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes bench/results/probes/report.json $(ARGS)
 
-## make reproduce    the paper's tables and figures for PAIR=r1-1.5b-r1-32b, from its models on (days on two GPUs; ARGS=--check)
-reproduce: setup
+# Targets that run on GPUs install nothing: they use the environment that is there.
+environment:
+	@[ -x $(BIN)/semspec ] || { echo "there is no environment in .venv; make one with: make setup TORCH_VARIANT=cuda" >&2; exit 1; }
+
+## make reproduce    the paper's tables and figures for PAIR=r1-1.5b-r1-32b, from its models on: about 23 days on two GPUs (ARGS=--check)
+reproduce: environment
 	@$(BIN)/semspec bench reproduce --pair $(PAIR) $(ARGS)
 
 ## make bench-gpu    first of all on one or two GPUs: 30 minutes, no weights needed, one file to send (docs/two-gpus.md)
-bench-gpu: setup
+bench-gpu: environment
 	$(BIN)/python -m semspec.bench.gpu $(ARGS)
