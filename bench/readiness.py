@@ -1,9 +1,9 @@
-"""What a reproduction needs, checked before it begins: models, questions, disk, memory; a line each."""
+"""Requirements of a reproduction, checked before it begins, and the work that it has to do; a line each."""
 
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
+from semspec.bench.report.paper import paper_pair_of
 from semspec.bench.tasks import Task, load_task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
@@ -22,10 +23,22 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes
-from semspec.training.progress import Reporter
+from semspec.training.progress import Reporter, duration
+from semspec.types import Segmentation
 
 ROOM = 1.1
 """Memory that two models take, divided by the size of their weights."""
+TRACE_S = 360.0
+"""Seconds in which a worker writes a trace of 8,000 tokens. This and the next rates are computed, not measured, for the
+paper's pairs in our engine with a worker on each GPU of 80 GB: docs/probes.md."""
+ALTERNATIVES_S = 3.35
+"""Seconds in which a worker writes one alternative of each model for a context of paragraphs, four at a time."""
+CLUSTERS_S = 1.5
+"""Seconds in which a worker clusters the alternatives of a context."""
+FIT_S = 0.12
+"""Seconds a context in which probes are fitted and reported: 230 MB of states are read, at 2 GB/s."""
+SENTENCE_SHARE = 0.5
+"""Tokens of a sentence, divided by those of a paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +52,63 @@ class Wanted:
     tasks: Sequence[tuple[str, str | None]]
     """Name and data of each run's task."""
     output: Path
+    devices: Sequence[str] = ()
+    """Devices that the settings of the services and of the training name."""
     is_over_vllm: bool = False
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that `devices` need."""
+        numbers = [int(device.partition(":")[2] or 0) for device in self.devices if device.startswith("cuda")]
+        return 1 + max(numbers, default=-1)
 
-def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
-    """All checks, each said as soon as it is known, and the tasks that can be loaded."""
-    found: list[Check] = []
-    tasks: list[Task] = []
-    models: dict[str, Checkpoint] = {}
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Time and disk that a stage of the reproduction takes at most."""
+
+    stage: str
+    amount: str
+    seconds: float | None = 0.0
+    """None: no rate is known for these models."""
+    num_bytes: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.amount]
+        if self.seconds:
+            parts.append(duration(self.seconds))
+        if self.num_bytes:
+            parts.append(size_of(self.num_bytes))
+        return f"{self.stage}: {'; '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Results of all checks, and what they found for the steps that follow."""
+
+    checks: list[Check] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    """Tasks that can be loaded."""
+    work: list[Work] = field(default_factory=list)
+    """Downloads and trainings."""
+
+
+def check(wanted: Wanted, reporter: Reporter) -> Readiness:
+    """Check everything that `wanted` needs, and report each result as soon as it is known."""
+    found, models = Readiness(), dict[str, Checkpoint]()
     disable_progress_bars()  # of the hub's client, between the lines
-    for one in (_engines(wanted), _models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
-        for result in one:
-            found.append(result)
+    for checks in (
+        _engines(wanted),
+        _devices(wanted),
+        _models(wanted.pipeline, models),
+        _tasks(wanted, found.tasks),
+        _resources(wanted, models, found.work),
+    ):
+        for result in checks:
+            found.checks.append(result)
             reporter.say(line(result))
     enable_progress_bars()
-    return found, tasks
+    return found
 
 
 def _engines(wanted: Wanted) -> Iterator[Check]:
@@ -63,6 +118,21 @@ def _engines(wanted: Wanted) -> Iterator[Check]:
             yield ok("vLLM", "installed")
         except Mismatch as error:
             yield fail("vLLM", *error.message.split("; ", 1))
+
+
+def _devices(wanted: Wanted) -> Iterator[Check]:
+    """Compare the CUDA devices that are named with those that torch sees."""
+    if not wanted.num_gpus:
+        return
+    named = ", ".join(sorted({device for device in wanted.devices if device.startswith("cuda")}))
+    num_found = torch.cuda.device_count()
+    words = f"the pair names {named}; torch {torch.__version__} sees {num_found or 'no'} GPU{'s' * (num_found > 1)}"
+    if num_found >= wanted.num_gpus:
+        yield ok("GPUs", words)
+    elif torch.version.cuda is None:
+        yield fail("GPUs", f"{words}: it is built without CUDA", "make setup TORCH_VARIANT=cuda")
+    else:
+        yield fail("GPUs", words, "run it where `nvidia-smi` lists them all, or set SEMSPEC_..._DEVICE to others")
 
 
 def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
@@ -98,8 +168,7 @@ def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
         found.append(loaded[name, data])
 
 
-def _resources(wanted: Wanted, models: dict[str, Checkpoint]) -> Iterator[Check]:
-    num_contexts, states = 0, 0
+def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) -> Iterator[Check]:
     for config in wanted.sampled:
         try:
             questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
@@ -107,13 +176,27 @@ def _resources(wanted: Wanted, models: dict[str, Checkpoint]) -> Iterator[Check]
             message, _, remedy = error.message.partition("; ")
             yield fail("training", message, remedy)
             return
-        num_contexts += len(questions) * (config.contexts.per_question or config.contexts.max_segments)
-        states += len(questions) * (config.contexts.per_question or config.contexts.max_segments) * _row_bytes(config)
+        work.append(_training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus)))
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
         return  # said above
-    yield _disk(wanted.output, states, sum(model.missing_bytes for model in models.values()))
+    states, missing = sum(stage.num_bytes for stage in work), sum(model.missing_bytes for model in models.values())
+    work.insert(0, Work("downloads", f"{len(models)} models", num_bytes=missing))
+    yield _disk(wanted.output, states, missing)
     yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
+
+
+def _training(config: PipelineConfig, num_questions: int, num_workers: int) -> Work:
+    """Estimate all stages of a training; `num_workers` share those before the fit."""
+    num_contexts = num_questions * (config.contexts.per_question or config.contexts.max_segments)
+    seconds = None
+    if paper_pair_of([config.draft.model, config.target.model]):
+        share = SENTENCE_SHARE if config.segmentation is Segmentation.SENTENCE else 1
+        traces_s = 0 if config.contexts.traces == "data" else TRACE_S * num_questions
+        context_s = ALTERNATIVES_S * share * config.samples.num_samples + CLUSTERS_S
+        seconds = (traces_s + context_s * num_contexts) / num_workers + FIT_S * num_contexts
+    amount = f"{num_contexts} contexts of {num_questions} questions, workers: {num_workers}"
+    return Work(f"training {config.name}", amount, seconds, num_contexts * _row_bytes(config))
 
 
 def _row_bytes(config: PipelineConfig) -> int:

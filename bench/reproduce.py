@@ -24,19 +24,19 @@ from pydantic import Field, model_validator
 
 from semspec.bench.configuration import parse
 from semspec.bench.environment import ROLES, answer_tokens
-from semspec.bench.readiness import Wanted, check
+from semspec.bench.readiness import Wanted, Work, check
 from semspec.bench.report.page import write_report
 from semspec.bench.report.paper import expected_seconds
 from semspec.bench.run import Plan, is_complete, perform
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import Task
-from semspec.engine.hub import fetch
+from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
 from semspec.stack import parent_death
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 from semspec.training.files import replacing
-from semspec.training.progress import Reporter, duration
+from semspec.training.progress import Reporter
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"
@@ -93,7 +93,7 @@ def add_parser(commands: Any) -> None:
     found.add_argument("--pair", required=True, metavar="NAME|FILE", help=f"{_names()}, or a YAML file of that form")
     found.add_argument("--output", type=Path, help="folder for everything (default: .work/reproduce/NAME)")
     found.add_argument("--limit", type=int, help="questions of each task at most; more may follow (default: all)")
-    found.add_argument("--check", action="store_true", help="only check, and say how much there is to do")
+    found.add_argument("--check", action="store_true", help="only check, and say how many hours and bytes it takes")
 
 
 def _names() -> str:
@@ -157,13 +157,25 @@ class Reproduction:
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
         is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
-        wanted = Wanted(self.pipelines[MAIN], missing, tasks_wanted, self.output, is_over_vllm)
-        found, tasks = check(wanted, self.reporter)
-        if num_failed := sum(one.level == "fail" for one in found):
-            raise InvalidRequest(f"{num_failed} of {len(found)} checks failed, nothing was begun; see the lines above")
-        tasks = [self._limited(run, task) for run, task in zip(self.config.runs, tasks, strict=True)]
-        self.reporter.say("\n".join(self._amounts(tasks)))
+        wanted = Wanted(
+            self.pipelines[MAIN], missing, tasks_wanted, self.output, [*self._devices(services)], is_over_vllm
+        )
+        found = check(wanted, self.reporter)
+        tasks = [self._limited(run, task) for run, task in zip(self.config.runs, found.tasks, strict=False)]
+        if len(tasks) == len(self.config.runs):
+            self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
+        if num_failed := sum(result.level == "fail" for result in found.checks):
+            raise InvalidRequest(
+                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun; see the lines above"
+            )
         return tasks
+
+    def _devices(self, services: Mapping[str, str]) -> Iterator[str]:
+        """Devices that the settings of the services and of the trainings name."""
+        for role in (*ROLES, "verifier"):
+            yield services.get(f"SEMSPEC_{role.upper()}_DEVICE", "auto")
+        for pipeline in self.pipelines.values():
+            yield from (pipeline.draft.device, pipeline.target.device, pipeline.probes.device)
 
     def _sampled_as(self, name: str) -> str:
         """The first probes with the same samples; they differ in how they are fitted."""
@@ -177,13 +189,17 @@ class Reproduction:
         limits = [limit for limit in (run.limit, self.limit) if limit is not None]
         return replace(task, questions=task.questions[: min(limits)]) if limits else task
 
-    def _amounts(self, tasks: Sequence[Task]) -> Iterator[str]:
+    def _answers(self, tasks: Sequence[Task]) -> Iterator[Work]:
+        """Work of each run, at the paper's latencies where it has measured the pair."""
+        models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
         for run, task in zip(self.config.runs, tasks, strict=True):
             num_answers = len(task.questions) * run.samples
-            line = f"{run.name}: {num_answers} answers from each of {len(run.strategies)} strategies"
-            models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
             seconds = expected_seconds(models, run.task, [parse(label).method for label in run.strategies])
-            yield f"{line}; {duration(seconds * num_answers)} at the paper's latencies" if seconds else line
+            amount = f"{num_answers} answers from each of {len(run.strategies)} strategies"
+            if seconds is None:
+                yield Work(run.name, amount, None)
+            else:
+                yield Work(run.name, f"{amount} at the paper's latencies", seconds * num_answers)
 
     def link_models(self, name: str) -> None:
         """Download the pair's models, and link them in its folder."""
@@ -244,6 +260,16 @@ class Reproduction:
         runs = [load_run(self._folder(run)) for run in self.config.runs]
         write_report(runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json")
         self.reporter.say(f"{self.output}/report/report.html")
+
+
+def _summed(work: Sequence[Work]) -> Iterator[str]:
+    """Yield a line for each stage, then one with the sums."""
+    yield from map(str, work)
+    hours = sum(stage.seconds or 0 for stage in work) / 3600
+    num_bytes = sum(stage.num_bytes for stage in work)
+    yield f"in all about {hours:.1f} h ({hours / 24:.1f} days) and {size_of(num_bytes)} of disk"
+    if unknown := [stage.stage for stage in work if stage.seconds is None]:
+        yield f"without the time of {', '.join(unknown)}: no rate is known for these models"
 
 
 def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ def save_interpreter(path: Path, version: str) -> None:
 def run(command: str, checkout: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "TORCH_VARIANT")}
     environment = {**kept, "PATH": f"{checkout}/bin:{os.environ['PATH']}", "MAKEFLAGS": ""}
-    return subprocess.run(command, shell=True, cwd=checkout, env=environment, capture_output=True, text=True)
+    return subprocess.run(["sh", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True)
 
 
 def passed(command: str, checkout: Path) -> list[str]:

@@ -42,7 +42,7 @@ STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft":
 """Seconds that must be left for a stage to begin, and its limit."""
 TINY_S = 5, 600
 RESULTS = Path(__file__).parents[1] / "results"
-NO_VLLM = "vLLM is not installed where this runs: pip install 'semspec[vllm,engine]'"
+NO_VLLM = "vLLM is not installed where this runs: make setup TORCH_VARIANT=cuda"
 
 
 def gpu_state() -> dict[str, str]:

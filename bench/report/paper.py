@@ -78,17 +78,19 @@ CLAIMS = (
 
 def paper_pair(run: Run) -> str | None:
     """The paper's pair, if the run's settings or environment name both of its models."""
-    return _pair_in(json.dumps([run.settings, run.environment], default=str))
+    return paper_pair_of([json.dumps([run.settings, run.environment], default=str)])
 
 
-def _pair_in(named: str) -> str | None:
+def paper_pair_of(names: Sequence[str]) -> str | None:
+    """The paper's pair, if `names` contain the names of both of its models."""
+    named = " ".join(names)
     return next((pair for target, pair in TARGETS.items() if target in named), None) if DRAFT in named else None
 
 
 def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
     """Sum of the paper's latencies of one question answered by each of `methods`; those that it has no row for count
     as SemanticSpec. None if it has none of these models, or of this task."""
-    published = {row.label: row.cells for row in RESULTS if row.pair == _pair_in(" ".join(models))}
+    published = {row.label: row.cells for row in RESULTS if row.pair == paper_pair_of(models)}
     if not published or task not in TASKS:
         return None
     return sum(published.get(method, published["semantic"])[task].latency_s for method in methods)

@@ -15,7 +15,7 @@ from tests.vllm.support import KV_BYTES, TARGET
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/two-gpus.md").read_text()
 BLOCKS = [
-    text for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "pip install" not in text
+    text for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make setup" not in text
 ]
 [EXPECTED] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 

@@ -46,7 +46,7 @@ def check_installed() -> None:
         importlib.import_module("vllm")
     except (PackageNotFoundError, ImportError) as error:
         reason = "is not installed" if isinstance(error, PackageNotFoundError) else f"cannot be imported: {error}"
-        raise Mismatch(f"vLLM {reason}; install semspec[vllm], or {OTHER_ENGINE}") from error
+        raise Mismatch(f"vLLM {reason}; run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}") from error
     if not found.startswith(VLLM_VERSION):
         raise Mismatch(f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}")
 
