@@ -125,6 +125,12 @@ class Readiness:
         return served.supported(served.defaults(self._settings.defaults))
 
     @property
+    def unsupported(self) -> dict[str, str]:
+        """What the pair lacks for each other strategy; empty before the first handshake."""
+        served = self.status.served
+        return {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
+
+    @property
     def default_strategy(self) -> str:
         """The strategy of a request that names none; empty before the first handshake."""
         served = self.status.served
@@ -167,6 +173,8 @@ class Readiness:
                 given = ", ".join(f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items())
                 remedy = f"; start what does not answer, or fix one of {given}"
             _log.info("readiness: %s%s", describe(self.status), remedy)
+            if status.served is not None and status.error is None and before.served != status.served:
+                _log.info("%s", status.served.support(status.served.defaults(self._settings.defaults)))
         known = before.served.sends_whole_states if before.served else ()
         for role in status.served.sends_whole_states if status.served else ():
             if role not in known:

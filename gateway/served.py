@@ -1,6 +1,6 @@
 """What is served: the models and probes of a handshake, whether they match, and what they support."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
@@ -28,6 +28,16 @@ class Replicated(Protocol):
     def of(self, info: ModelInfo) -> Self:
         """A backend that calls only replicas of this model."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that a strategy needs and a pair does not have."""
+
+    name: str
+    """In a few words, such as "no probes"."""
+    reason: str
+    """Why the strategy needs it, and the remedy; a sentence that begins after the strategy's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,8 @@ class Served:
 
     def supported(self, defaults: Defaults) -> tuple[str, ...]:
         """Names of the strategies that this pair supports under the default options."""
-        return tuple(one for one in self.strategies if self.unsupported_reason(self.default(defaults, one)) is None)
+        unsupported = self.unsupported(defaults)
+        return tuple(name for name in self.strategies if name not in unsupported)
 
     @property
     def pinned(self) -> Backends:
@@ -109,51 +120,71 @@ class Served:
         }
         return tuple(role for role, digests in missing.items() if digests)
 
+    def unsupported(self, defaults: Defaults) -> dict[str, str]:
+        """What this pair lacks for each strategy that it does not support under the default options."""
+        lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
+        return {name: " and ".join(lack.name for lack in found) for name, found in lacks.items() if found}
+
+    def support(self, defaults: Defaults) -> str:
+        """The strategies that this pair supports under the default options, and what it lacks for each other one."""
+        others = ", ".join(f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items())
+        return f"this pair supports {', '.join(map(repr, self.supported(defaults)))}{others and f', but not {others}'}"
+
     def unsupported_reason(self, strategy: Strategy) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
-        draft, target, options = self.draft.tokenizer, self.target.tokenizer, strategy.options
-        of_rewrite = (
-            f" with the rewrite {options.rewrite!r}" if strategy.uses_probes and options.rewrite != "target" else ""
-        )
-        named = f"the strategy {strategy.name!r}"
+        lack = next(self._lacks(strategy), None)
+        if lack is None:
+            return None
+        rewrite = strategy.options.rewrite
+        by_rewrite = f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
+        return f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
+
+    def _lacks(self, strategy: Strategy) -> Iterator[Lack]:
+        draft, target, probes = self.draft.tokenizer, self.target.tokenizer, strategy.options.probes
+        or_target = ", or choose the rewrite 'target'" if strategy.uses_probes else ""
         if Writer.DRAFT in strategy.writers and not self.draft.has_model:
-            return (
-                f"{named} needs a draft model, which the draft service does not have: choose 'retrieval' or 'target', "
-                "or serve one (SEMSPEC_DRAFT_MODEL)"
+            yield Lack(
+                "no draft model",
+                "needs a draft model, which the draft service does not have: serve one (SEMSPEC_DRAFT_MODEL)",
             )
-        if strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
-            return (
-                f"{named}{of_rewrite} proposes tokens to the target, so both models need the same ordinary tokens "
-                f"(special tokens may differ), but the draft has {draft} and the target {target}: choose what "
-                "transfers text, such as 'semantic' with the rewrite 'target', or serve a pair with one vocabulary"
+        elif strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
+            yield Lack(
+                "no common vocabulary",
+                "proposes tokens to the target, so both models need the same ordinary tokens (special tokens may "
+                f"differ), but the draft has {draft} and the target {target}: serve a pair with one "
+                f"vocabulary{or_target}",
             )
         if strategy.needs_datastore and not self.draft.datastore:
-            return (
-                f"{named}{of_rewrite} needs a datastore of the target's answers, which the draft service does not "
-                "have: build one with `semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE)"
+            yield Lack(
+                "no datastore",
+                "needs a datastore of the target's answers, which the draft service does not have: build one with "
+                f"`semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE){or_target}",
             )
         if strategy.needs_earlier_turns and not self.target.supports_choices:
-            return (
-                f"{named} asks the target about each step, but the chat template of {self.target.model} drops earlier "
-                "turns: choose another strategy, or serve another target"
+            yield Lack(
+                "no earlier turns in the chat template",
+                f"asks the target about each step, but the chat template of {self.target.model} drops earlier turns: "
+                "serve another target",
             )
         if strategy.uses_probes and not self.verifier.has_probes:
-            return (
-                f"{named} needs probes, but the pair is served without: choose 'likelihood' or another strategy that "
-                "needs none, or train probes with `semspec train run` and start the verifier"
+            yield Lack(
+                "no probes",
+                "needs probes, but the pair is served without: train some with `semspec train run` and start the "
+                "verifier",
             )
         if strategy.needs_calibration and self.likelihood is None:
-            return (
-                f"{named} needs a calibration for this pair: choose another strategy, or make one with `semspec train "
-                "calibrate` and serve its release (SEMSPEC_GATEWAY_PAIR)"
+            yield Lack(
+                "no calibration",
+                "needs a calibration for this pair: make one with `semspec train calibrate` and serve its release "
+                "(SEMSPEC_GATEWAY_PAIR)",
             )
-        if strategy.uses_probes and options.probes and options.probes not in self.verifier.alternatives:
+        if strategy.uses_probes and self.verifier.has_probes and probes and probes not in self.verifier.alternatives:
             known = ", ".join(self.verifier.alternatives) or "none"
-            return (
-                f"the verifier does not serve the probes {options.probes!r} beside the main ones, only: {known}; leave "
-                "probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)"
+            yield Lack(
+                f"no probes {probes!r}",
+                f"judges by the probes {probes!r}, which the verifier does not serve beside the main ones, only: "
+                f"{known}; leave probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)",
             )
-        return None
 
     def supports_logprobs(self, strategy: Strategy) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
@@ -250,7 +281,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     defaults = served.defaults(settings.defaults)
     strategy, segmentation = served.default(defaults), defaults.segmentation
     if unsupported_reason := served.unsupported_reason(strategy):
-        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported: {unsupported_reason}"
+        support = served.support(defaults)
+        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported, {support}: {unsupported_reason}"
     if segmentation not in (supported := served.segmentations(strategy)):
         return (
             f"the default segmentation (SEMSPEC_GATEWAY_DEFAULTS) is {segmentation.value}, but the "

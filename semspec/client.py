@@ -102,8 +102,12 @@ class Gateway:
 
     async def models(self) -> list[Json]:
         """The valid values of a request's `model`, each as `id` with its properties, the default first."""
-        models: list[Json] = (await self._call("GET", "/v1/models"))["data"]
+        models: list[Json] = (await self.model_list())["data"]
         return models
+
+    async def model_list(self) -> Json:
+        """Return those values as `data`, and what the pair lacks for each other strategy as `unsupported`."""
+        return await self._call("GET", "/v1/models")
 
     async def generation(self, id: str) -> Json:
         """Parameters, models, prompt and outcome of a generation."""

@@ -17,6 +17,7 @@ from semspec.gateway.generation.grammar import check_grammar
 from semspec.gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
 from semspec.gateway.generation.runner import broken_target
 from semspec.gateway.metrics import Metrics
+from semspec.gateway.options import Defaults
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
@@ -212,10 +213,14 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
             yield f"{message}; leave it out (it has: {known})", field
 
 
-def check_strategy(strategy: Strategy, plan: Generation, served: Served) -> None:
-    """Raises: InvalidRequest, which names the strategy, or the option of it that is not supported."""
+def check_strategy(strategy: Strategy, plan: Generation, served: Served, defaults: Defaults) -> None:
+    """Check that the pair supports `strategy`; `defaults`: the options of other requests.
+
+    Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
+    """
     if (unsupported_reason := served.unsupported_reason(strategy)) is None:
         return
+    unsupported_reason = f"{unsupported_reason}; {served.support(defaults)}"
     plain = replace(plan, options=replace(plan.options, rewrite="target", probes=""))
     if served.unsupported_reason(served.strategy(plain)) is not None:
         raise InvalidRequest(unsupported_reason, "strategy")

@@ -1,5 +1,9 @@
 """The commands of `semspec`, one module each with `run(arguments) -> int`; their options are in `options`."""
 
+import shutil
+import sys
+from pathlib import Path
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 BUNDLED = "semspec-demo"
@@ -20,3 +24,9 @@ KNOWN = (
     "The bundled pair knows one kind of question, a ball that is passed on in a ring of eight or nine, worded as in "
     "the example; to any other it says so."
 )
+
+
+def program() -> str:
+    """Return the command `semspec` as a shell here can run it: with its path, unless the PATH leads to it."""
+    installed = Path(sys.executable).with_name("semspec")
+    return str(installed) if installed.exists() and shutil.which("semspec") != str(installed) else "semspec"

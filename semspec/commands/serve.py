@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from semspec.commands import BAD_VERDICT, BUNDLED, EXAMPLE, KNOWN
+from semspec.commands import BAD_VERDICT, BUNDLED, EXAMPLE, KNOWN, program
 from semspec.commands.options import API_KEY, stack_config
 from semspec.engine.hub import fetch
 from semspec.keys import checked_key
@@ -15,11 +17,13 @@ from semspec.stack import run as run_until_signal
 from semspec.stack.supervisor import keep_running
 
 QUESTION = "What is 17 + 25?"
-CURL = """\
-curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H 'content-type: application/json' -d '{{
-  "model": "{model}", "stream": true,
+REQUEST = """\
+{api_key_name}={api_key} {program} chat --url {base_url}
+
+curl -s {base_url}/v1/chat/completions -H {authorization} -H 'content-type: application/json' -d '{{
+  "model": "{model}",
   "messages": [{{"role": "user", "content": "{question}"}}]
-}}'"""
+}}' | python3 -m json.tool"""
 WITHOUT_PROBES = """\
 This pair has no probes: requests that name no strategy are answered by {}.
 `semspec train run --config FILE` trains some; `semspec train calibrate --config FILE` is enough for `likelihood`."""
@@ -43,7 +47,7 @@ async def serve(config: StackConfig) -> int:
     print(f"starting redis, {', '.join(config.roles)} and gateway ...", flush=True)
     async with Stack(config) as stack:
         page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server
-        metrics = f"curl -H 'authorization: Bearer {stack.api_key}' {stack.base_url}/metrics"
+        metrics = f"curl -H {_authorization(stack)} {stack.base_url}/metrics"
         pages = {"metrics": metrics, "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
             print(f"{name:>10}  {address}", flush=True)
@@ -53,13 +57,35 @@ async def serve(config: StackConfig) -> int:
 
 async def _first_request(stack: Stack, config: StackConfig) -> str:
     """A request to the pair; before it, what is to be known of the pair and its probes."""
-    model, strategy = await stack.model()
+    models = await stack.model_list()
+    model, strategy = models["data"][0]["id"], models["data"][0]["strategy"]
     is_bundled = config.release is not None and config.release.name == BUNDLED
     question = EXAMPLE if is_bundled else QUESTION
     notes = (
         "" if config.pair else WITHOUT_PROBES.format(strategy),
+        _support(models),
         f"The report of the probes says: {config.bad_verdicts} To do: {BAD_VERDICT}." if config.bad_verdicts else "",
         KNOWN if is_bundled else "",
-        CURL.format(base_url=stack.base_url, api_key=stack.api_key, model=model, question=question),
+        REQUEST.format(
+            program=program(),
+            base_url=stack.base_url,
+            api_key_name=API_KEY,
+            api_key=shlex.quote(stack.api_key),
+            authorization=_authorization(stack),
+            model=model,
+            question=question,
+        ),
     )
     return "\n\n".join(filter(None, notes))
+
+
+def _authorization(stack: Stack) -> str:
+    """Header with the API key, as a word of a shell."""
+    return shlex.quote(f"authorization: Bearer {stack.api_key}")
+
+
+def _support(models: dict[str, Any]) -> str:
+    """Name the strategies that the pair supports, and what it lacks for each other one."""
+    strategies = [model["strategy"] for model in models["data"] if ":" in model["id"]]
+    others = ", ".join(f"{name} ({lacks})" for name, lacks in models["unsupported"].items())
+    return f"It supports {', '.join(strategies)}{others and f', but not {others}'}."

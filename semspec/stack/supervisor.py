@@ -54,14 +54,13 @@ class Stack:
         """Headers required in every request to the gateway."""
         return {"authorization": f"Bearer {self.api_key}"}
 
-    async def model(self) -> tuple[str, str]:
-        """The pair's name in the API and its default strategy. Raises: StackError when the gateway has ended."""
+    async def model_list(self) -> dict[str, Any]:
+        """Return the gateway's models, see `Gateway.model_list`. Raises: StackError when the gateway has ended."""
         try:
             async with self._gateway() as gateway:
-                model = (await gateway.models())[0]
+                return await gateway.model_list()
         except SemspecError as error:
             raise StackError(error.message, self.processes["gateway"].log_tail()) from error
-        return model["id"], model["strategy"]
 
     async def __aenter__(self) -> "Stack":
         self._private = PrivateFolder()

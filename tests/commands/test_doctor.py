@@ -84,13 +84,17 @@ def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[st
     code, checks = doctor(capsys, "--pair", str(tmp_path))
     assert code == 0 and "verifier" not in checks
     assert checks["gateway"].message == "its settings are valid, the release is semspec-demo@1"
-    assert checks["pair"].message == "models and probes belong together; likelihood by default"
+    message = checks["pair"].message
+    assert message.startswith("the models are served without probes; likelihood by default; this pair supports ")
+    assert message.endswith("but not 'semantic' (no probes), 'retrieval' (no datastore)")
 
 
 def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
     models = (f"--{role}-model={BUNDLED_PAIR / role}" for role in ("draft", "target"))
     code, checks = doctor(capsys, *models)
-    assert code == 0 and checks["pair"].message.endswith("; token-level by default")
+    message = checks["pair"].message
+    assert code == 0 and message.startswith("the models are served without probes; token-level by default; ")
+    assert "'likelihood' (no calibration)" in message
 
 
 def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

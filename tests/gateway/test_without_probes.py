@@ -45,7 +45,49 @@ async def test_only_strategies_without_probes_are_offered(bare: Gateway) -> None
     names = {model["id"] for model in (await bare.http.get("/v1/models")).json()["data"]}
     assert names == {"semspec-demo", *(f"semspec-demo:{strategy}" for strategy in WITHOUT_PROBES)}
     error = assert_error(await bare.chat(semspec={"strategy": "semantic"}), 400, param="semspec.strategy")
-    assert "needs probes, but the pair is served without: choose 'likelihood'" in error["message"]
+    assert "needs probes, but the pair is served without: train some" in error["message"]
+    assert "; this pair supports 'likelihood', 'token-level', " in error["message"]
+    assert error["message"].endswith(", but not 'semantic' (no probes)")
+
+
+async def test_every_refusal_names_what_each_other_strategy_lacks(start_gateway: GatewayFactory) -> None:
+    """Two models that share no vocabulary, and nothing else: the user asks for one strategy after another."""
+    fakes = replace(Fakes.make().told(drafter={"tokenizer": "another", "datastore": ""}), is_calibrated=False)
+    gateway = await start_gateway(replace(fakes.backends, verifier=WithoutProbes()), verifier_address="none")
+    lacks = {
+        "semantic": "no probes",
+        "likelihood": "no calibration",
+        "token-level": "no common vocabulary",
+        "retrieval": "no datastore",
+    }
+    listed = (await gateway.http.get("/v1/models")).json()
+    assert listed["unsupported"] == lacks
+    for strategy, lack in lacks.items():
+        refused = assert_error(await gateway.chat(semspec={"strategy": strategy}), 400, param="semspec.strategy")
+        supported, _, unsupported = refused["message"].partition("this pair supports ")[2].partition(", but not ")
+        assert supported == "'spec-reason', 'target', 'draft'"
+        assert unsupported == ", ".join(f"{name!r} ({lack})" for name, lack in lacks.items())
+        missing = await gateway.http.get(f"/v1/models/semspec-demo:{strategy}")
+        assert missing.status_code == 404 and f"({lack})" in missing.json()["error"]["message"]
+
+
+async def test_strategy_that_lacks_two_things_names_both(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make().told(drafter={"model": "", "fingerprint": "", "max_context_tokens": 0})
+    gateway = await start_gateway(
+        replace(fakes.backends, verifier=WithoutProbes(), likelihood=None), verifier_address="none"
+    )
+    unsupported = (await gateway.http.get("/v1/models")).json()["unsupported"]
+    assert unsupported["semantic"] == "no draft model and no probes"
+    assert unsupported["likelihood"] == "no draft model and no calibration"
+
+
+async def test_gateway_logs_the_strategies_of_its_pair(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await start_gateway(replace(Fakes.make().backends, verifier=WithoutProbes()), verifier_address="none")
+    [line] = [record.getMessage() for record in caplog.records if "this pair supports" in record.getMessage()]
+    assert line.endswith(", but not 'semantic' (no probes)")
 
 
 async def test_generation_names_its_calibration(bare: Gateway) -> None:
@@ -77,7 +119,7 @@ async def test_without_a_draft_model_only_strategies_of_the_target_are_offered(s
     assert (answer["strategy"], answer["fallback"]) == ("retrieval", None)
     for strategy in ("semantic", "likelihood", "token-level", "draft"):
         error = assert_error(await gateway.chat(semspec={"strategy": strategy}), 400, param="semspec.strategy")
-        assert f"{strategy!r} needs a draft model" in error["message"] and "or serve one" in error["message"]
+        assert f"{strategy!r} needs a draft model" in error["message"] and "serve one" in error["message"]
 
 
 async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> None:
@@ -86,7 +128,7 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
     uncalibrated = replace(fakes.backends, likelihood=None)
     no_draft = Served(replace(draft, fingerprint=""), target, verifier, uncalibrated)
     no_probes = Served(draft, target, await WithoutProbes().info(), fakes.backends)
-    for served, strategy, remedy in ((no_draft, "target", "'retrieval'"), (no_probes, "likelihood", "'likelihood'")):
+    for served, strategy, remedy in ((no_draft, "target", "serve one"), (no_probes, "likelihood", "'likelihood'")):
         for defaults in ({}, {"strategy": strategy}):
             assert mismatch(served, make_settings(defaults=defaults)) is None
         reason = mismatch(served, make_settings(defaults={"strategy": "semantic"}))

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +46,14 @@ async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
             shown += capsys.readouterr().out
             assert not task.done()
         assert "This pair has no probes: requests that name no strategy are answered by token-level." in shown
-        _, _, url, _, key, _, _, _, body = shlex.split(shown[shown.index("curl -N") : shown.index("Ctrl-C")])
+        assert "It supports token-level, " in shown and "semantic (no probes)" in shown
+        assert "likelihood (no calibration)" in shown and "retrieval (no datastore)" in shown
+        chat, request = shown[shown.index("SEMSPEC_API_KEY=") : shown.index("Ctrl-C")].strip().split("\n\n")
+        assert shlex.split(chat)[1:3] == [str(Path(sys.executable).with_name("semspec")), "chat"]
+        _, _, url, _, key, _, _, _, body, *_ = shlex.split(request)
         async with httpx.AsyncClient(headers=dict([key.split(": ")]), timeout=GENEROUS_S) as client:
-            answer = (await client.post(url, json={**json.loads(body), "stream": False, "max_tokens": 9})).json()
-            pages = [await client.get(page) for page in re.findall(r"(?<!curl -N )http://\S+", shown)]
+            answer = (await client.post(url, json={**json.loads(body), "max_tokens": 9})).json()
+            pages = [await client.get(page) for page in re.findall(r"(?<!curl -s )(?<!--url )http://\S+", shown)]
         assert len(pages) == 2 and {page.status_code for page in pages} == {200}
         assert f"curl -H '{key}' {pages[0].url}" in shown and "semspec_gateway_" in pages[0].text
         assert answer["semspec"]["strategy"] == "token-level" and answer["usage"]["completion_tokens"] == 9

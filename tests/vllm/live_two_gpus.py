@@ -14,9 +14,7 @@ from tests.checkpoints import edit_json
 from tests.vllm.support import KV_BYTES, TARGET
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/two-gpus.md").read_text()
-BLOCKS = [
-    text for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make setup" not in text
-]
+BLOCKS = [text for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make setup" not in text]
 [EXPECTED] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -156,7 +156,7 @@ class Resolver:
         served = self.readiness.choose(version, uniform(crc32(id.encode()), "release", 0))
         plan = self._plan(asked, model, alias, served)
         strategy = served.strategy(plan)
-        check_strategy(strategy, plan, served)
+        check_strategy(strategy, plan, served, served.defaults(self.settings.defaults))
         strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
         if strictness is None and self.audit:
             strictness = self.audit.tightened_strictness(strategy, served)

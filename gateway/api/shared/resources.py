@@ -141,6 +141,8 @@ class ModelNames(Body):
 
     object: Literal["list"]
     data: list[ModelName]
+    unsupported: dict[str, str]
+    """Each strategy that the pair does not support, and what the pair lacks for it."""
 
 
 def generations(responder: Responder, store: Store) -> APIRouter:
@@ -260,14 +262,16 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     @routes.get("", responses=LISTED)
     async def models() -> ModelNames:
         """All values for a request's `model`, with the strategies that this pair supports."""
-        return ModelNames(object="list", data=list(names().values()))
+        return ModelNames(object="list", data=list(names().values()), unsupported=readiness.unsupported)
 
     @routes.get("/{name:path}", responses=errors(404))
     async def model(name: str) -> ModelName:
         """One model name."""
         served = names()
         if name not in served:
-            raise NotFound(f"the model {name!r} does not exist, or its strategy is unsupported by this pair", "model")
+            lacks = readiness.unsupported.get(name.removeprefix(f"{settings.name}:"))
+            reason = f": the pair does not support its strategy ({lacks})" if lacks else "; GET /v1/models lists all"
+            raise NotFound(f"the model {name!r} does not exist{reason}", "model")
         return served[name]
 
     return routes

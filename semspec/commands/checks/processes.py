@@ -184,7 +184,9 @@ def _compare(started: dict[str, Started]) -> str:
     served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, uncalled, route=gateway)
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
-    return f"models and probes belong together; {served.default_name(served.defaults(settings.defaults))} by default"
+    defaults = served.defaults(settings.defaults)
+    matched = "models and probes belong together" if verifier.has_probes else "the models are served without probes"
+    return f"{matched}; {served.default_name(defaults)} by default; {served.support(defaults)}"
 
 
 def _memory(models: list[Started]) -> Check:
