@@ -9,6 +9,7 @@ from typing import Any
 from semspec import __version__
 from semspec.commands import INTERRUPTED, options
 from semspec.errors import SemspecError
+from semspec.installation import install_command
 
 OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "chat": ("ask a gateway, and watch the answer come to be", options.chat_options),
@@ -46,7 +47,7 @@ def _loaded(command: EntryPoint) -> Callable[..., Any]:
         package = command.module.removeprefix("semspec.").partition(".")[0]
         extra = "cli" if package == "commands" else package
         missing = (error.name or "").partition(".")[0]
-        sys.exit(f"semspec {command.name}: {missing} is not installed; pip install 'semspec[{extra}]'")
+        sys.exit(f"semspec {command.name}: {missing} is not installed; {install_command(extra)}")
     return loaded
 
 

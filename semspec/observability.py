@@ -25,6 +25,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from semspec import __version__
 from semspec.errors import SemspecError, one_line, represent
+from semspec.installation import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -211,7 +212,9 @@ def _provider(service: str) -> "TracerProvider | None":
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        _log.warning("an OTLP endpoint is set, but OpenTelemetry is not installed: no traces; install semspec[otel]")
+        _log.warning(
+            "an OTLP endpoint is set, but OpenTelemetry is not installed: no traces; %s", install_command("otel")
+        )
         return None
     # Not the global provider: frameworks that use one, such as FastAPI, add spans with contents we do not control.
     resource = Resource.create({"service.name": service, "service.version": __version__})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semspec import cli
+from semspec import cli, installation
 from semspec.bench import cli as bench_cli
 from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
@@ -19,6 +19,7 @@ from tests.commands.support import command
 from tests.hub import serving
 
 pytestmark = pytest.mark.slow
+ROOT = Path(cli.__file__).resolve().parents[1]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +48,25 @@ def test_every_command_of_the_tree_helps_in_its_own_words() -> None:
 def test_command_without_its_extra_says_what_to_install(module: str, words: list[str], extra: str) -> None:
     result = without((module,), words)
     assert result.returncode == 1
-    assert result.stderr.strip() == f"semspec {words[0]}: {module} is not installed; pip install 'semspec[{extra}]'"
+    installs = f"{sys.executable} -m pip install --editable '{ROOT}[{extra}]'"
+    assert result.stderr.strip() == f"semspec {words[0]}: {module} is not installed; {installs}"
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["bench", "--help"], ["bench", "run", "--help"], ["train"]])
+def test_command_after_the_demo_names_what_to_install(words: list[str]) -> None:
+    """`make demo` installs neither training nor benchmarks."""
+    result = without(("datasets", "matplotlib", "pyarrow", "sklearn", "scipy", "math_verify", "psutil"), words)
+    [line] = result.stderr.splitlines()
+    assert result.returncode == 1 and not result.stdout
+    extra = {"train": "training"}.get(words[0], words[0])
+    assert line.startswith(f"semspec {words[0]}: ") and line.endswith(f"--editable '{ROOT}[{extra}]'")
+
+
+def test_install_command_outside_a_checkout_is_one_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "semspec" / "installation.py"))
+    assert installation.install_command("serve") == "pip install '.[serve]' in a checkout of semspec"
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor", "health", "key", "plan", "serve"])
@@ -63,7 +82,9 @@ def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
     assert all(result.returncode == 1 and not result.stderr for result in results)
     lines = {line.split()[1]: line for result in results for line in result.stdout.splitlines() if line}
     for name, missing in {"torch": "torch", "draft": "torch", "running": "httpx"}.items():
-        assert lines[name].startswith("fail") and f"{missing} is not installed -> pip install" in lines[name]
+        assert (
+            lines[name].startswith("fail") and f"{missing} is not installed -> {sys.executable} -m pip" in lines[name]
+        )
     assert lines["port"].startswith("ok")
 
 

@@ -19,6 +19,7 @@ from semspec.bench.tasks.answers import boxed_answers, conclusion
 from semspec.bench.tasks.protocol import Task
 from semspec.bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.errors import InternalError, InvalidRequest
+from semspec.installation import install_command
 from semspec.types import Message
 
 START_LIMIT_S = 120.0
@@ -104,7 +105,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
     """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
-        raise InvalidRequest(f"{name} is graded by math-verify: pip install 'semspec[bench]'", "task")
+        raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}", "task")
     questions = make_questions(read_rows(own, data), id_field, _parts)
     judge = Judge()
     return Task(name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, SemspecError, Unavailable
+from semspec.installation import install_command
 from semspec.types import SamplingParams, SegmentEnd
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def connect(server: Server) -> CompletionClient:
     try:
         from semspec.remote.openai import OpenAIClient
     except ModuleNotFoundError as error:
-        raise Mismatch(f"the API openai requires the package {error.name!r}: pip install 'semspec[remote]'") from error
+        raise Mismatch(f"the API openai requires the package {error.name!r}: {install_command('remote')}") from error
     return OpenAIClient(server)
 
 

@@ -27,7 +27,9 @@ REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes"
 
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
-    with pytest.raises(Mismatch, match=r"^vLLM is not installed; install semspec\[vllm\], or set the engine to fast"):
+    with pytest.raises(
+        Mismatch, match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast"
+    ):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
 
 

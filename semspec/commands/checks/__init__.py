@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semspec.errors import InvalidRequest, SemspecError
+from semspec.installation import install_command
 from semspec.stack import StackError
 
 Level = Literal["ok", "warn", "fail"]
@@ -40,7 +41,7 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
     try:
         found = look()
     except ImportError as error:
-        return fail(name, f"cannot be checked: {error.name} is not installed", "pip install 'semspec[serve]'")
+        return fail(name, f"cannot be checked: {error.name} is not installed", install_command("serve"))
     except InvalidRequest as error:
         return fail(name, error.message, "correct it in the environment or in pair.json; docs/settings.md lists all")
     except (SemspecError, StackError) as error:

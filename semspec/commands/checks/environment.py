@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from semspec.commands.checks import Check, attempt, fail, ok, warn
+from semspec.installation import install_command
 
 NEEDED_EXTRAS = ("", "gateway", "engine", "cli")
 """Extras that the stack requires."""
@@ -45,7 +46,7 @@ def check_requirement(text: str) -> Check | None:
     try:
         found = version(name)
     except PackageNotFoundError:
-        return fail("packages", f"{name} is not installed", f"pip install 'semspec{f'[{extra}]' if extra else ''}'")
+        return fail("packages", f"{name} is not installed", install_command(extra or "serve"))
     if not requirement.specifier.contains(found, prereleases=True):
         wanted = requirement.specifier
         return fail("packages", f"{name} {found} is not {wanted}", f"pip install '{name}{wanted}'")

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from semspec.decoding.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.errors import Mismatch
 from semspec.files import digest_of, file_digest, regular
+from semspec.installation import install_command
 from semspec.types import ModelInfo
 
 Vectors = NDArray[np.float32]
@@ -40,7 +41,9 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise Mismatch(f"semantic neighbours need the library faiss ({error}): install semspec[retrieval]") from error
+        raise Mismatch(
+            f"semantic neighbours need the library faiss ({error}): {install_command('retrieval')}"
+        ) from error
     return faiss
 
 
