@@ -11,6 +11,7 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
+from semspec.commands import program
 from semspec.demo import show
 from semspec.demo.client import Answer, ChatClient, Client, Strategy, in_turns
 from semspec.demo.problems import SPLITS, make_problem
@@ -43,6 +44,7 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     rows = show.summarise(answers)
     console.print()
     console.print(show.table(rows, arguments.temperature, arguments.problems))
+    console.print(f"\nNext: {program()} serve keeps the stack up, {program()} chat asks it.", soft_wrap=True)
     if arguments.json:
         print(json.dumps(show.as_json(rows, arguments.temperature, arguments.problems)), flush=True)
     return 0

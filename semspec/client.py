@@ -36,6 +36,18 @@ NOTHING = "0"
 """Last-Event-ID of a client that has received no text."""
 
 
+def gateway_url(text: str) -> httpx.URL:
+    """Return the base URL of a gateway; `text` without a scheme is an address of plain HTTP. Raises: InvalidRequest."""
+    remedy = "give one such as http://127.0.0.1:8080"
+    try:
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{text} is not the address of a gateway ({error}); {remedy}", "url") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidRequest(f"{text} is not the address of a gateway; {remedy}", "url")
+    return url
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One server-sent event."""
@@ -86,12 +98,9 @@ class Gateway:
 
     @classmethod
     def at(cls, url: str, api_key: str | None = None) -> "Gateway":
-        """A client of the gateway at `url`. Raises: InvalidRequest when `url` is invalid."""
+        """Return a client of the gateway at `url`, see `gateway_url`. Raises: InvalidRequest when `url` is invalid."""
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        try:
-            return cls(httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT, trust_env=False))
-        except httpx.InvalidURL as error:
-            raise InvalidRequest(f"{url} is no address ({error}); give --url such as http://127.0.0.1:8080") from error
+        return cls(httpx.AsyncClient(base_url=gateway_url(url), headers=headers, timeout=TIMEOUT, trust_env=False))
 
     async def aclose(self) -> None:
         await self._http.aclose()

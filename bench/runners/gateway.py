@@ -9,6 +9,7 @@ from dataclasses import replace
 import httpx
 
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.client import gateway_url
 from semspec.demo.client import ChatClient
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig
@@ -65,8 +66,8 @@ def with_room(config: StackConfig, num_sessions: int) -> StackConfig:
 
 @asynccontextmanager
 async def open_gateway(base_url: str) -> AsyncIterator[GatewayRunner]:
-    """Connect to a running gateway. Raises: RunnerError."""
-    async with _http(base_url, os.environ.get(API_KEY)) as http:
+    """Connect to a running gateway. Raises: InvalidRequest, RunnerError."""
+    async with _http(str(gateway_url(base_url)), os.environ.get(API_KEY)) as http:
         with runner_errors():
             chat = await ChatClient.connect(http)
         yield GatewayRunner(chat, {})

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from semspec.client import NUM_REATTACHMENTS, Gateway
+from semspec.client import NUM_REATTACHMENTS, Gateway, gateway_url
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, NotFound, Unauthenticated, Unavailable
 
 Respond = Callable[[httpx.Request], httpx.Response]
@@ -164,7 +164,7 @@ async def test_key_is_sent() -> None:
     assert b"authorization: bearer hush" in heard[0].lower()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8080"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost:1", "[::1]:1", "localhost:1/"])
 async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     one = Gateway.at(url)
     with pytest.raises(Unavailable, match="start one with `semspec serve`"):
@@ -172,6 +172,22 @@ async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     await one.aclose()
 
 
-def test_bad_address_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="give --url such as"):
-        Gateway.at("http://gateway:eighty")
+@pytest.mark.parametrize("url", ["ftp://localhost", "http://", "://localhost", "http://[::1", "localhost:port", ""])
+def test_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"is not the address of a gateway.*; give one such as http://127"):
+        Gateway.at(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("localhost:8290", "http://localhost:8290"),
+        ("127.0.0.1:8290/prefix", "http://127.0.0.1:8290/prefix"),
+        ("[::1]:8290", "http://[::1]:8290"),
+        ("gateway", "http://gateway"),
+        ("https://gateway", "https://gateway"),
+        ("HTTPS://gateway:8443/", "https://gateway:8443/"),
+    ],
+)
+def test_address_without_a_scheme_is_one_of_http(url: str, base: str) -> None:
+    assert gateway_url(url) == httpx.URL(base)

@@ -43,7 +43,9 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
     except ImportError as error:
         return fail(name, f"cannot be checked: {error.name} is not installed", install_command("serve"))
     except InvalidRequest as error:
-        return fail(name, error.message, "correct it in the environment or in pair.json; docs/settings.md lists all")
+        message, _, remedy = error.message.partition("; ")
+        remedy = remedy or "correct it in the environment or in pair.json; docs/settings.md lists all"
+        return fail(name, message, remedy)
     except (SemspecError, StackError) as error:
         message, separator, remedy = str(error).rpartition("; " if "; " in str(error) else ": ")
         return fail(name, message or remedy, remedy if separator else "")
