@@ -151,7 +151,11 @@ def test_check_sums_hours_and_disk_of_all_stages(tmp_path: Path, capsys: pytest.
         {"task": "math500", "data": data["math500"], "strategies": ["target", "semantic"]},
         {"task": "amc23", "data": data["amc23"], "samples": 4, "strategies": ["target", "draft"]},
     ]
-    sets = {"main": {}, "data": {"contexts": {"traces": "data"}}, "sentence": {"segmentation": "sentence"}}
+    sets: dict[str, Any] = {
+        "main": {},
+        "data": {"contexts": {"traces": "data"}},
+        "sentence": {"segmentation": "sentence"},
+    }
     device = {role: {"device": "cpu"} for role in ("draft", "target")}
     path = save_pair_file(tmp_path, runs=runs, probes={name: {**device, **changes} for name, changes in sets.items()})
     *_, total = checked(path, tmp_path / "output", capsys)
