@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ GENERATION_ID = "x-generation-id"
 NOTHING = "0"
 """Last-Event-ID of a client that has received no text."""
 
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""End of a line in an event stream. A CR at the end of the received bytes may be half of a CRLF."""
+
 
 def gateway_url(text: str) -> httpx.URL:
     """Return the base URL of a gateway; `text` without a scheme is an address of plain HTTP. Raises: InvalidRequest."""
@@ -63,16 +67,26 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
     identity = last or (NOTHING if GENERATION_ID in response.headers else "")
-    async for line in response.aiter_lines():
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "id":
-            identity = value
-        elif name == "data":
-            if value == "[DONE]":
-                return
-            yield Event(identity, json.loads(value))
+    async with aclosing(_lines(response)) as lines:
+        async for line in lines:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "id":
+                identity = value
+            elif name == "data":
+                if value == "[DONE]":
+                    return
+                yield Event(identity, json.loads(value))
     raise httpx.RemoteProtocolError("the stream ended before it was done")
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
+    """The lines of an event stream. `aiter_lines` of httpx also splits at other characters, which JSON may contain."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = _LINE_END.split(rest + data)
+        for line in lines:
+            yield line.decode()
 
 
 @dataclass(frozen=True, slots=True)

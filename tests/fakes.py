@@ -208,7 +208,7 @@ class FakeModel:
                 return segment
 
     def _next(self, context: Context, begun: tuple[int, ...], params: GenerationParams) -> int:
-        """The byte this model writes after `begun`, whoever wrote that."""
+        """The character code that this model writes after `begun`, whoever wrote that."""
         text = self._text(context, params)
         tail = "." if self._is_last(context, params) else "\n"
         return ord(text[len(begun)] if len(begun) < len(text) else tail)
@@ -220,7 +220,7 @@ class FakeModel:
 
     def _whole(self, context: Context, begun: tuple[int, ...], params: GenerationParams, limit: int) -> Segment | None:
         """The segment of the tokens begun, if it ends with them."""
-        text = bytes(begun).decode()
+        text = "".join(map(chr, begun))
         end = SegmentEnd.LENGTH if len(begun) >= limit else None
         if self._is_last(context, params):
             end = SegmentEnd.EOS if self._is_over(text, context, params) else end

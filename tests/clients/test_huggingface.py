@@ -65,6 +65,12 @@ def test_grammar_holds_what_follows_the_reasoning(server: Server, client: Infere
     assert "has the ball" in reasoning and mark and re.fullmatch("Card [0-9]{1,3}[.]", answer.strip())
 
 
+def test_text_generation_streams_characters_that_end_lines(client: InferenceClient) -> None:
+    written = "a\x0bb\x1cc\x85d\u2028e\u2029f"
+    grammar = TextGenerationInputGrammarType(type="regex", value=written)
+    assert "".join(client.text_generation("Once", max_new_tokens=60, grammar=grammar, stream=True)) == written
+
+
 def test_text_generation_reads_what_is_answered_over_rest(server: Server) -> None:
     command = [interpreter("text-generation"), "-c", TEXT_GENERATION, server.url, server.api_key, prompt(server)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * GENEROUS_S)

@@ -70,6 +70,21 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
     assert [line.rpartition("; ")[2] for line in breaks] == [f"try {n} of 4 to go on" for n in (1, 2, 1)]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+@pytest.mark.parametrize("num_bytes", [1, 7, 10_000])
+async def test_lines_of_a_stream_end_at_line_feeds_and_carriage_returns_alone(end: str, num_bytes: int) -> None:
+    text = "a\x85b\u2028c\u2029d"
+    body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
+    sent = f"{body}data: [DONE]{end}{end}x".encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(sent), num_bytes):
+            yield sent[start : start + num_bytes]
+
+    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat({"model": "m"}, [].append)
+    assert [chunk["text"] async for chunk in stream] == [text]
+
+
 @pytest.mark.parametrize("is_away", [True, False], ids=["gateway-gone", "no-progress"])
 async def test_stream_that_stays_broken_is_given_up_with_what_to_do(is_away: bool) -> None:
     def respond(request: httpx.Request) -> httpx.Response:

@@ -2,8 +2,11 @@
 
 import json
 import logging
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -61,6 +64,40 @@ async def test_stream_has_no_named_events(gateway: Gateway) -> None:
     assert nothing.items() <= choice["delta"].items()
     ids = [block.partition("\n")[0] for block in blocks[1 : NUM_SEGMENTS + 1]]
     assert ids == [f"id: {number}" for number in range(1, NUM_SEGMENTS + 1)]
+
+
+LINE_ENDS = [character for character in map(chr, range(sys.maxunicode + 1)) if len(f"a{character}b".splitlines()) > 1]
+"""All characters that Python takes for the end of a line."""
+ODD_TEXT = f"one{'x'.join(LINE_ENDS)} end"
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "stream": True},
+    "/v1/completions": {"prompt": "Once", "stream": True},
+    "/v1/responses": {"input": "How many?", "stream": True},
+    "/generate_stream": {"inputs": "Once"},
+}
+
+
+def events_by_lines(response: httpx.Response) -> list[Any]:
+    """The events of a stream as a client reads them that splits the text by Python's rules."""
+    lines = [line for line in response.text.splitlines() if line]
+    assert all(line.startswith(("data: ", "event: ", "id: ")) for line in lines), lines
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_event_has_one_line_for_every_reader(gateway: Gateway, path: str) -> None:
+    gateway.fakes.target.says = ODD_TEXT
+    response = await gateway.http.post(path, json={**STREAMS[path], "semspec": {"strategy": "target", "trace": True}})
+    assert ODD_TEXT in texts_in(events_by_lines(response))
 
 
 async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:

@@ -34,6 +34,10 @@ from semspec.types import Drafted
 GENERATION_ID = "x-generation-id"
 """Header with the generation's id, sent before the first chunk, to cancel the generation or attach to it."""
 
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""JSON escapes of the characters that some clients take for the end of a line, for example Python's `splitlines`. The
+other characters of this kind are control characters, which JSON always escapes."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -258,7 +262,7 @@ class EventStream(Response):
 
 def _events(chunks: Iterable[BaseModel], last_id: str = "") -> bytes:
     """Chunks as events; the last one has `last_id`, if given."""
-    lines = [f"{_name(chunk)}data: {chunk.model_dump_json()}\n\n" for chunk in chunks]
+    lines = [f"{_name(chunk)}data: {chunk.model_dump_json().translate(_LINE_ENDS)}\n\n" for chunk in chunks]
     if lines and last_id:
         lines[-1] = f"id: {last_id}\n{lines[-1]}"
     return "".join(lines).encode()

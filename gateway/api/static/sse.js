@@ -25,7 +25,8 @@ async function* lines(body) {
   let rest = "";
   try {
     for (let chunk = await read(reader); !chunk.done; chunk = await read(reader)) {
-      const parts = (rest + decoder.decode(chunk.value, { stream: true })).split(/\r?\n/);
+      const received = rest + decoder.decode(chunk.value, { stream: true });
+      const parts = received.split(/\r\n|\n|\r(?!$)/); // a CR at the end of what was received may be half of a CRLF
       rest = parts.pop();
       yield* parts;
     }
