@@ -128,6 +128,7 @@ def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
         server_header=False,
         http="h11",  # uvicorn's other parser does not limit the request head
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=ceil(settings.grace_s) + TOLD_WITHIN_S,
         ssl_context_factory=tls,
     )

@@ -170,6 +170,11 @@ class GatewaySettings(ProcessSettings):
         "it took to load",
     )
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="seconds that an idle connection is kept open; more than the idle time of a load balancer in front",
+    )
     settle_s: float = shared(
         "SETTLE_S", 0.0, "seconds from announcing the shutdown to refusing connections", ge=0, le=300
     )

@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -46,6 +47,15 @@ def test_head_over_the_limit_is_refused() -> None:
                 assert client.recv(1000).startswith(b"HTTP/1.1 " + status)
         gateway.terminate()
         ended(gateway)
+
+
+@pytest.mark.parametrize(("settings", "is_closed"), [({}, False), ({"KEEP_ALIVE_S": 1}, True)], ids=str)
+def test_idle_connection_is_kept_as_long_as_the_setting_says(settings: dict[str, int], is_closed: bool) -> None:
+    with gateway_process(**settings) as (_, port), socket.create_connection(("127.0.0.1", port), 7) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        with nullcontext() if is_closed else pytest.raises(TimeoutError):
+            while client.recv(1000):
+                pass
 
 
 def told_to_stop(gateway: "subprocess.Popen[str]", port: int) -> None:
