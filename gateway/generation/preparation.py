@@ -248,7 +248,8 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
 
 
 def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
-    num_bytes = sum(len((turn.content + turn.tool_calls).encode()) for turn in (*turns, *request.messages))
+    texts = ((turn.content, turn.tool_calls, turn.tool_call_id, turn.name) for turn in (*turns, *request.messages))
+    num_bytes = sum(len("".join(parts).encode()) for parts in texts)
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
         raise InvalidRequest(message, "session")

@@ -132,7 +132,7 @@ def _rendered(
 ) -> tuple[str, Callable[[str], Any]]:
     """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
     has it, or their JSON text, as in OpenAI's format."""
-    forms: list[Callable[[str], Any]] = [json.loads, str] if any(one.tool_calls for one in messages) else [str]
+    forms: list[Callable[[str], Any]] = [_parsed, str] if any(one.tool_calls for one in messages) else [str]
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
@@ -140,6 +140,14 @@ def _rendered(
         except Exception as error:  # templates may raise any error
             failure = error
     raise InvalidRequest(f"the chat template refuses these messages: {failure}", "messages") from failure
+
+
+def _parsed(arguments: str) -> Any:
+    """The arguments of a call; their text, as the model wrote it, if it is not JSON."""
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
 
 
 def _applied(tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], options: dict[str, Any]) -> str:
@@ -153,6 +161,7 @@ def _turn(
     has_developer = "developer" in str(tokenizer.chat_template)
     role = "system" if message.role == "developer" and not has_developer else message.role
     turn: dict[str, Any] = {"role": role, "content": message.content}
+    turn |= {"name": message.name} if message.name else {}
     if message.role == "tool":
         turn |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
         turn |= {"content": _MARK} if is_marked else {}

@@ -98,6 +98,8 @@ class Message:
     """Of an assistant: a JSON list in OpenAI's format; empty: none."""
     tool_call_id: str = ""
     """Of a tool: the call that it answers; empty: not given."""
+    name: str = ""
+    """Of the participant or the tool, for chat templates that show it; empty: not given."""
 
 
 @dataclass(frozen=True, slots=True)

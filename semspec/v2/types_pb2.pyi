@@ -200,6 +200,7 @@ class Message(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "developer", "user", "assistant" or "tool" """
     content: _builtins.str
@@ -207,6 +208,8 @@ class Message(_message.Message):
     """of an assistant: a JSON list in OpenAI's format; empty: none"""
     tool_call_id: _builtins.str
     """of a tool: the call that it answers; empty: not given"""
+    name: _builtins.str
+    """of the participant or the tool, for chat templates that show it; empty: not given"""
     def __init__(
         self,
         *,
@@ -214,10 +217,11 @@ class Message(_message.Message):
         content: _builtins.str = ...,
         tool_calls: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ right turn for the template, the right probabilities, nothing left behind."""
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,16 @@ CALLS = (
 )
 OBJECTS = CALLS.replace("ARGUMENTS", "c.function.arguments['of']")
 TEXTS = CALLS.replace("ARGUMENTS", "'of: ' + c.function.arguments")
+AS_JSON = CALLS.replace("ARGUMENTS", "c.function.arguments | tojson")
+NAMED = "{% for m in messages %}<{{ m.role }}{{ ' ' + m.name if m.name }}>{{ m.content or '' }}{% endfor %}"
 
 FUNCTION = {"name": "count", "arguments": '{"of": "pens"}'}
 CALL = json.dumps([{"id": "call-1", "type": "function", "function": FUNCTION}])
 ASKED = Message("user", "How many?")
 CALLED = Message("assistant", "", CALL)
 ANSWERED = Message("tool", "25", tool_call_id="call-1")
+CUT = '{"of": "pe'
+BROKEN = Message("assistant", "", json.dumps([{"type": "function", "function": {"name": "count", "arguments": CUT}}]))
 
 
 @pytest.fixture
@@ -54,7 +59,16 @@ ANSWERS = "<user>How many?<assistant>"
         (WITH_DEVELOPER, [Message("developer", "Be brief."), ASKED], {}, "<developer>Be brief.<user>How many?"),
         (OBJECTS, [ASKED, CALLED, ANSWERED], {}, f"{ANSWERS}[count pens]<tool>25"),
         (TEXTS, [ASKED, CALLED, ANSWERED], {}, f'{ANSWERS}[count of: {{"of": "pens"}}]<tool>25'),
+        (
+            AS_JSON,
+            [ASKED, CALLED, BROKEN],
+            {},
+            f'{ANSWERS}[count {{"of": "pens"}}]<assistant>[count {json.dumps(CUT)}]',
+        ),
+        (TEXTS, [ASKED, BROKEN], {}, f"{ANSWERS}[count of: {CUT}]"),
         (PLAIN, [ASKED, ANSWERED], {}, "<user>How many?<tool>25"),
+        (NAMED, [replace(ASKED, name="Ann"), replace(ANSWERED, name="count")], {}, "<user Ann>How many?<tool count>25"),
+        (PLAIN, [replace(ASKED, name="Ann")], {}, "<user>How many?"),
         (WITH_FORMAT, [ASKED], {"tools": TOOLS}, "<tool_call>[weigh]<user>How many?"),
         (WITH_FORMAT, [ASKED], {}, "<user>How many?"),
         (THINKING, [ASKED], {}, ANSWERS),

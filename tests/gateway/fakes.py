@@ -95,7 +95,8 @@ class FakeModel(fakes.FakeModel):
         else:
             given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
             prompt = given.messages
-            turns = "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in prompt)
+            roles = (f"{own}<{' '.join(filter(None, (turn.role, turn.name, turn.tool_call_id)))}>" for turn in prompt)
+            turns = "".join(role + turn.content + turn.tool_calls for role, turn in zip(roles, prompt, strict=True))
             text = f"{given.tools}{given.variables}{turns}"
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")

@@ -1,5 +1,6 @@
-"""Prompts beside one text: several at once, token ids, and messages of tools and developers."""
+"""Prompts other than one text: several at once, token ids, and the histories that clients send back."""
 
+import json
 from typing import Any
 
 import pytest
@@ -73,5 +74,116 @@ async def test_turns_of_tools_and_developers_reach_the_template(gateway: Gateway
     answer = await gateway.chat(messages=messages)
     assert answer.status_code == 200, answer.text
     prompt = gateway.fakes.target.prompts[-1]
-    assert prompt.startswith("<developer>Be brief.<user>How many?<assistant>[{") and prompt.endswith("<tool>25")
+    assert prompt.startswith("<developer>Be brief.<user>How many?<assistant>[{") and prompt.endswith("<tool call-1>25")
     assert '"name": "count"' in prompt
+
+
+ASKED, AGAIN = {"role": "user", "content": "How many?"}, {"role": "user", "content": "Sure?"}
+ANSWERS: dict[str, Any] = {
+    "null": {"content": None},
+    "without content": {},
+    "without parts": {"content": []},
+    "as it was answered": {
+        **{"content": None, "reasoning_content": "Hm", "reasoning": "Hm", "tool_calls": None, "refusal": None},
+        **{"annotations": [], "audio": None, "function_call": None},
+    },
+    "of LiteLLM": {
+        **{"content": None, "provider_specific_fields": {"refusal": None}, "thinking_blocks": [{"thinking": "Hm"}]},
+        **{"images": [], "reasoning_content": "Hm"},
+    },
+    "of OpenRouter": {"content": None, "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}]},
+}
+"""Assistants' messages without a text."""
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_answer_without_content_is_an_empty_text(gateway: Gateway, answer: dict[str, Any]) -> None:
+    response = await gateway.chat(messages=[ASKED, {"role": "assistant", **answer}, AGAIN])
+    assert response.status_code == 200, response.text
+    assert gateway.fakes.target.prompts[-1] == "<user>How many?<assistant><user>Sure?"
+
+
+async def test_answer_that_was_cut_in_its_reasoning_can_be_sent_back(thinker: Gateway) -> None:
+    opened = {"role": "user", "content": "How many?<think>\n"}
+    answer = (await thinker.chat(messages=[opened], max_tokens=5)).json()["choices"][0]["message"]
+    assert answer["content"] is None and answer["reasoning"]
+    assert (await thinker.chat(messages=[opened, answer, AGAIN])).status_code == 200
+    assert thinker.fakes.target.prompts[-1] == "<user>How many?<think>\n<assistant><user>Sure?"
+
+
+def called(*calls: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    """A history in which an assistant made these calls."""
+    return [ASKED, {"role": "assistant", **({"tool_calls": list(calls)} if calls else {}), **fields}]
+
+
+def with_arguments(arguments: Any) -> list[dict[str, Any]]:
+    return called({**CALL, "function": {"name": "count", "arguments": arguments}})
+
+
+TOOLS_TURN = {"role": "tool", "tool_call_id": "call-1", "content": "25"}
+SHOWN = json.dumps([CALL])
+EARLIER = {"role": "user", "content": "How many?", "name": "Ann"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "name of a tool": ([ASKED, {**TOOLS_TURN, "name": "count"}], "<user>How many?<tool count call-1>25"),
+    "names of participants": (
+        [{"role": "system", "content": "Brief.", "name": "rules"}, EARLIER, {**EARLIER, "role": "assistant"}, AGAIN],
+        "<system rules>Brief.<user Ann>How many?<assistant Ann>How many?<user>Sure?",
+    ),
+    "call as a stream has it": (
+        [*called({**CALL, "index": 0}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
+    ),
+    "call without id and type": (
+        [*called({"id": None, "function": CALL["function"]}), {"role": "tool", "content": "25"}],
+        f"<user>How many?<assistant>{json.dumps([{k: v for k, v in CALL.items() if k != 'id'}])}<tool>25",
+    ),
+    "arguments as an object": (
+        [*with_arguments({"of": "pens"}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
+    ),
+    "empty arguments": ([*with_arguments(""), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
+    "null as arguments": ([*with_arguments(None), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
+    "arguments that are no JSON": ([*with_arguments("{of"), AGAIN], '"arguments": "{of"}}]<user>Sure?'),
+    "parsed arguments": (
+        [*called({**CALL, "function": {**CALL["function"], "parsed_arguments": {"of": "pens"}}}, parsed=None), AGAIN],
+        f"{SHOWN}<user>Sure?",
+    ),
+    "several results": ([*called(CALL), TOOLS_TURN, TOOLS_TURN], "<tool call-1>25<tool call-1>25"),
+    "older format of calls": (
+        [*called(function_call=CALL["function"]), {"role": "function", "name": "count", "content": "25"}],
+        f"<user>How many?<assistant>{json.dumps([{**CALL, 'id': 'count'}])}<tool count count>25",
+    ),
+    "function without a result": (
+        [*called(function_call=CALL["function"]), {"role": "function", "name": "count", "content": None}, AGAIN],
+        "<tool count count><user>Sure?",
+    ),
+    "refusal": ([ASKED, {"role": "assistant", "content": None, "refusal": "No."}, AGAIN], "<assistant>No.<user>Sure?"),
+    "refusal as a part": (
+        [ASKED, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, AGAIN],
+        "<assistant>No.<user>Sure?",
+    ),
+    "marks for a cache": (
+        [{"role": "system", "content": [{"type": "text", "text": "Brief.", **CACHED}]}, {**ASKED, **CACHED}],
+        "<system>Brief.<user>How many?",
+    ),
+    "citations": (
+        [ASKED, {"role": "assistant", "content": "25", "annotations": [{"type": "url_citation"}]}, AGAIN],
+        "<assistant>25<user>Sure?",
+    ),
+}  # fmt: skip
+"""Histories of agents, and the end of the prompt that they become."""
+
+
+@pytest.mark.parametrize(("messages", "end"), HISTORIES.values(), ids=HISTORIES)
+async def test_history_of_an_agent_reaches_the_template(
+    gateway: Gateway, messages: list[dict[str, Any]], end: str
+) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = await gateway.http.post(path, json={"model": "semspec-demo", "messages": messages})
+        assert answer.status_code == 200, answer.text
+        assert gateway.fakes.target.prompts[-1].endswith(end)
+
+
+async def test_name_is_kept_with_the_turns_of_a_session(gateway: Gateway, session: str) -> None:
+    await gateway.chat(messages=[EARLIER], semspec={"session": session})
+    await gateway.chat(messages=[AGAIN], semspec={"session": session})
+    assert gateway.fakes.target.prompts[-1].startswith("<user Ann>How many?<assistant>")

@@ -4,11 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidRequest
 from semspec.gateway.api.shared.requests import (
+    CACHE_LABELS,
     MESSAGE_DEFAULTS,
+    MESSAGE_LABELS,
+    NO_DEFAULTS,
     CompatibleRequestModel,
     Effort,
     GenerationRequest,
@@ -27,87 +30,161 @@ from semspec.types import Message, Role
 
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_TOOLS = 128
+MAX_NAME_LENGTH = 64
 
 
-class TextPart(RequestModel):
+class TextPart(CompatibleRequestModel):
     """A text part of a message's content."""
+
+    noop_fields = NO_DEFAULTS
+    labels = CACHE_LABELS
 
     type: Literal["text"]
     text: Text
 
 
-Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(text_or_list)
+class RefusalPart(CompatibleRequestModel):
+    """A part of an assistant's content in which it refused to answer."""
+
+    noop_fields = NO_DEFAULTS
+    labels = CACHE_LABELS
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def kind_of_part(part: object) -> str:
+    """The tag of a part of a content, in angle brackets, so that errors can leave it out of a field's path."""
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)  # a model when it is serialized
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(kind_of_part)
 ]
+Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[list[Part], Tag("<list>")], Discriminator(text_or_list)]
 
 
-def _json_object(text: str) -> str:
+def _written(arguments: object) -> object:
+    """Arguments as their JSON text: some clients send the object itself, and nothing or an empty text for none."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return "{}"
+    return json.dumps(arguments) if isinstance(arguments, dict) else arguments
+
+
+def _readable(text: str) -> str:
     try:
-        parsed = parsed_json(text)
+        parsed_json(text)
+    except json.JSONDecodeError:
+        return text  # a model wrote it, and models make mistakes
     except ValueError as error:
         raise ValueError(f"Input should be the JSON text of an object: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ValueError("Input should be the JSON text of an object")
     return text
 
 
-ObjectText = Annotated[Text, AfterValidator(_json_object)]
+Arguments = Annotated[
+    Text, BeforeValidator(_written, json_schema_input_type=str | dict[str, Any] | None), AfterValidator(_readable)
+]
+"""The JSON text of a call's arguments."""
+
+
+def _only_functions(kind: object) -> object:
+    if kind != "function":
+        raise ValueError("Input should be 'function', the only type of tools that is served; leave out other tools")
+    return kind
+
+
+FunctionType = Annotated[Literal["function"], BeforeValidator(_only_functions)]
 
 
 class OfFunction(RequestModel):
     """The only type of tools there is."""
 
-    type: Literal["function"]
+    type: FunctionType
 
 
-class FunctionCall(RequestModel):
+class FunctionCall(CompatibleRequestModel):
     """The function that an assistant called."""
 
+    noop_fields = NO_DEFAULTS
+    labels = frozenset({"parsed_arguments"})
+
     name: Text = Field(min_length=1)
-    arguments: ObjectText
+    arguments: Arguments
 
 
-class ToolCall(RequestModel):
+class ToolCall(CompatibleRequestModel):
     """A tool's call in an assistant's earlier turn."""
 
-    id: Text
-    type: Literal["function"]
+    noop_fields = NO_DEFAULTS
+    labels = frozenset({"index", "provider_specific_fields"})
+
+    id: Text | None = None
+    type: FunctionType | None = None
     function: FunctionCall
+
+    @property
+    def openai(self) -> dict[str, Any]:
+        """The call as `Message.tool_calls` has it; without an id if it has none."""
+        fields = {"type": "function", "function": self.function.model_dump()}
+        return {"id": self.id, **fields} if self.id else fields
 
 
 class ChatMessage(CompatibleRequestModel):
     """One text message of a conversation."""
 
     noop_fields = MESSAGE_DEFAULTS
-    labels = frozenset()
+    labels = MESSAGE_LABELS
 
-    role: Role
+    role: Literal[Role, "function"]
+    """`function` is OpenAI's older name of a tool."""
     content: Content | None = None
-    """Only an assistant's turn with tool calls may be without."""
-    name: None = None
+    """Only an assistant's turn, or a function's, may be without."""
+    name: Annotated[Text, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    """Of the participant or the tool; for chat templates that show it."""
     tool_calls: list[ToolCall] | None = None
     """Of an assistant's earlier turn."""
+    function_call: FunctionCall | None = None
+    """The same in OpenAI's older format, for one call."""
     tool_call_id: Text | None = None
     """Of a tool's message: the call that it answers."""
+    refusal: Text | None = None
+    """What an assistant said instead of a content."""
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     """Past reasoning is accepted and dropped from the prompt, as in the chat templates of reasoning models."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only an assistant's message has tool_calls")
+        if self.role != "assistant" and (self.tool_calls or self.function_call or self.refusal):
+            raise ValueError("only an assistant's message has tool_calls, a function_call or a refusal")
+        if self.tool_calls and self.function_call:
+            raise ValueError("function_call is the older name of tool_calls; give one of them")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError("only a tool's message has a tool_call_id")
-        if self.content is None and not self.tool_calls:
+        if self.role == "function" and not self.name:
+            raise ValueError("a function's message needs the function's name")
+        if self.content is None and self.role not in ("assistant", "function"):
             raise ValueError("content is missing; send a text, or a list of text parts")
         return self
 
     @property
     def message(self) -> Message:
-        calls = [call.model_dump() for call in self.tool_calls or ()]
-        tool_calls = json.dumps(calls) if calls else ""
-        return Message(self.role, joined(self.content or ""), tool_calls, self.tool_call_id or "")
+        """The message as chat templates know it; a call in the older format has its function's name as its id."""
+        calls, name, call_id = self.tool_calls or [], self.name or "", self.tool_call_id or ""
+        if self.function_call:
+            calls = [ToolCall(id=self.function_call.name, function=self.function_call)]
+        return Message(
+            role="tool" if self.role == "function" else self.role,
+            content=joined(self.content or self.refusal or ""),
+            tool_calls=json.dumps([call.openai for call in calls]) if calls else "",
+            tool_call_id=name if self.role == "function" else call_id,
+            name=name,
+        )
 
 
 def joined(content: str | list[Any]) -> str:
@@ -158,9 +235,13 @@ class Function(RequestModel):
     strict: bool | None = None
 
 
-class Tool(OfFunction):
+class Tool(CompatibleRequestModel):
     """A tool that the model may call."""
 
+    noop_fields = NO_DEFAULTS
+    labels = CACHE_LABELS
+
+    type: FunctionType
     function: Function
 
 

@@ -8,11 +8,11 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from semspec.gateway.api.openai.requests import (
     MAX_TOOLS,
     NAME,
+    Arguments,
     ChatMessage,
     Function,
     FunctionCall,
     NamedFunction,
-    ObjectText,
     OfFunction,
     SchemaObject,
     ToolCall,
@@ -86,7 +86,7 @@ class InputCall(CompatibleRequestModel):
     type: Literal["function_call"]
     call_id: Text = Field(min_length=1)
     name: Text = Field(min_length=1)
-    arguments: ObjectText
+    arguments: Arguments
 
 
 class InputCallOutput(CompatibleRequestModel):

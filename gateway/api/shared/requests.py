@@ -23,8 +23,12 @@ def _neutral(names: str, *values: object) -> Neutral:
     return dict.fromkeys(names.split(), values)
 
 
+NO_DEFAULTS: Neutral = {}
+SERVICE_TIERS = ("auto", "default", "fast", "flex", "priority", "scale")
+"""OpenAI's: they change the price and the wait, not the answer."""
+
 OPENAI_DEFAULTS: Neutral = {
-    **_neutral("audio prediction reasoning_effort thinking_token_budget verbosity web_search_options"),
+    **_neutral("audio prediction reasoning_effort thinking_token_budget web_search_options"),
     **_neutral("best_of", 1),
     **_neutral("echo", False),
     **_neutral("function_call", "none"),
@@ -32,9 +36,10 @@ OPENAI_DEFAULTS: Neutral = {
     **_neutral("modalities", ["text"]),
     **_neutral("parallel_tool_calls", True, False),
     **_neutral("response_format", {"type": "text"}),
-    **_neutral("service_tier", "auto", "default"),
+    **_neutral("service_tier", *SERVICE_TIERS),
     **_neutral("suffix", ""),
     **_neutral("tool_choice", "none", "auto"),
+    **_neutral("verbosity", "medium"),
     # Fields that vLLM and TGI add.
     **_neutral("chat_template prompt_logprobs structured_outputs tool_prompt truncate_prompt_tokens"),
     **_neutral("add_generation_prompt skip_special_tokens spaces_between_special_tokens", True),
@@ -46,8 +51,15 @@ OPENAI_DEFAULTS: Neutral = {
 }
 """Of OpenAI's API and of its extensions in vLLM and TGI."""
 
-MESSAGE_DEFAULTS: Neutral = {**_neutral("annotations", []), **_neutral("audio function_call refusal")}
-"""Of an assistant's message as the openai client sends it back."""
+MESSAGE_DEFAULTS: Neutral = {**_neutral("audio"), **_neutral("images", []), **_neutral("prefix", False)}
+"""Of an assistant's message as clients send it back."""
+
+CACHE_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+"""Hints where a prompt may be cached, which is done anyway."""
+MESSAGE_LABELS = CACHE_LABELS | {
+    *("annotations", "id", "parsed", "phase", "provider_specific_fields", "reasoning_details", "thinking_blocks")
+}
+"""Fields of earlier answers, as clients send them back, that add no text to the prompt; they are ignored."""
 
 TGI_DEFAULTS: Neutral = {
     **_neutral("adapter_id truncate"),
@@ -58,13 +70,11 @@ TGI_DEFAULTS: Neutral = {
 """Of TGI's parameters."""
 
 RESPONSES_DEFAULTS: Neutral = {
-    **_neutral("context_management conversation max_tool_calls prompt"),
+    **_neutral("context_management conversation prompt"),
     **_neutral("background", False),
-    **_neutral("include", []),
-    **_neutral("service_tier", "auto", "default"),
-    **_neutral("store", True),
+    **_neutral("service_tier", *SERVICE_TIERS),
     **_neutral("top_logprobs", 0),
-    **_neutral("truncation", "disabled"),
+    **_neutral("truncation", "disabled", "auto"),  # an input that does not fit is refused
 }
 """Of the Responses API."""
 
@@ -75,8 +85,12 @@ REASONING_DEFAULTS: Neutral = {
 }
 """Of the Responses API's `reasoning`."""
 
-LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
-"""Fields that only label a request; they are accepted and ignored."""
+LABELS = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"}
+)
+"""Fields that only label a request, or hint how long to cache its prompt; they are accepted and ignored."""
+RESPONSES_LABELS = LABELS | {"client_metadata", "max_tool_calls"}
+"""Of the Responses API. `max_tool_calls` counts calls of tools that a server runs, of which there are none."""
 
 
 def encodable(text: str) -> str:
