@@ -179,6 +179,8 @@ class Request:
     """What the request's API needs to format the answer, in JSON that only the API reads."""
     thinking_token_budget: int | None = None
     """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
+    is_kept: bool = True
+    """Whether the answer can be read by its id once it has ended."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -201,7 +201,6 @@ def autogen(url: str, key: str, model: str) -> Capabilities:
         base_url=f"{url}/v1",
         api_key=key,
         max_retries=0,
-        include_name_in_message=False,  # names of participants are refused, since templates do not show them
         model_info={**info, "structured_output": True},
     )
     asked = [import_module("autogen_core.models").UserMessage(content=QUESTION, source="user")]

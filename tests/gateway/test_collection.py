@@ -169,8 +169,8 @@ async def test_answers_of_other_models_are_not_handed_out(collecting: Any) -> No
 
 async def test_answer_that_the_client_does_not_let_be_stored_is_not_collected(collecting: Any) -> None:
     gateway = await collecting()
-    body = {"prompt": "Once", "store": False}
-    assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
+    for path, prompt in (("/v1/completions", {"prompt": "Once"}), ("/v1/responses", {"input": "How many?"})):
+        assert (await gateway.http.post(path, json={**prompt, "store": False})).status_code == 200
     await ask(gateway, store=False)
     others = [await ask(gateway, store=None), await ask(gateway)]
     await gateway.metric_becomes(LISTED, 2)

@@ -1,11 +1,13 @@
 """OpenAI's Responses API, by OpenAI's own client: whole, as events, stored and followed."""
 
+import json
+import secrets
 from typing import Any
 
 import openai
 import pytest
 
-from tests.gateway.support import OURS, THEIRS, TWO_OWNERS, Gateway, GatewayFactory, bearer
+from tests.gateway.support import OURS, THEIRS, TWO_OWNERS, Gateway, GatewayFactory, assert_error, bearer
 
 MODEL = "semspec-demo:target"
 THINKING = "How many?<think>\n"
@@ -180,3 +182,79 @@ async def test_response_of_another_owner_does_not_exist(start_gateway: GatewayFa
         assert (await gateway.http.get(f"/v1/responses/{id}", headers=bearer(key))).status_code == status
         following = {**body, "previous_response_id": id}
         assert (await gateway.http.post("/v1/responses", json=following, headers=bearer(key))).status_code == status
+
+
+OF_CODEX: dict[str, Any] = {
+    "instructions": "Be brief.",
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "client_metadata": {"session": "1"},
+    "prompt_cache_key": "1",
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": None, "summary": "auto"},
+    "text": {"verbosity": "medium"},
+    "service_tier": "priority",
+}
+"""What Codex sends with each request."""
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    OF_CODEX,
+    {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "service_tier": "flex"},
+    {"truncation": "auto", "max_tool_calls": 3, "store": True, "include": []},
+    {"include": ["web_search_call.action.sources", "code_interpreter_call.outputs"]},
+]
+
+
+@pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: min(fields))
+async def test_fields_that_change_no_answer_are_accepted(thinker: Gateway, fields: dict[str, Any]) -> None:
+    plain = await answer(thinker, instructions=fields.get("instructions"))
+    body = {"model": MODEL, "input": THINKING, "seed": 7, **fields}
+    response = await thinker.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    assert [item["content"] for item in response.json()["output"]] == [
+        item["content"] for item in plain.model_dump()["output"]
+    ]
+
+
+async def test_response_that_is_not_to_be_stored_is_gone_once_it_has_ended(thinker: Gateway) -> None:
+    thinker.fakes.target.pause_at = 2
+    stream = await answer(thinker, stream=True, store=False)
+    created = await anext(aiter(stream))
+    id = created.response.id
+    assert created.response.store is False
+    await thinker.fakes.target.paused.wait()
+    assert (await thinker.openai.responses.retrieve(id)).status == "in_progress", "a broken stream can be resumed"
+    thinker.fakes.target.resume.set()
+    events = [event async for event in stream]
+    assert events[-1].type == "response.completed" and events[-1].response.store is False
+    for path in (f"/v1/responses/{id}", *(f"/v1/generations/{id}{part}" for part in ("", "/trace", "/events"))):
+        assert_error(await thinker.http.get(path), 404, code="not_found")
+    assert_error(await thinker.http.post(f"/v1/generations/{id}/cancel"), 404)
+    with pytest.raises(openai.NotFoundError) as refused:
+        await answer(thinker, previous_response_id=id)
+    assert refused.value.param == "previous_response_id"
+
+
+async def test_response_that_is_not_to_be_stored_is_answered_again_by_its_key(thinker: Gateway) -> None:
+    body, headers = {"model": MODEL, "input": THINKING, "store": False}, {"idempotency-key": secrets.token_hex(8)}
+    first, again = [(await thinker.http.post("/v1/responses", json=body, headers=headers)).json() for _ in range(2)]
+    assert first["id"] == again["id"] and first["output"] == again["output"]
+
+
+async def test_output_of_other_servers_can_be_sent_back_as_input(thinker: Gateway) -> None:
+    items = [
+        {"role": "user", "content": "How many?"},
+        {"type": "reasoning", "id": "rs-1", "summary": [], "content": [], "encrypted_content": "gAAA"},
+        {"role": "assistant", "content": None},
+        {"type": "message", "role": "assistant", "content": [], "status": "incomplete", "phase": "commentary"},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "message", "role": "assistant", "content": [
+            {"type": "output_text", "text": "25", "annotations": [{"type": "url_citation"}], "logprobs": []}]},
+        {"type": "function_call", "call_id": "1", "name": "count", "arguments": "", "parsed_arguments": None},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "3"}]},
+    ]  # fmt: skip
+    await answer(thinker, input=items)
+    call = {"id": "1", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    texts = "<user>How many?<assistant><assistant><assistant>No.<assistant>25"
+    assert thinker.fakes.target.prompts[-1] == f"{texts}{json.dumps([call])}<tool 1>3"

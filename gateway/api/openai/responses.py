@@ -144,6 +144,7 @@ class ResponsesFormat(Format):
             output=items,
             previous_response_id=options.previous_response_id,
             reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
+            store=options.store,
             temperature=request.plan.sampling.temperature,
             top_p=request.plan.sampling.top_p,
             usage=None if choice is None else _usage(choice),

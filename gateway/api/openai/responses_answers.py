@@ -112,7 +112,7 @@ class ModelResponse(Body):
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ReasoningEffort | None = None
-    store: Literal[True] = True
+    store: bool
     temperature: float
     tool_choice: ResponseToolChoice
     tools: list[ResponseTool]

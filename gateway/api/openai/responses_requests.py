@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from semspec.gateway.api.openai.requests import (
     MAX_TOOLS,
@@ -14,17 +14,22 @@ from semspec.gateway.api.openai.requests import (
     FunctionCall,
     NamedFunction,
     OfFunction,
+    RefusalPart,
     SchemaObject,
     ToolCall,
     answer_grammar,
     joined,
+    kind_of_part,
     offered,
     tools_json,
     word_or_tool,
 )
 from semspec.gateway.api.shared.requests import (
+    CACHE_LABELS,
+    NO_DEFAULTS,
     REASONING_DEFAULTS,
     RESPONSES_DEFAULTS,
+    RESPONSES_LABELS,
     CompatibleRequestModel,
     Effort,
     False_,
@@ -41,37 +46,56 @@ from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar
 from semspec.gateway.options import RequestModel
 from semspec.types import Message, Role
 
+ITEMS = ("reasoning", "function_call", "function_call_output")
+"""Types of the items of an input that are no messages."""
 
-class InputPart(CompatibleRequestModel):
+
+class InputText(CompatibleRequestModel):
     """A text part of an input message; `output_text` in an assistant's earlier turn."""
 
-    noop_fields: ClassVar[Neutral] = {"annotations": ([],), "logprobs": ([],)}
-    labels = frozenset()
+    noop_fields = NO_DEFAULTS
+    labels = CACHE_LABELS | {"annotations", "logprobs"}
 
     type: Literal["input_text", "output_text"]
     text: Text
 
 
+InputPart = Annotated[
+    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(kind_of_part)
+]
 InputContent = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
+def _only_items(kind: object) -> object:
+    if kind != "message":
+        raise ValueError(f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items")
+    return kind
+
+
 class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
-    noop_fields: ClassVar[Neutral] = {"phase": ()}
-    labels = frozenset({"id", "status"})
+    noop_fields = NO_DEFAULTS
+    labels = frozenset({"id", "phase", "status"})
 
-    type: Literal["message"] = "message"
+    type: Annotated[Literal["message"], BeforeValidator(_only_items)] = "message"
     role: Role
-    content: InputContent
+    content: InputContent | None = None
+    """Only an assistant's turn may be without."""
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing; send a text, or a list of text parts")
+        return self
 
 
 class InputReasoning(CompatibleRequestModel):
     """The reasoning of an earlier response; it is not sent to the model."""
 
-    noop_fields: ClassVar[Neutral] = {}
+    noop_fields = NO_DEFAULTS
     labels = frozenset({"id", "status", "summary", "content", "encrypted_content"})
 
     type: Literal["reasoning"]
@@ -81,7 +105,7 @@ class InputCall(CompatibleRequestModel):
     """A tool's call in an earlier response."""
 
     noop_fields: ClassVar[Neutral] = {"async": (), "namespace": (), "caller": ()}
-    labels = frozenset({"id", "status"})
+    labels = frozenset({"id", "parsed_arguments", "status"})
 
     type: Literal["function_call"]
     call_id: Text = Field(min_length=1)
@@ -102,7 +126,7 @@ class InputCallOutput(CompatibleRequestModel):
 
 def _kind_of_item(item: object) -> str:
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
-    return f"<{kind}>" if kind in ("reasoning", "function_call", "function_call_output") else "<message>"
+    return f"<{kind}>" if kind in ITEMS else "<message>"
 
 
 InputItem = Annotated[
@@ -145,7 +169,7 @@ class TextFormat(RequestModel):
 class TextOptions(CompatibleRequestModel):
     """The Responses API's `text`."""
 
-    noop_fields: ClassVar[Neutral] = {"verbosity": ()}
+    noop_fields: ClassVar[Neutral] = {"verbosity": ("medium",)}
     labels = frozenset()
 
     format: TextFormat | None = None
@@ -174,6 +198,17 @@ ResponseToolChoice = Annotated[
 ]
 
 
+Included = Literal[
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
 class ResponseStreamOptions(RequestModel):
     """OpenAI's `stream_options` of a response."""
 
@@ -184,6 +219,7 @@ class ResponseRequest(TextRequest):
     """Body of `POST /v1/responses`."""
 
     noop_fields = RESPONSES_DEFAULTS
+    labels = RESPONSES_LABELS
 
     input: Annotated[
         Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), Tag("<list>")],
@@ -194,6 +230,10 @@ class ResponseRequest(TextRequest):
     previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
     max_output_tokens: MaxTokens | None = None
     stream_options: ResponseStreamOptions | None = None
+    include: list[Included] | None = None
+    """Additions to the output that are there anyway, or that belong to tools that a server runs."""
+    store: bool | None = None
+    """False: no route gives the response by its id once it has ended."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -210,11 +250,15 @@ class ResponseOptions(AnswerOptions):
     tools: list[ResponseTool]
     tool_choice: ResponseToolChoice
     parallel_tool_calls: bool
+    store: bool = True
 
 
 def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
-    shared = GenerationRequest(**{name: getattr(body, name) for name in TextRequest.model_fields})
+    is_kept = body.store is not False
+    shared = GenerationRequest(
+        **{name: getattr(body, name) for name in TextRequest.model_fields}, store=None if is_kept else False
+    )
     tools = offered(body.tools, body.tool_choice)
     format = body.text.format.grammar if body.text and body.text.format else ""
     effort = body.reasoning.effort if body.reasoning else None
@@ -236,7 +280,9 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             tools=body.tools or [],
             tool_choice=body.tool_choice or "auto" if body.tools else "auto",
             parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
+            store=is_kept,
         ),
+        is_kept=is_kept,
         grammar=answer_grammar(tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"),
         instructions=body.instructions or "",
         tools=tools_json(tools),
@@ -252,12 +298,12 @@ def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
     for item in given:
         match item:
             case InputMessage():
-                messages.append(ChatMessage(role=item.role, content=joined(item.content)))
+                messages.append(ChatMessage(role=item.role, content=joined(item.content or "")))
             case InputCallOutput():
                 messages.append(ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id))
             case InputCall():
                 function = FunctionCall(name=item.name, arguments=item.arguments)
-                call = ToolCall(id=item.call_id, type="function", function=function)
+                call = ToolCall(id=item.call_id, function=function)
                 if messages and messages[-1].role == "assistant":
                     last = messages.pop()
                     messages.append(last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]}))

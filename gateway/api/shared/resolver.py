@@ -94,6 +94,8 @@ class ClientRequest:
     keep_stop: bool = False
     may_reason: bool = True
     are_logprobs_optional: bool = False
+    is_kept: bool = True
+    """Whether the answer can be read by its id once it has ended."""
 
 
 @contextmanager
@@ -193,6 +195,7 @@ class Resolver:
             thinking_token_budget=budget,
             may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
+            is_kept=asked.is_kept,
         )
         check(request, strategy, served)
         return request, served

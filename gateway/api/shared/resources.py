@@ -280,10 +280,11 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
 async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
-    Raises: NotFound, also for another owner's generation; Unavailable.
+    Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
     """
     fields = await store.generation(id)
-    if stored_request(id, fields).owner != owner:
+    request, has_ended = stored_request(id, fields), fields["status"] not in ("running", "interrupted")
+    if request.owner != owner or (has_ended and not request.is_kept):
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
