@@ -136,7 +136,7 @@ class Defaults(StrategyOptions):
         None,
         ge=1,
         description="output budget, cut to what the model's window leaves; unset: a quarter of the window, 1,024 for "
-        "the bundled pair and 32,768 for the R1 distillations",
+        "the bundled pair and 32,768 for the R1 distillations; at most 1,024 on TGI's routes",
     )
 
     @model_validator(mode="after")

@@ -261,7 +261,7 @@ def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
     return settings.generation_deadline_s or max(LEAST_DEADLINE_S, max_tokens * TOKEN_DEADLINE_S)
 
 
-def budget(request: Request, prompts: Prompts, served: Served, default_max_tokens: int | None) -> int:
+def budget(request: Request, prompts: Prompts, served: Served, operator_default: int | None) -> int:
     """Maximum number of output tokens. Raises: ContextTooLong."""
     rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids))]
     if Writer.DRAFT in served.strategy(request.plan).writers:
@@ -273,4 +273,5 @@ def budget(request: Request, prompts: Prompts, served: Served, default_max_token
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
         raise ContextTooLong(message, "prompt")
-    return request.max_tokens or min(default_max_tokens or max(1, window // DEFAULT_SHARE), num_free)
+    default = operator_default or min(max(1, window // DEFAULT_SHARE), request.default_max_tokens or window)
+    return request.max_tokens or min(default, num_free)

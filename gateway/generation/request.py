@@ -181,6 +181,8 @@ class Request:
     """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
     is_kept: bool = True
     """Whether the answer can be read by its id once it has ended."""
+    default_max_tokens: int | None = None
+    """Most tokens without `max_tokens`, where the operator sets no default; None: a share of the window."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

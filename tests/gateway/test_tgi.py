@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from semspec.errors import Unavailable
-from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
-from tests.gateway.support import Gateway
+from tests.gateway.fakes import NUM_SEGMENTS, WINDOW, Fakes
+from tests.gateway.support import Gateway, GatewayFactory
 
 Json = dict[str, Any]
 SCHEMA: Json = {"type": "object", "properties": {"number": {"enum": [1, 22]}}, "required": ["number"]}
@@ -111,6 +111,18 @@ async def test_budget_ends_a_text(gateway: Gateway) -> None:
     answer = await ask(gateway, max_new_tokens=30, details=True)
     assert len(answer["generated_text"]) == 30 == answer["details"]["generated_tokens"]
     assert answer["details"]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("settings", "num_tokens"), [({}, 1024), ({"defaults": {"max_tokens": 3000}}, 3000)])
+async def test_text_without_a_budget_has_the_default_of_tgi_or_the_operator(
+    start_gateway: GatewayFactory, settings: Json, num_tokens: int
+) -> None:
+    large = {"max_context_tokens": 100_000}
+    gateway = await start_gateway(Fakes.make().told(drafter=large, target=large), **settings)
+    answer = await gateway.http.post("/generate", json={"inputs": "\0"})
+    assert answer.json()["semspec"]["parameters"]["max_tokens"] == num_tokens
+    chat = (await gateway.chat()).json()["semspec"]["parameters"]
+    assert chat["max_tokens"] == settings.get("defaults", {}).get("max_tokens", 25_000)
 
 
 async def test_sampling_is_as_tgi_would_sample(gateway: Gateway) -> None:

@@ -96,6 +96,8 @@ class ClientRequest:
     are_logprobs_optional: bool = False
     is_kept: bool = True
     """Whether the answer can be read by its id once it has ended."""
+    default_max_tokens: int | None = None
+    """Most tokens without `max_tokens`, where the operator sets no default; None: a share of the window."""
 
 
 @contextmanager
@@ -196,6 +198,7 @@ class Resolver:
             may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
             is_kept=asked.is_kept,
+            default_max_tokens=asked.default_max_tokens,
         )
         check(request, strategy, served)
         return request, served

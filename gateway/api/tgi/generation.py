@@ -29,6 +29,10 @@ from semspec.gateway.settings import MAX_STOPS, GatewaySettings
 from semspec.types import FinishReason
 
 
+MAX_NEW_TOKENS = 1024
+"""The default of `max_new_tokens` in TGI's API reference. A plain text often has no end that a model would see."""
+
+
 def router(responder: Responder, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/generate`, `/generate_stream`, `/` and `/info`."""
     routes = APIRouter(tags=["tgi"], responses=ANY_TGI_ROUTE)
@@ -123,6 +127,7 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
         grammar=parameters.grammar.grammar if parameters.grammar else "",
         keep_stop=True,
         may_reason=False,
+        default_max_tokens=MAX_NEW_TOKENS,
     )
 
 
