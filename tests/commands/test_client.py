@@ -81,7 +81,7 @@ async def test_lines_of_a_stream_end_at_line_feeds_and_carriage_returns_alone(en
         for start in range(0, len(sent), num_bytes):
             yield sent[start : start + num_bytes]
 
-    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat({"model": "m"}, [].append)
+    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat({"model": "m"}, lambda _: None)
     assert [chunk["text"] async for chunk in stream] == [text]
 
 

@@ -8,7 +8,11 @@ from redis.asyncio import Redis
 
 from tests.gateway.support import Gateway
 
-CALL = {"id": "call-1", "type": "function", "function": {"name": "count", "arguments": '{"of": "pens"}'}}
+CALL: dict[str, Any] = {
+    "id": "call-1",
+    "type": "function",
+    "function": {"name": "count", "arguments": '{"of": "pens"}'},
+}
 
 
 async def completed(gateway: Gateway, prompt: Any, **fields: Any) -> Any:
@@ -135,7 +139,7 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "call without id and type": (
         [*called({"id": None, "function": CALL["function"]}), {"role": "tool", "content": "25"}],
-        f"<user>How many?<assistant>{json.dumps([{k: v for k, v in CALL.items() if k != 'id'}])}<tool>25",
+        f"<user>How many?<assistant>{json.dumps([{'type': 'function', 'function': CALL['function']}])}<tool>25",
     ),
     "arguments as an object": (
         [*with_arguments({"of": "pens"}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
@@ -144,7 +148,7 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "null as arguments": ([*with_arguments(None), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
     "arguments that are no JSON": ([*with_arguments("{of"), AGAIN], '"arguments": "{of"}}]<user>Sure?'),
     "parsed arguments": (
-        [*called({**CALL, "function": {**CALL["function"], "parsed_arguments": {"of": "pens"}}}, parsed=None), AGAIN],
+        [*called({**CALL, "function": CALL["function"] | {"parsed_arguments": {"of": "pens"}}}, parsed=None), AGAIN],
         f"{SHOWN}<user>Sure?",
     ),
     "several results": ([*called(CALL), TOOLS_TURN, TOOLS_TURN], "<tool call-1>25<tool call-1>25"),

@@ -28,7 +28,6 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import MAX_STOPS, GatewaySettings
 from semspec.types import FinishReason
 
-
 MAX_NEW_TOKENS = 1024
 """The default of `max_new_tokens` in TGI's API reference. A plain text often has no end that a model would see."""
 
