@@ -67,7 +67,7 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
     identity = last or (NOTHING if GENERATION_ID in response.headers else "")
-    async with aclosing(_lines(response)) as lines:
+    async with aclosing(_read_lines(response)) as lines:
         async for line in lines:
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
@@ -80,8 +80,8 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
     raise httpx.RemoteProtocolError("the stream ended before it was done")
 
 
-async def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """The lines of an event stream. `aiter_lines` of httpx also splits at other characters, which JSON may contain."""
+async def _read_lines(response: httpx.Response) -> AsyncGenerator[str, None]:
+    """Yield the lines of an event stream. httpx's `aiter_lines` splits at others that JSON may have, too."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = _LINE_END.split(rest + data)

@@ -180,9 +180,9 @@ class Request:
     thinking_token_budget: int | None = None
     """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
     is_kept: bool = True
-    """Whether the answer can be read by its id once it has ended."""
+    """False: routes do not give the answer by its id once it has ended."""
     default_max_tokens: int | None = None
-    """Most tokens without `max_tokens`, where the operator sets no default; None: a share of the window."""
+    """Largest default budget, unless the operator sets one; None: a share of the window."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -132,7 +132,7 @@ def _rendered(
 ) -> tuple[str, Callable[[str], Any]]:
     """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
     has it, or their JSON text, as in OpenAI's format."""
-    forms: list[Callable[[str], Any]] = [_parsed, str] if any(one.tool_calls for one in messages) else [str]
+    forms: list[Callable[[str], Any]] = [_parse_arguments, str] if any(one.tool_calls for one in messages) else [str]
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
@@ -142,8 +142,8 @@ def _rendered(
     raise InvalidRequest(f"the chat template refuses these messages: {failure}", "messages") from failure
 
 
-def _parsed(arguments: str) -> Any:
-    """The arguments of a call; their text, as the model wrote it, if it is not JSON."""
+def _parse_arguments(arguments: str) -> Any:
+    """Return the value of a call's arguments, or their text if it is not JSON: models make mistakes."""
     try:
         return json.loads(arguments)
     except json.JSONDecodeError:

@@ -99,7 +99,7 @@ class Message:
     tool_call_id: str = ""
     """Of a tool: the call that it answers; empty: not given."""
     name: str = ""
-    """Of the participant or the tool, for chat templates that show it; empty: not given."""
+    """Name of the participant or tool, which the chat template may show; empty: not given."""
 
 
 @dataclass(frozen=True, slots=True)

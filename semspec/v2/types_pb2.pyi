@@ -209,7 +209,7 @@ class Message(_message.Message):
     tool_call_id: _builtins.str
     """of a tool: the call that it answers; empty: not given"""
     name: _builtins.str
-    """of the participant or the tool, for chat templates that show it; empty: not given"""
+    """of the participant or tool, which the chat template may show; empty: not given"""
     def __init__(
         self,
         *,

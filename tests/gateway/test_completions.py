@@ -77,27 +77,27 @@ STREAMS: dict[str, dict[str, Any]] = {
 }
 
 
-def events_by_lines(response: httpx.Response) -> list[Any]:
-    """The events of a stream as a client reads them that splits the text by Python's rules."""
+def read_events_by_lines(response: httpx.Response) -> list[Any]:
+    """Read the events of a stream like a client that splits the text by Python's rules."""
     lines = [line for line in response.text.splitlines() if line]
     assert all(line.startswith(("data: ", "event: ", "id: ")) for line in lines), lines
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
+def find_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(part)
+            yield from find_texts(part)
 
 
 @pytest.mark.parametrize("path", STREAMS)
 async def test_event_has_one_line_for_every_reader(gateway: Gateway, path: str) -> None:
     gateway.fakes.target.says = ODD_TEXT
     response = await gateway.http.post(path, json={**STREAMS[path], "semspec": {"strategy": "target", "trace": True}})
-    assert ODD_TEXT in texts_in(events_by_lines(response))
+    assert ODD_TEXT in find_texts(read_events_by_lines(response))
 
 
 async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:

@@ -1,11 +1,14 @@
 """Prompts other than one text: several at once, token ids, and the histories that clients send back."""
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from redis.asyncio import Redis
 
+from semspec.gateway.api.openai.requests import FunctionCall
 from tests.gateway.support import Gateway
 
 CALL: dict[str, Any] = {
@@ -115,13 +118,13 @@ async def test_answer_that_was_cut_in_its_reasoning_can_be_sent_back(thinker: Ga
     assert thinker.fakes.target.prompts[-1] == "<user>How many?<think>\n<assistant><user>Sure?"
 
 
-def called(*calls: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """A history in which an assistant made these calls."""
+def make_calls(*calls: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    """Return a history in which an assistant made these calls."""
     return [ASKED, {"role": "assistant", **({"tool_calls": list(calls)} if calls else {}), **fields}]
 
 
-def with_arguments(arguments: Any) -> list[dict[str, Any]]:
-    return called({**CALL, "function": {"name": "count", "arguments": arguments}})
+def make_call_with(arguments: Any) -> list[dict[str, Any]]:
+    return make_calls({**CALL, "function": {"name": "count", "arguments": arguments}})
 
 
 TOOLS_TURN = {"role": "tool", "tool_call_id": "call-1", "content": "25"}
@@ -135,29 +138,29 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
         "<system rules>Brief.<user Ann>How many?<assistant Ann>How many?<user>Sure?",
     ),
     "call as a stream has it": (
-        [*called({**CALL, "index": 0}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
+        [*make_calls({**CALL, "index": 0}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
     ),
     "call without id and type": (
-        [*called({"id": None, "function": CALL["function"]}), {"role": "tool", "content": "25"}],
+        [*make_calls({"id": None, "function": CALL["function"]}), {"role": "tool", "content": "25"}],
         f"<user>How many?<assistant>{json.dumps([{'type': 'function', 'function': CALL['function']}])}<tool>25",
     ),
     "arguments as an object": (
-        [*with_arguments({"of": "pens"}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
+        [*make_call_with({"of": "pens"}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
     ),
-    "empty arguments": ([*with_arguments(""), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
-    "null as arguments": ([*with_arguments(None), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
-    "arguments that are no JSON": ([*with_arguments("{of"), AGAIN], '"arguments": "{of"}}]<user>Sure?'),
+    "empty arguments": ([*make_call_with(""), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
+    "null as arguments": ([*make_call_with(None), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
+    "arguments that are no JSON": ([*make_call_with("{of"), AGAIN], '"arguments": "{of"}}]<user>Sure?'),
     "parsed arguments": (
-        [*called({**CALL, "function": CALL["function"] | {"parsed_arguments": {"of": "pens"}}}, parsed=None), AGAIN],
+        [*make_calls({**CALL, "function": {**CALL["function"], "parsed_arguments": {}}}, parsed={}), AGAIN],
         f"{SHOWN}<user>Sure?",
     ),
-    "several results": ([*called(CALL), TOOLS_TURN, TOOLS_TURN], "<tool call-1>25<tool call-1>25"),
+    "several results": ([*make_calls(CALL), TOOLS_TURN, TOOLS_TURN], "<tool call-1>25<tool call-1>25"),
     "older format of calls": (
-        [*called(function_call=CALL["function"]), {"role": "function", "name": "count", "content": "25"}],
+        [*make_calls(function_call=CALL["function"]), {"role": "function", "name": "count", "content": "25"}],
         f"<user>How many?<assistant>{json.dumps([{**CALL, 'id': 'count'}])}<tool count count>25",
     ),
     "function without a result": (
-        [*called(function_call=CALL["function"]), {"role": "function", "name": "count", "content": None}, AGAIN],
+        [*make_calls(function_call=CALL["function"]), {"role": "function", "name": "count", "content": None}, AGAIN],
         "<tool count count><user>Sure?",
     ),
     "refusal": ([ASKED, {"role": "assistant", "content": None, "refusal": "No."}, AGAIN], "<assistant>No.<user>Sure?"),
@@ -185,6 +188,12 @@ async def test_history_of_an_agent_reaches_the_template(
         answer = await gateway.http.post(path, json={"model": "semspec-demo", "messages": messages})
         assert answer.status_code == 200, answer.text
         assert gateway.fakes.target.prompts[-1].endswith(end)
+
+
+def test_arguments_that_are_nested_too_deep_are_refused() -> None:
+    deep: dict[str, Any] = reduce(lambda inner, _: {"a": inner}, range(5000), {})
+    with pytest.raises(ValidationError, match="nested too deep"):
+        FunctionCall(name="count", arguments=deep)  # type: ignore[arg-type]
 
 
 async def test_name_is_kept_with_the_turns_of_a_session(gateway: Gateway, session: str) -> None:

@@ -57,26 +57,30 @@ class RefusalPart(CompatibleRequestModel):
         return self.refusal
 
 
-def kind_of_part(part: object) -> str:
-    """The tag of a part of a content, in angle brackets, so that errors can leave it out of a field's path."""
+def select_part(part: object) -> str:
+    """Return the tag of a part's model, in angle brackets, so that errors can leave it out of a field's path."""
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)  # a model when it is serialized
     return "<refusal>" if kind == "refusal" else "<text>"
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(kind_of_part)
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
 ]
 Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[list[Part], Tag("<list>")], Discriminator(text_or_list)]
 
 
-def _written(arguments: object) -> object:
-    """Arguments as their JSON text: some clients send the object itself, and nothing or an empty text for none."""
+def _write_arguments(arguments: object) -> object:
+    """Return the JSON text of arguments: some clients send the object itself, and null or an empty text for none."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return "{}"
-    return json.dumps(arguments) if isinstance(arguments, dict) else arguments
+    try:
+        return json.dumps(arguments) if isinstance(arguments, dict) else arguments
+    except RecursionError:
+        raise ValueError("Input should be the JSON text of an object: it is nested too deep") from None
 
 
-def _readable(text: str) -> str:
+def _check_arguments(text: str) -> str:
+    """Raises: ValueError when the text is JSON that chat templates cannot render."""
     try:
         parsed_json(text)
     except json.JSONDecodeError:
@@ -87,22 +91,24 @@ def _readable(text: str) -> str:
 
 
 Arguments = Annotated[
-    Text, BeforeValidator(_written, json_schema_input_type=str | dict[str, Any] | None), AfterValidator(_readable)
+    Text,
+    BeforeValidator(_write_arguments, json_schema_input_type=str | dict[str, Any] | None),
+    AfterValidator(_check_arguments),
 ]
-"""The JSON text of a call's arguments."""
+"""JSON text of a call's arguments."""
 
 
-def _only_functions(kind: object) -> object:
+def _require_function(kind: object) -> object:
     if kind != "function":
         raise ValueError("Input should be 'function', the only type of tools that is served; leave out other tools")
     return kind
 
 
-FunctionType = Annotated[Literal["function"], BeforeValidator(_only_functions)]
+FunctionType = Annotated[Literal["function"], BeforeValidator(_require_function)]
 
 
 class OfFunction(RequestModel):
-    """The only type of tools there is."""
+    """A tool that is a function, the only type of tools that is served."""
 
     type: FunctionType
 
@@ -141,19 +147,19 @@ class ChatMessage(CompatibleRequestModel):
     labels = MESSAGE_LABELS
 
     role: Literal[Role, "function"]
-    """`function` is OpenAI's older name of a tool."""
+    """`function` is OpenAI's older name for `tool`."""
     content: Content | None = None
-    """Only an assistant's turn, or a function's, may be without."""
+    """Text of the turn; only an assistant's or a function's turn may be without."""
     name: Annotated[Text, Field(max_length=MAX_NAME_LENGTH)] | None = None
-    """Of the participant or the tool; for chat templates that show it."""
+    """Name of the participant or tool, which the chat template may show."""
     tool_calls: list[ToolCall] | None = None
-    """Of an assistant's earlier turn."""
+    """Calls in an assistant's earlier turn."""
     function_call: FunctionCall | None = None
-    """The same in OpenAI's older format, for one call."""
+    """A call in OpenAI's older format."""
     tool_call_id: Text | None = None
-    """Of a tool's message: the call that it answers."""
+    """Id of the call that a tool's message answers."""
     refusal: Text | None = None
-    """What an assistant said instead of a content."""
+    """Text with which an assistant refused to answer, instead of a content."""
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     """Past reasoning is accepted and dropped from the prompt, as in the chat templates of reasoning models."""
@@ -174,7 +180,7 @@ class ChatMessage(CompatibleRequestModel):
 
     @property
     def message(self) -> Message:
-        """The message as chat templates know it; a call in the older format has its function's name as its id."""
+        """The message as chat templates know it. A call in the older format gets its function's name as its id."""
         calls, name, call_id = self.tool_calls or [], self.name or "", self.tool_call_id or ""
         if self.function_call:
             calls = [ToolCall(id=self.function_call.name, function=self.function_call)]

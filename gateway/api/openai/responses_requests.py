@@ -19,8 +19,8 @@ from semspec.gateway.api.openai.requests import (
     ToolCall,
     answer_grammar,
     joined,
-    kind_of_part,
     offered,
+    select_part,
     tools_json,
     word_or_tool,
 )
@@ -47,7 +47,7 @@ from semspec.gateway.options import RequestModel
 from semspec.types import Message, Role
 
 ITEMS = ("reasoning", "function_call", "function_call_output")
-"""Types of the items of an input that are no messages."""
+"""Types of an input's items other than messages."""
 
 
 class InputText(CompatibleRequestModel):
@@ -61,14 +61,14 @@ class InputText(CompatibleRequestModel):
 
 
 InputPart = Annotated[
-    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(kind_of_part)
+    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
 ]
 InputContent = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
-def _only_items(kind: object) -> object:
+def _require_message(kind: object) -> object:
     if kind != "message":
         raise ValueError(f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items")
     return kind
@@ -80,10 +80,10 @@ class InputMessage(CompatibleRequestModel):
     noop_fields = NO_DEFAULTS
     labels = frozenset({"id", "phase", "status"})
 
-    type: Annotated[Literal["message"], BeforeValidator(_only_items)] = "message"
+    type: Annotated[Literal["message"], BeforeValidator(_require_message)] = "message"
     role: Role
     content: InputContent | None = None
-    """Only an assistant's turn may be without."""
+    """Text of the message; only an assistant's may be without."""
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -231,9 +231,9 @@ class ResponseRequest(TextRequest):
     max_output_tokens: MaxTokens | None = None
     stream_options: ResponseStreamOptions | None = None
     include: list[Included] | None = None
-    """Additions to the output that are there anyway, or that belong to tools that a server runs."""
+    """Additions to the output: the reasoning is there anyway, the others belong to tools that are not served."""
     store: bool | None = None
-    """False: no route gives the response by its id once it has ended."""
+    """False: routes do not give the response by its id once it has ended."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: TemplateVariables | None = None

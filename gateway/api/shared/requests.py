@@ -25,7 +25,7 @@ def _neutral(names: str, *values: object) -> Neutral:
 
 NO_DEFAULTS: Neutral = {}
 SERVICE_TIERS = ("auto", "default", "fast", "flex", "priority", "scale")
-"""OpenAI's: they change the price and the wait, not the answer."""
+"""OpenAI's tiers, which change the price and the wait, not the answer."""
 
 OPENAI_DEFAULTS: Neutral = {
     **_neutral("audio prediction reasoning_effort thinking_token_budget web_search_options"),
@@ -52,14 +52,14 @@ OPENAI_DEFAULTS: Neutral = {
 """Of OpenAI's API and of its extensions in vLLM and TGI."""
 
 MESSAGE_DEFAULTS: Neutral = {**_neutral("audio"), **_neutral("images", []), **_neutral("prefix", False)}
-"""Of an assistant's message as clients send it back."""
+"""Fields of an assistant's message that clients send back without a value."""
 
 CACHE_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Hints where a prompt may be cached, which is done anyway."""
+"""Hints where to cache a prompt, which happens anyway."""
 MESSAGE_LABELS = CACHE_LABELS | {
     *("annotations", "id", "parsed", "phase", "provider_specific_fields", "reasoning_details", "thinking_blocks")
 }
-"""Fields of earlier answers, as clients send them back, that add no text to the prompt; they are ignored."""
+"""Fields of earlier answers that add no text to the prompt; they are accepted and ignored."""
 
 TGI_DEFAULTS: Neutral = {
     **_neutral("adapter_id truncate"),
@@ -90,7 +90,7 @@ LABELS = frozenset(
 )
 """Fields that only label a request, or hint how long to cache its prompt; they are accepted and ignored."""
 RESPONSES_LABELS = LABELS | {"client_metadata", "max_tool_calls"}
-"""Of the Responses API. `max_tool_calls` counts calls of tools that a server runs, of which there are none."""
+"""Labels of the Responses API. `max_tool_calls` limits calls of tools that a server runs, and none are served."""
 
 
 def encodable(text: str) -> str:

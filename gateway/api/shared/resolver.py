@@ -95,9 +95,9 @@ class ClientRequest:
     may_reason: bool = True
     are_logprobs_optional: bool = False
     is_kept: bool = True
-    """Whether the answer can be read by its id once it has ended."""
+    """False: routes do not give the answer by its id once it has ended."""
     default_max_tokens: int | None = None
-    """Most tokens without `max_tokens`, where the operator sets no default; None: a share of the window."""
+    """Largest default budget, unless the operator sets one; None: a share of the window."""
 
 
 @contextmanager
