@@ -12,6 +12,7 @@ from semspec import __version__
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
+from semspec.gateway.api.shared.bodies import Bodies
 from semspec.gateway.api.shared.document import DocumentedApp
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
@@ -125,7 +126,7 @@ def create_app(
     ):
         app.include_router(router)
     install_handlers(app, metrics)
-    app.add_middleware(BodyGuard, max_body_bytes=settings.max_body_bytes, timeout_s=RECEIVE_TIMEOUT_S, drain=drain)
+    app.add_middleware(BodyGuard, bodies=Bodies(settings), timeout_s=RECEIVE_TIMEOUT_S, drain=drain, metrics=metrics)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)

@@ -40,10 +40,21 @@ Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
 TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
 
 
+MAX_FIELDS = 128
+"""Maximum number of fields of an object, known or not, since each unknown one is an error."""
+
+
 class RequestModel(BaseModel):
     """A part of a request's body. Unknown fields and other types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise ValueError(f"it should have at most {MAX_FIELDS} fields, not {len(values)}; leave some out")
+        return values
 
 
 class AcceptanceOptions(RequestModel):

@@ -22,6 +22,7 @@ from semspec.gateway.api.openai.requests import (
     tools_json,
 )
 from semspec.gateway.api.shared import document
+from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.api.shared.sse import Format, Responder
@@ -34,7 +35,7 @@ from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
 
 def router(responder: Responder) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
-    routes = APIRouter(prefix="/v1", tags=["completions"])
+    routes = APIRouter(prefix="/v1", tags=["completions"], route_class=BodyRoute)
 
     @routes.post(
         "/chat/completions",

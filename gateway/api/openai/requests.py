@@ -19,6 +19,7 @@ from semspec.gateway.api.shared.requests import (
     TemplateVariables,
     Text,
     encodable,
+    items,
     parsed_json,
     text_or_list,
 )
@@ -66,7 +67,9 @@ def select_part(part: object) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
 ]
-Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[list[Part], Tag("<list>")], Discriminator(text_or_list)]
+Content = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[Part], items(), Tag("<list>")], Discriminator(text_or_list)
+]
 
 
 def _write_arguments(arguments: object) -> object:
@@ -152,7 +155,7 @@ class ChatMessage(CompatibleRequestModel):
     """Text of the turn; only an assistant's or a function's turn may be without."""
     name: Annotated[Text, Field(max_length=MAX_NAME_LENGTH)] | None = None
     """Name of the participant or tool, which the chat template may show."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], items()] | None = None
     """Calls in an assistant's earlier turn."""
     function_call: FunctionCall | None = None
     """A call in OpenAI's older format."""
@@ -277,12 +280,12 @@ ToolChoice = Annotated[
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], items()] = Field(min_length=1)
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: Annotated[list[Tool], items(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
@@ -291,6 +294,8 @@ class ChatRequest(GenerationRequest):
 
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+TokenIds = Annotated[list[TokenId], items(None)]
+"""As many as a body may hold values."""
 
 
 def _kind_of_prompt(value: object) -> str:
@@ -303,9 +308,9 @@ def _kind_of_prompt(value: object) -> str:
 
 CompletionPrompt = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[TokenId], Tag("<ids>")]
-    | Annotated[list[Text], Field(min_length=1), Tag("<list>")]
-    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Tag("<lists>")],
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[Text], Field(min_length=1), items(), Tag("<list>")]
+    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], items(), Tag("<lists>")],
     Discriminator(_kind_of_prompt),
 ]
 """One text or several, or the target's token ids of one or of several."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from semspec.errors import Conflict, InvalidRequest, NotFound
 from semspec.gateway.api.openai import responses_answers as bodies
 from semspec.gateway.api.openai.responses_requests import ResponseOptions, ResponseRequest, response_request
+from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.document import STORED, generating
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
@@ -29,7 +30,7 @@ _STATUSES = {"running": "in_progress", "interrupted": "incomplete", "failed": "f
 
 def router(responder: Responder, readiness: Readiness, store: Store) -> APIRouter:
     """`/v1/responses`."""
-    routes = APIRouter(prefix="/v1/responses", tags=["completions"])
+    routes = APIRouter(prefix="/v1/responses", tags=["completions"], route_class=BodyRoute)
 
     async def stored(id: str, owner: str) -> tuple[str, Choice]:
         """The status of a response, and what is written of it."""

@@ -39,6 +39,7 @@ from semspec.gateway.api.shared.requests import (
     TemplateVariables,
     Text,
     TextRequest,
+    items,
     text_or_list,
 )
 from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
@@ -64,7 +65,7 @@ InputPart = Annotated[
     Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
 ]
 InputContent = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], items(), Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
@@ -222,7 +223,7 @@ class ResponseRequest(TextRequest):
     labels = RESPONSES_LABELS
 
     input: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), Tag("<list>")],
+        Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), items(), Tag("<list>")],
         Discriminator(text_or_list),
     ]
     instructions: Text | None = None
@@ -237,7 +238,7 @@ class ResponseRequest(TextRequest):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: Annotated[list[ResponseTool], items(MAX_TOOLS)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

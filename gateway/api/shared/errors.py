@@ -179,11 +179,8 @@ def _tgi_status(error: SemspecError) -> int:
 def _invalid(details: Sequence[Any]) -> InvalidRequest:
     """The first validation error, with the field's name."""
     first = details[0]
-    kind = str(first["type"])
-    if kind == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
     field = ".".join(name for name in map(str, first["loc"][1:]) if not name.startswith("<")) or None
-    if kind == "extra_forbidden":
+    if first["type"] == "extra_forbidden":
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
         return InvalidRequest(f"{field} {reason}; leave it out", field)

@@ -6,7 +6,8 @@ import logging
 import re
 import secrets
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from http import HTTPMethod
 from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semspec.errors import Unauthenticated, Unavailable, represent
+from semspec.errors import Overloaded, Unauthenticated, Unavailable, represent
+from semspec.gateway.api.shared.bodies import Bodies, HeldBody
 from semspec.gateway.api.shared.errors import (
     CLIENT_GONE_STATUS,
     UNAVAILABLE_RETRY_AFTER_S,
@@ -55,6 +57,8 @@ OwnerOf = Annotated[str, Depends(owner_of)]
 
 _log = logging.getLogger(__name__)
 POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
+METHODS = frozenset(HTTPMethod)
+"""Methods that appear in metrics, spans and logs; any other is `other`."""
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
@@ -69,6 +73,17 @@ class HttpMiddleware:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
+
+
+def closing(send: Send) -> Send:
+    """`send`, which closes the connection after the response."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return send_and_close
 
 
 class Observed(HttpMiddleware):
@@ -105,20 +120,21 @@ class Observed(HttpMiddleware):
                 self._record(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span)
 
     def _record(self, scope: Scope, status: int, duration_s: float, request_span: Span) -> None:
+        # The route's template and a method of HTTP, never a path, a query or a word that the client has chosen.
         route = getattr(scope.get("route"), "path", "unmatched")
-        method = scope["method"] if route != "unmatched" else "any"
-        self._metrics.request(method, route, status, duration_s)
-        # The route's template, never the path or the query, which may contain the client's data.
-        request_span.update_name(f"{method} {route}")
-        request_span.set_attributes({"http.request.method": method, "http.route": route})
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        label = "any" if route == "unmatched" else method
+        self._metrics.request(label, route, status, duration_s)
+        request_span.update_name(f"{label} {route}")
+        request_span.set_attributes({"http.request.method": label, "http.route": route})
         request_span.set_attribute("http.response.status_code", status)
         if status >= 500:
             mark_failed(request_span, str(status))
-        fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
+        fields = {"method": method, "route": route, "status": status, "duration_ms": duration_s * 1e3}
         if owner := scope.get("state", {}).get("owner"):
             fields["owner"] = owner
         level = logging.DEBUG if route in POLLED else logging.INFO
-        _log.log(level, "%s %s -> %d", scope["method"], route, status, extra=fields)
+        _log.log(level, "%s %s -> %d", method, route, status, extra=fields)
 
 
 @contextmanager
@@ -138,18 +154,12 @@ class HttpFraming(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
-
         if scope["http_version"].partition(".")[0] != "1":
             error = HttpError(HTTPException(505, "this server speaks HTTP/1.1"))
-            await error_response(error, scope["path"])(scope, receive, send_and_close)
+            await error_response(error, scope["path"])(scope, receive, closing(send))
             return
         is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
-        await self._app(scope, receive, send_and_close if is_ambiguous else send)
+        await self._app(scope, receive, closing(send) if is_ambiguous else send)
 
 
 class Authenticated(HttpMiddleware):
@@ -225,21 +235,36 @@ class Drain:
 
 
 class BodyGuard(HttpMiddleware):
-    """Rejects a body over the limit, by its `content-length` or while it is read, since with `transfer-encoding:
-    chunked` the length is ignored; and one that takes too long, so that a slow client cannot keep a connection busy.
+    """Bounds what clients send: the size of a body, by its `content-length` and while it is read, since with
+    `transfer-encoding: chunked` the length is ignored; the time that it takes to arrive; and the memory of all requests
+    together.
 
     When the drain is over, ends the requests that wait for their client. Routes that generate always wait for it, see
     `unless_disconnected`; the others take a moment.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, timeout_s: float, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, bodies: Bodies, timeout_s: float, drain: Drain, metrics: Metrics) -> None:
         super().__init__(app)
-        self._max_body_bytes, self._timeout_s = max_body_bytes, timeout_s
-        self._drain = drain
+        self._bodies, self._timeout_s = bodies, timeout_s
+        self._drain, self._metrics = drain, metrics
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        announced = Headers(scope=scope).get("content-length", "0")
-        is_too_large, num_bytes = announced.isdecimal() and int(announced) > self._max_body_bytes, 0
+        if is_open(scope["method"], scope["path"]):  # these routes read no body, and answer under any load
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as stack:
+            try:
+                body = stack.enter_context(self._bodies.hold(scope.get("state", {}).get("owner", "")))
+            except (Overloaded, Unavailable) as error:
+                self._metrics.refusals.labels(represent(error).code).inc()
+                await error_response(error, scope["path"])(scope, receive, closing(send))
+            else:
+                scope.setdefault("state", {})["body"] = body
+                await self._handle(body, scope, receive, send)
+
+    async def _handle(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        announced, max_bytes = Headers(scope=scope).get("content-length", "0"), self._bodies.max_body_bytes
+        is_too_large, num_bytes = announced.isdecimal() and int(announced) > max_bytes, 0
         deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
 
         async def receive_guarded() -> Message:
@@ -253,15 +278,24 @@ class BodyGuard(HttpMiddleware):
                 reason = f"the body did not arrive within {self._timeout_s:g} seconds"
                 raise HTTPException(408, reason, {"connection": "close"}) from None
             is_whole = is_whole or not message.get("more_body", False)
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
+            num_new_bytes = len(message.get("body", b""))
+            num_bytes += num_new_bytes
+            if num_bytes > max_bytes:
                 raise self._too_large()
+            body.add(num_new_bytes)
             return message
 
-        await self._app(scope, receive_guarded, send)
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                body.shrink()
+                if num_bytes and not is_whole:  # nobody reads the rest
+                    MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive_guarded, send_guarded)
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body exceeds {self._max_body_bytes} bytes")
+        return HTTPException(413, f"the body exceeds {self._bodies.max_body_bytes} bytes")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

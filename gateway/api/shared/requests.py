@@ -8,11 +8,16 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, GetJ
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
+from semspec.gateway.api.shared.json_size import size_of
 from semspec.gateway.options import AcceptanceOptions, RequestModel, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
 from semspec.types import LEAST_REPETITION
 
 MAX_BIASES = 300
+MAX_ITEMS = 4096
+"""Maximum number of messages, of parts of a message, of calls in it and of prompts."""
+MAX_JSON_VALUES, MAX_JSON_OBJECTS = 50_000, 16_384
+"""Maximum numbers of values and objects in JSON that is sent as a text."""
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Neutral = dict[str, tuple[object, ...]]
@@ -100,13 +105,35 @@ def encodable(text: str) -> str:
     return text
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """Refuse an object of more members before any of them is validated, since each may be an error."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"it should have at most {limit} members, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def items(max_length: int | None = MAX_ITEMS) -> Any:
+    """A list of at most this many items, of which only the first wrong one is reported."""
+    return Field(max_length=max_length, fail_fast=True)
+
+
 Text = Annotated[str, AfterValidator(encodable)]
 Repetition = Annotated[float, Field(ge=LEAST_REPETITION, le=10)]
 MaxTokens = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 def parsed_json(text: str) -> Any:
-    """Raises: ValueError when the text is no JSON, is nested too deep, or has strings without UTF-8."""
+    """The value of a JSON text.
+
+    Raises: ValueError when the text is not JSON, is too large, is nested too deep, or has strings without UTF-8.
+    """
+    size = size_of(text)
+    if size.num_values > MAX_JSON_VALUES or size.num_objects > MAX_JSON_OBJECTS:
+        raise ValueError(f"it holds more than {MAX_JSON_VALUES} values or {MAX_JSON_OBJECTS} objects; send fewer")
     try:
         parsed = json.loads(text)
         encodable(json.dumps(parsed, ensure_ascii=False))
@@ -177,6 +204,7 @@ def _scalar(value: object) -> object:
 TemplateVariables = Annotated[
     dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Annotated[Any, AfterValidator(_scalar)]],
     Field(max_length=MAX_VARIABLES, description="variables of the chat template, by name: a text, a number or a bool"),
+    at_most(MAX_VARIABLES),
 ]
 
 
@@ -197,7 +225,7 @@ def text_or_list(value: object) -> str:
 
 
 Stops = Annotated[
-    Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
+    Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], items(MAX_STOPS), Tag("<list>")],
     Discriminator(text_or_list),
 ]
 
@@ -231,6 +259,7 @@ class StreamOptions(RequestModel):
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_BIASES, description="by token id: what is added to its logit"),
+    at_most(MAX_BIASES),
 ]
 
 

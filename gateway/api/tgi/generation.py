@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
+from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec.gateway.api.shared.errors import TgiError, tgi_error_body
 from semspec.gateway.api.shared.idempotency import Key
@@ -34,7 +35,7 @@ MAX_NEW_TOKENS = 1024
 
 def router(responder: Responder, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/generate`, `/generate_stream`, `/` and `/info`."""
-    routes = APIRouter(tags=["tgi"], responses=ANY_TGI_ROUTE)
+    routes = APIRouter(tags=["tgi"], responses=ANY_TGI_ROUTE, route_class=BodyRoute)
 
     async def respond(http: HttpRequest, body: TgiRequest, key: str | None, stream: bool) -> Response:
         asked = tgi_request(body, stream)

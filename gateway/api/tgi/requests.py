@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from semspec.gateway.api.openai.requests import ChatMessage, SchemaObject, TokenId
+from semspec.gateway.api.openai.requests import ChatMessage, SchemaObject, TokenIds
 from semspec.gateway.api.shared.requests import (
     TGI_DEFAULTS,
     CompatibleRequestModel,
@@ -14,6 +14,7 @@ from semspec.gateway.api.shared.requests import (
     SemspecOptions,
     Stop,
     Text,
+    items,
     parsed_json,
 )
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
@@ -107,7 +108,7 @@ class TgiParameters(CompatibleRequestModel):
     do_sample: bool | None = None
     max_new_tokens: MaxTokens | None = None
     return_full_text: bool | None = None
-    stop: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
+    stop: Annotated[list[Stop], items(MAX_STOPS)] | None = None
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     temperature: Annotated[Temperature, Field(gt=0)] | None = None
     top_k: int | None = Field(default=None, ge=1, lt=1 << 31)
@@ -155,13 +156,13 @@ class TokenizeMessages(CompatibleRequestModel):
     """Body of `POST /tokenize` as in vLLM, for a conversation."""
 
     model: str | None = None
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], items()] = Field(min_length=1)
     add_special_tokens: False_ | None = None
     return_token_strs: False_ | None = None
 
 
 def _kind_of_text(body: object) -> str:
-    names = body if isinstance(body, dict) else {}
+    names = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())  # a model that is valid already
     return "<tgi>" if "inputs" in names else "<chat>" if "messages" in names else "<text>"
 
 
@@ -177,4 +178,4 @@ class DetokenizeRequest(RequestModel):
     """Body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId] = Field(min_length=1)
+    tokens: TokenIds = Field(min_length=1)

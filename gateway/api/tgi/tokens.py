@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from semspec.decoding import Target
+from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, errors
 from semspec.gateway.api.shared.middleware import owner_of, unless_disconnected
 from semspec.gateway.api.shared.resolver import check_model
@@ -27,7 +28,7 @@ _PLACES = TypeAdapter(list[TgiSimpleToken])
 
 def router(preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
-    routes = APIRouter(tags=["tgi"])
+    routes = APIRouter(tags=["tgi"], route_class=BodyRoute)
 
     def target_of(model: str | None) -> Target:
         _, version, _ = check_model(model, settings, readiness)
