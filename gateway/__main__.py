@@ -1,10 +1,13 @@
 """Entry point: `python -m semspec.gateway`."""
 
 import asyncio
+import gc
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from math import ceil
 from socket import socket
 from types import FrameType
@@ -12,12 +15,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
 from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.protocols import WithoutProbes
+from semspec.descriptors import raise_limit
 from semspec.gateway.api.shared.middleware import Drain
 from semspec.gateway.app import create_app
+from semspec.gateway.connections import Connection, Connections, listen
 from semspec.gateway.readiness import Connect, Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
@@ -31,6 +37,7 @@ SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""
 TOLD_WITHIN_S = 2
 """Seconds from the end of the drain until connections whose clients do not read are cut off."""
+_log = logging.getLogger(__name__)
 _CLIENTS = {"drafter": RemoteDrafter, "target": RemoteTarget, "verifier": RemoteVerifier}
 
 
@@ -83,18 +90,33 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
     logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
-    connections = AsyncExitStack()
+    services = AsyncExitStack()
     with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
         try:
-            backends, connect = runner.run(_connect(settings, connections))
+            backends, connect = runner.run(_connect(settings, services))
             app = create_app(settings, backends, Store(settings), connect, strategies)
-            server = _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings)
-            runner.run(server.serve())
+            connections = Connections(raise_limit())
+            config = _server_config(settings, app, connections)
+            server = _Server(config, app.state.readiness, app.state.drain, settings)
+            gc.freeze()  # what lives as long as the process is not looked at again
+            runner.run(server.serve(_listening(settings, connections)))
         finally:
-            runner.run(connections.aclose())
+            runner.run(services.aclose())
 
 
-async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> tuple[Backends, Connect]:
+def _listening(settings: GatewaySettings, connections: Connections) -> list[socket]:
+    """The sockets of the gateway's address. Ends the process when it cannot listen there."""
+    try:
+        sockets = list(listen(settings.host, settings.port, connections))
+    except OSError as error:
+        _log.error("cannot listen on %s:%d: %s; choose another host or port", settings.host, settings.port, error)
+        sys.exit(STARTUP_FAILURE)
+    for listener in sockets:
+        _log.info("listening on %s:%d", *listener.getsockname()[:2])
+    return sockets
+
+
+async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> tuple[Backends, Connect]:
     """The services, and what connects to others."""
     certificates = None
     if settings.service_ca:
@@ -107,7 +129,7 @@ async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> tu
 
     def connect(name: str, addresses: str) -> Any:
         client = _CLIENTS[name](addresses, options)
-        connections.push_async_callback(client.aclose)
+        services.push_async_callback(client.aclose)
         return client
 
     has_verifier = settings.verifier_address != NO_VERIFIER
@@ -116,17 +138,16 @@ async def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> tu
     return Backends(drafter, target, verifier), connect
 
 
-def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
+def _server_config(settings: GatewaySettings, app: FastAPI, connections: Connections) -> uvicorn.Config:
     certificate, key = settings.tls_certificate, settings.tls_key
     tls = (lambda config, default: renewing_context(certificate, key)) if certificate and key else None
     return uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
-        http="h11",  # uvicorn's other parser does not limit the request head
+        http=partial(Connection, connections),  # type: ignore[arg-type] # uvicorn's other parser limits no request head
+        backlog=connections.backlog,
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=ceil(settings.grace_s) + TOLD_WITHIN_S,

@@ -128,7 +128,7 @@ async def until(ask: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) 
     return answer
 
 
-class _Server(uvicorn.Server):
+class ImmediateServer(uvicorn.Server):
     """A server that stops immediately; uvicorn's own polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -147,7 +147,7 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def listening(app: FastAPI, graceful_s: int = 5) -> AsyncIterator[str]:
     """The address of an application, served until the block ends; what it still answers then has `graceful_s` more."""
-    server = _Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=graceful_s))
+    server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=graceful_s))
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
     listener.bind(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve(sockets=[listener]))

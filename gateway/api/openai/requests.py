@@ -155,7 +155,7 @@ class ChatMessage(CompatibleRequestModel):
     """Text of the turn; only an assistant's or a function's turn may be without."""
     name: Annotated[Text, Field(max_length=MAX_NAME_LENGTH)] | None = None
     """Name of the participant or tool, which the chat template may show."""
-    tool_calls: Annotated[list[ToolCall], items()] | None = None
+    tool_calls: Annotated[list[ToolCall], items(MAX_TOOLS)] | None = None
     """Calls in an assistant's earlier turn."""
     function_call: FunctionCall | None = None
     """A call in OpenAI's older format."""

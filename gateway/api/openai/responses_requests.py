@@ -231,7 +231,7 @@ class ResponseRequest(TextRequest):
     previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
     max_output_tokens: MaxTokens | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: list[Included] | None = None
+    include: Annotated[list[Included], items()] | None = None
     """Additions to the output: the reasoning is there anyway, the others belong to tools that are not served."""
     store: bool | None = None
     """False: routes do not give the response by its id once it has ended."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from email.message import Message as Headers
-from operator import attrgetter
 from sys import getsizeof
 from time import monotonic
 from typing import Any, TypeVar
@@ -31,12 +30,12 @@ T = TypeVar("T")
 SMALL_BYTES = 16 * 1024
 """A body of at most this size is parsed on the event loop, which takes a few milliseconds."""
 
-VALUE_LENGTH, OBJECT_LENGTH = 7, 64
-"""The largest body may hold one value for each 7 bytes, as many as token ids of six digits, and one object for each 64
-bytes."""
+VALUE_LENGTH, STRING_LENGTH, CONTAINER_LENGTH = 7, 32, 64
+"""The largest body may hold one value for each 7 bytes, as many as token ids of six digits, one string for each 32
+bytes, and one list or object for each 64 bytes."""
 
-VALUE_BYTES, OBJECT_BYTES = 48, 1024
-"""Memory that a value and an object of a body take once they are parsed and validated."""
+VALUE_BYTES, STRING_BYTES, CONTAINER_BYTES = 48, 64, 1024
+"""Memory that each takes once the body is parsed and validated."""
 
 LEAST_SHARE = 32
 """A request counts for at least this part of the largest body until it ends."""
@@ -58,8 +57,9 @@ class Bodies:
         self.least_bytes = settings.max_body_bytes // LEAST_SHARE
         self.max_bytes = settings.max_body_bytes * max_requests
         self.max_bytes_per_owner = self.max_bytes // 2
-        self.max_values = settings.max_body_bytes // VALUE_LENGTH
-        self.max_objects = settings.max_body_bytes // OBJECT_LENGTH
+        self.max_size = JsonSize(
+            *(settings.max_body_bytes // length for length in (STRING_LENGTH, CONTAINER_LENGTH, VALUE_LENGTH))
+        )
         self.num_bytes: Counter[str] = Counter()
         """Bytes that count at present, by owner."""
         self._turns = Admission(Limits(NUM_TURNS, 1, max_requests, settings.queue_timeout_s), None)
@@ -140,7 +140,7 @@ class HeldBody:
 
     async def _parse_large(self, data: bytes, validate: Callable[[Any], T]) -> T:
         text = await asyncio.to_thread(decode, data)
-        self.add(await asyncio.to_thread(memory_of, text, self._bodies.max_values, self._bodies.max_objects))
+        self.add(await asyncio.to_thread(memory_of, text, self._bodies.max_size))
         return await asyncio.to_thread(lambda: validate(parse_json(text)))
 
 
@@ -220,20 +220,15 @@ def parse_json(text: str) -> Any:
         raise InvalidRequest(f"the body is not valid: {error}") from None
 
 
-def memory_of(text: str, max_values: int, max_objects: int) -> int:
+def memory_of(text: str, limit: JsonSize) -> int:
     """Bytes that a JSON text and its validated value take.
 
-    Raises: InvalidRequest naming the field in which the text exceeds a limit.
+    Raises: InvalidRequest naming the field in which the text exceeds the limit.
     """
-    size = size_of(text)
-    _check(text, size, "num_values", max_values)
-    _check(text, size, "num_objects", max_objects)
-    return getsizeof(text) + VALUE_BYTES * size.num_values + OBJECT_BYTES * size.num_objects
-
-
-def _check(text: str, size: JsonSize, kind: str, limit: int) -> None:
-    number = attrgetter(kind)
-    if number(size) > limit:
-        field, kinds = field_beyond(text, limit, number), kind.removeprefix("num_")
-        message = f"the body holds {number(size)} {kinds}, and the limit is {limit}; send fewer"
-        raise InvalidRequest(f"{field or 'the body'}: {message}", field)
+    size = size_of(text, limit.strings)
+    if kind := size.excess(limit):
+        field = field_beyond(text, limit)
+        message = f"the body holds {getattr(size, kind)} {kind}, and the limit is {getattr(limit, kind)}; send fewer"
+        raise InvalidRequest(f"{field}: {message}" if field else message, field)
+    parsed = VALUE_BYTES * size.values + STRING_BYTES * size.strings + CONTAINER_BYTES * size.containers
+    return getsizeof(text) + parsed

@@ -8,16 +8,16 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, GetJ
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
-from semspec.gateway.api.shared.json_size import size_of
+from semspec.gateway.api.shared.json_size import JsonSize, size_of
 from semspec.gateway.options import AcceptanceOptions, RequestModel, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
 from semspec.types import LEAST_REPETITION
 
 MAX_BIASES = 300
-MAX_ITEMS = 4096
-"""Maximum number of messages, of parts of a message, of calls in it and of prompts."""
-MAX_JSON_VALUES, MAX_JSON_OBJECTS = 50_000, 16_384
-"""Maximum numbers of values and objects in JSON that is sent as a text."""
+MAX_ITEMS = 2048
+"""Maximum number of messages, of parts of a message and of prompts."""
+MAX_JSON = JsonSize(strings=32_768, containers=16_384, values=50_000)
+"""Most that JSON may hold that is sent as a text."""
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Neutral = dict[str, tuple[object, ...]]
@@ -131,9 +131,8 @@ def parsed_json(text: str) -> Any:
 
     Raises: ValueError when the text is not JSON, is too large, is nested too deep, or has strings without UTF-8.
     """
-    size = size_of(text)
-    if size.num_values > MAX_JSON_VALUES or size.num_objects > MAX_JSON_OBJECTS:
-        raise ValueError(f"it holds more than {MAX_JSON_VALUES} values or {MAX_JSON_OBJECTS} objects; send fewer")
+    if kind := size_of(text, MAX_JSON.strings).excess(MAX_JSON):
+        raise ValueError(f"it holds more than {getattr(MAX_JSON, kind)} {kind}")
     try:
         parsed = json.loads(text)
         encodable(json.dumps(parsed, ensure_ascii=False))

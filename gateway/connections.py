@@ -1,0 +1,150 @@
+"""The gateway's connections: fewer than there are descriptors, and room for a new one whenever an old one is idle."""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from socket import (
+    AF_INET6,
+    AI_PASSIVE,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SHUT_RDWR,
+    SO_REUSEADDR,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    getaddrinfo,
+    socket,
+)
+from time import monotonic
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 4096
+"""Most connections, if there are descriptors for twice as many."""
+MAX_BACKLOG = 128
+"""Most connections that are accepted before any other event is handled."""
+READ_BYTES = 64 * 1024
+"""Most bytes that are read from a connection before the application sees any of them."""
+LOG_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Connections:
+    """All open connections; those without a request are in the order in which they became idle."""
+
+    def __init__(self, max_descriptors: int) -> None:
+        self.limit = min(MAX_CONNECTIONS, max_descriptors // 2)
+        self.backlog = min(MAX_BACKLOG, max_descriptors // 8)
+        self._open: dict[int, Accepted] = {}
+        self._idle: dict[int, Accepted] = {}
+        self._logged_at = -LOG_INTERVAL_S
+
+    def add(self, connection: "Accepted") -> None:
+        """Count a new connection. One too many takes the place of an idle one, or is closed if there is none."""
+        self._open[connection.fileno()] = self._idle[connection.fileno()] = connection
+        if len(self._open) > self.limit:
+            self.warn(f"{self.limit} connections are open, so idle ones are closed for new ones")
+            with suppress(OSError):  # its client has closed it
+                self._idle.pop(next(iter(self._idle))).shutdown(SHUT_RDWR)  # after which its transport closes it
+
+    def remove(self, descriptor: int) -> None:
+        """Forget a closed connection."""
+        self._open.pop(descriptor, None)
+        self._idle.pop(descriptor, None)
+
+    def mark_busy(self, descriptor: int) -> None:
+        """Keep a connection with a request open."""
+        self._idle.pop(descriptor, None)
+
+    def mark_idle(self, descriptor: int) -> None:
+        """Note that a connection's request has ended."""
+        self._idle[descriptor] = self._open[descriptor]
+
+    def warn(self, message: str) -> None:
+        """Log a warning, unless there was one a moment ago."""
+        if monotonic() >= self._logged_at + LOG_INTERVAL_S:
+            self._logged_at = monotonic()
+            _log.warning("%s", message)
+
+
+class Accepted(socket):
+    """A client's connection."""
+
+    def __init__(self, descriptor: int, connections: Connections) -> None:
+        super().__init__(fileno=descriptor)
+        self._connections = connections
+        connections.add(self)
+
+    def close(self) -> None:
+        self._connections.remove(self.fileno())
+        super().close()
+
+
+class Listener(socket):
+    """A listening socket that accepts as many connections as there may be."""
+
+    def __init__(self, family: int, connections: Connections) -> None:
+        super().__init__(family, SOCK_STREAM)
+        self._connections = connections
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> tuple[socket, Any]:
+        """The next connection. Raises: BlockingIOError when there is none, or no descriptor for it."""
+        try:
+            connection, address = super().accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._refuse()
+            raise BlockingIOError from error
+        return Accepted(connection.detach(), self._connections), address
+
+    def _refuse(self) -> None:
+        """Close the next connection, which would otherwise keep the event loop awake."""
+        self._connections.warn("there are too few file descriptors, so connections are refused; raise the limit")
+        os.close(self._spare)
+        with suppress(OSError):
+            super().accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+
+def listen(host: str, port: int, connections: Connections) -> Iterator[socket]:
+    """Sockets bound to all addresses of a host. Raises: OSError."""
+    for family, _, _, _, address in getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE):
+        listener = Listener(family, connections)
+        listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        if family == AF_INET6:
+            listener.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+        listener.bind(address)
+        yield listener
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol, which also tells whether the connection has a request."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._accepted = connections
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.max_size = READ_BYTES
+        self._descriptor = transport.get_extra_info("socket").fileno()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_idle:
+            self._accepted.mark_busy(self._descriptor)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle and not self.transport.is_closing():
+            self._accepted.mark_idle(self._descriptor)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete

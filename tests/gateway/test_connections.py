@@ -1,0 +1,131 @@
+"""How many connections the gateway has, and which of them make room for new ones."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from semspec.gateway.connections import Connection, Connections, listen
+from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
+
+LIMIT = 8
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Answering:
+    """An application whose answers to `/slow` wait."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await self.may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
+    """The address of an application whose server accepts `LIMIT` connections."""
+    connections = Connections(max_descriptors=2 * LIMIT)
+    options: Any = {"http": partial(Connection, connections), "backlog": connections.backlog, "lifespan": "off"}
+    server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options))
+    sockets = list(listen("127.0.0.1", 0, connections))
+    task = asyncio.create_task(server.serve(sockets=sockets))
+    try:
+        await eventually(lambda: server.started)
+        yield sockets[0].getsockname()
+    finally:
+        server.told.set()
+        await task
+
+
+async def answer(client: Client, request: bytes = HEALTH) -> bytes:
+    """What the server answers on an open connection; nothing if it is closed."""
+    reader, writer = client
+    writer.write(request)
+    try:
+        return (await asyncio.wait_for(reader.readuntil(b"ok"), GENEROUS_S))[:15]
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+
+
+async def is_closed(client: Client) -> bool:
+    try:
+        return await asyncio.wait_for(client[0].read(1), GENEROUS_S) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_new_connection_takes_the_place_of_the_longest_idle(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(Answering()) as address:
+        first = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
+        assert await answer(first[0]) == b"HTTP/1.1 200 OK"  # and is idle for the shortest time now
+        late = [await asyncio.open_connection(*address) for _ in range(LIMIT - 1)]
+        assert [await answer(client) for client in late] == [b"HTTP/1.1 200 OK"] * (LIMIT - 1)
+        assert [await is_closed(client) for client in first[1:]] == [True] * (LIMIT - 1)
+        assert await answer(first[0]) == b"HTTP/1.1 200 OK"
+        for _, writer in (*first, *late):
+            writer.close()
+    assert len([one for one in caplog.records if "idle ones are closed" in one.getMessage()]) == 1
+
+
+async def test_connection_with_a_request_is_never_closed_for_a_new_one() -> None:
+    async with served(app := Answering()) as address:
+        slow = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
+        answers = [asyncio.create_task(answer(client, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")) for client in slow]
+        await asyncio.sleep(0.1)
+        late = await asyncio.open_connection(*address)
+        assert await is_closed(late)
+        app.may_end.set()
+        assert await asyncio.gather(*answers) == [b"HTTP/1.1 200 OK"] * LIMIT
+        again = await asyncio.open_connection(*address)
+        assert await answer(again) == b"HTTP/1.1 200 OK"
+        for _, writer in (*slow, late, again):
+            writer.close()
+
+
+async def test_head_that_drips_keeps_no_connection_open() -> None:
+    async with served(Answering()) as address:
+        dripping = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
+        for _, writer in dripping:
+            writer.write(HEALTH[:5])
+        await asyncio.sleep(0.1)
+        for _ in range(LIMIT):
+            client = await asyncio.open_connection(*address)
+            assert await answer(client) == b"HTTP/1.1 200 OK"
+            client[1].close()
+        assert await is_closed(dripping[0])
+        for _, writer in dripping:
+            writer.close()
+
+
+def test_connection_without_a_descriptor_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that stays in the queue wakes the event loop again and again."""
+    [listener] = listen("127.0.0.1", 0, Connections(max_descriptors=100))
+    listener.listen()
+    listener.setblocking(False)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with caplog.at_level(logging.WARNING), listener:
+        for _ in range(3):
+            with socket.create_connection(listener.getsockname(), timeout=GENEROUS_S) as client:
+                free = os.dup(client.fileno())
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+                try:
+                    with pytest.raises(BlockingIOError):
+                        listener.accept()
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                assert client.recv(1) == b""
+    assert len(caplog.records) == 1 and "too few file descriptors" in caplog.text
