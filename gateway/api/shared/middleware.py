@@ -75,17 +75,6 @@ class HttpMiddleware:
         raise NotImplementedError
 
 
-def closing(send: Send) -> Send:
-    """`send`, which closes the connection after the response."""
-
-    async def send_and_close(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)["connection"] = "close"
-        await send(message)
-
-    return send_and_close
-
-
 class Observed(HttpMiddleware):
     """Assigns a request id, records metrics, a span and a log line, and answers unhandled exceptions with 500."""
 
@@ -154,12 +143,18 @@ class HttpFraming(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
         if scope["http_version"].partition(".")[0] != "1":
             error = HttpError(HTTPException(505, "this server speaks HTTP/1.1"))
-            await error_response(error, scope["path"])(scope, receive, closing(send))
+            await error_response(error, scope["path"])(scope, receive, send_and_close)
             return
         is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
-        await self._app(scope, receive, closing(send) if is_ambiguous else send)
+        await self._app(scope, receive, send_and_close if is_ambiguous else send)
 
 
 class Authenticated(HttpMiddleware):
@@ -257,7 +252,7 @@ class BodyGuard(HttpMiddleware):
                 body = stack.enter_context(self._bodies.hold(scope.get("state", {}).get("owner", "")))
             except (Overloaded, Unavailable) as error:
                 self._metrics.refusals.labels(represent(error).code).inc()
-                await error_response(error, scope["path"])(scope, receive, closing(send))
+                await error_response(error, scope["path"])(scope, receive, send)
             else:
                 scope.setdefault("state", {})["body"] = body
                 await self._handle(body, scope, receive, send)
@@ -288,8 +283,6 @@ class BodyGuard(HttpMiddleware):
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 body.shrink()
-                if num_bytes and not is_whole:  # nobody reads the rest
-                    MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
         await self._app(scope, receive_guarded, send_guarded)
