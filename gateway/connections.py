@@ -26,6 +26,8 @@ MAX_CONNECTIONS = 4096
 """Most connections, if there are descriptors for twice as many."""
 MAX_BACKLOG = 128
 """Most connections that are accepted before any other event is handled."""
+MAX_WAITING = 1024
+"""Most connections that the kernel keeps until they are accepted; one more would be tried again after a second."""
 READ_BYTES = 64 * 1024
 """Most bytes that are read from a connection before the application sees any of them."""
 LOG_INTERVAL_S = 1.0
@@ -91,6 +93,10 @@ class Listener(socket):
         super().__init__(family, SOCK_STREAM)
         self._connections = connections
         self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def listen(self, backlog: int = MAX_WAITING) -> None:
+        """Listen. The event loop's `backlog`, the connections that it accepts in a row, is not how many may wait."""
+        super().listen(max(backlog, MAX_WAITING))
 
     def accept(self) -> tuple[socket, Any]:
         """The next connection. Raises: BlockingIOError when there is none, or no descriptor for it."""

@@ -10,7 +10,7 @@ from tests.attacks.rest import SCHEMAS_AT, posted, with_schema
 from tests.test_openapi.support import BODIES, CHAT
 
 pytestmark = pytest.mark.slow
-NUMBERS = {"REST": 150, "odd HTTP": 26, "gRPC": 24, "broken files": 4}
+NUMBERS = {"REST": 150, "odd HTTP": 26, "floods": 5, "gRPC": 24, "broken files": 4}
 TEXT = {"$grown": ["text: letters", 900_000]}
 COSTLY = (["schema: required", 30_000], ["schema: allOf", 59], ["schema: multiples", 4])
 LINES = {

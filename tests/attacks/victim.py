@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -29,6 +29,9 @@ DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""
 LONGEST_S, SLOW, LEAST_S, SLOW_S, GROWN_BYTES = 10.0, 3, 1.5, 5.0, 200 << 20
 NUM_QUIET = 5
+MAX_DATA_KIB, MAX_DESCRIPTORS = 512 * 1024, 1024
+"""What the gateway may take; compose gives it as much memory."""
+_HELD = ("sh", "-c", f'ulimit -d {MAX_DATA_KIB}; ulimit -n {MAX_DESCRIPTORS}; exec "$@"', "sh")
 _OPTIONS = {"seed": 5, "max_tokens": 12, "user": WORD, "semspec": {"trace": True}}
 _SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}}
 ASKED = (chat_body(WORD, _OPTIONS), chat_body(WORD, {**_OPTIONS, **_SCHEMA, "max_tokens": 24}))
@@ -185,6 +188,7 @@ async def victim_of(folder: Path) -> AsyncIterator[Victim]:
     environment |= {"SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60", "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10"}  # busy machines
     environment |= {f"SEMSPEC_{role}_CACHE_BYTES": str(32 << 20) for role in ("DRAFT", "TARGET")}  # full soon
     config = StackConfig(model, model, folder, environment=environment, start_timeout_s=600.0)
+    config = replace(config, commands={**config.commands, "gateway": (*_HELD, *config.commands["gateway"])})
     async with stack_of(config) as stack, http_of(stack) as http, http_of(stack) as neighbour:
         http.headers["authorization"], neighbour.headers["authorization"] = f"Bearer {ATTACKER}", f"Bearer {NEIGHBOUR}"
         logs = Logs({name: child.log for name, child in stack.processes.items() if name != "redis"})

@@ -1,0 +1,256 @@
+"""One owner, or nobody with a key, who repeats what costs the gateway most, while health and a neighbour are asked.
+
+`python -m tests.attacks.floods` repeats each kind for a minute and prints how the gateway held, as a table.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import monotonic
+
+import httpx
+import psutil
+
+from semspec.bench.stalls import CHAT, SOUND, costly_bodies
+from semspec.training.report.document import Table
+from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
+from tests.attacks.victim import ATTACKER, MAX_DESCRIPTORS, Victim, victim_of
+
+HEALTH_S, WORST_HEALTH_S, SLOWER, RESIDENT_BYTES, METRICS_BYTES = 0.2, 1.0, 3.0, 300 << 20, 1 << 20
+"""The bars: health in the median and at worst, the neighbour's wait by that in quiet, memory afterwards, /metrics."""
+SECONDS, SETTLE_S, PAUSE_S = 6.0, 3.0, 0.05
+NUM_THREADS = 2
+NUM_ARRIVING, NUM_IDLE = 450, 2 * MAX_DESCRIPTORS
+METHOD_BYTES, DESCRIPTION_BYTES, BODY_BYTES = 15_000, 1_000_000, 1 << 20
+SOCKET_S = 30.0
+Address = tuple[str, int]
+Flood = Callable[[Address, Random, threading.Event], None]
+"""Floods an address until the event is set, in a thread."""
+
+
+@dataclass(slots=True)
+class Held:
+    """How the gateway held."""
+
+    health_s: list[float] = field(default_factory=list)
+    neighbour_s: float = 0.0
+    """Median of the neighbour's waits."""
+    quiet_s: float = 0.0
+    """The same in quiet."""
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    metrics_bytes: int = 0
+
+    @property
+    def row(self) -> list[str]:
+        """Cells of the table."""
+        health = (f"{1e3 * number:.0f}" for number in (median(self.health_s), max(self.health_s)))
+        sizes = (f"{number / 1e6:.1f}" for number in (self.peak_bytes, self.resident_bytes, self.metrics_bytes))
+        return [*health, f"{self.neighbour_s / self.quiet_s:.1f}", *sizes]
+
+    def check(self) -> None:
+        """Raises: Found for the first bar that is not held."""
+        slower = self.neighbour_s / self.quiet_s
+        if self.resident_bytes > RESIDENT_BYTES:
+            raise Found(MEDIUM, f"the gateway keeps {self.resident_bytes >> 20} MB")
+        if self.metrics_bytes > METRICS_BYTES:
+            raise Found(MEDIUM, f"/metrics has {self.metrics_bytes} bytes")
+        if median(self.health_s) > HEALTH_S or max(self.health_s) > WORST_HEALTH_S:
+            waits = f"{median(self.health_s):.2f} s in the median, {max(self.health_s):.2f} s at worst"
+            raise Found(MEDIUM, f"health took {waits}", is_of_load=True)
+        if slower > SLOWER:
+            raise Found(MEDIUM, f"the neighbour waited {slower:.1f} times as long as in quiet", is_of_load=True)
+
+
+def request(path: str, body: bytes, method: str = "POST") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ATTACKER}\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def exchange(connection: socket.socket, sent: bytes) -> None:
+    """Send a request, and read its answer, which is short, or has no length and ends with the connection."""
+    connection.sendall(sent)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        if not (data := connection.recv(1 << 16)):
+            raise ConnectionError
+        received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b": 0")
+    missing = int(length.partition(b":")[2]) - len(body)
+    while missing > 0 and (data := connection.recv(1 << 16)):
+        missing -= len(data)
+
+
+def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[], bytes]) -> None:
+    """One request after another; a closed connection is opened again."""
+    while not is_over.is_set():
+        with suppress(OSError), socket.create_connection(address, SOCKET_S) as connection:
+            while not is_over.is_set():
+                exchange(connection, next_request())
+
+
+def refused_bodies(address: Address, chance: Random, is_over: threading.Event) -> None:
+    """Bodies of a megabyte that are costly to refuse."""
+    refused = [costly for name, costly in costly_bodies().items() if " of " in name or name.startswith("JSON")]
+    bodies = [request(costly.path, costly.body) for costly in refused]
+    _repeat(address, is_over, lambda: chance.choice(bodies))
+
+
+def refused_grammars(address: Address, chance: Random, is_over: threading.Event) -> None:
+    """Schemas with a long description and a type that does not exist, each another."""
+
+    def body() -> bytes:
+        schema = {"description": f"{chance.random()}" + "x" * DESCRIPTION_BYTES, "type": 3}
+        format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return request(CHAT, json.dumps({**SOUND[CHAT], "response_format": format}).encode())
+
+    _repeat(address, is_over, body)
+
+
+def methods(address: Address, chance: Random, is_over: threading.Event) -> None:
+    """Methods that nobody knows, each another."""
+    begin = f"X{chance.random()}".replace(".", "")
+    numbers = count()
+    _repeat(address, is_over, lambda: request("/v1/models", b"", f"{begin}{next(numbers)}".ljust(METHOD_BYTES, "X")))
+
+
+def arriving_bodies(address: Address, _: Random, is_over: threading.Event) -> None:
+    """Bodies of which all but the last byte arrives."""
+    sent = request(CHAT, b" " * BODY_BYTES)[:-1]
+    while not is_over.is_set():
+        connections = list[socket.socket]()
+        for _number in range(NUM_ARRIVING // NUM_THREADS):
+            if is_over.is_set():
+                break
+            with suppress(OSError):
+                connections.append(socket.create_connection(address, SOCKET_S))
+                connections[-1].settimeout(1.0)
+                connections[-1].sendall(sent)
+        is_over.wait(1.0)
+        for connection in connections:
+            connection.close()
+
+
+def connections(address: Address, _: Random, is_over: threading.Event) -> None:
+    """More connections than the gateway has descriptors; one that it closes is opened again."""
+    opened = list[socket.socket]()
+    with suppress(OSError):
+        while len(opened) < NUM_IDLE // NUM_THREADS and not is_over.is_set():
+            opened.append(socket.create_connection(address, SOCKET_S))
+    while not is_over.wait(PAUSE_S):
+        for number, connection in enumerate(opened[:100]):
+            with suppress(OSError):
+                connection.close()
+                opened[number] = socket.create_connection(address, SOCKET_S)
+        opened = opened[100:] + opened[:100]
+    for connection in opened:
+        connection.close()
+
+
+FLOODS: Mapping[str, Flood] = {
+    "refused bodies": refused_bodies,
+    "refused grammars": refused_grammars,
+    "methods": methods,
+    "arriving bodies": arriving_bodies,
+    "connections": connections,
+}
+
+
+async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
+    """Flood the gateway, and tell how it held."""
+    is_over, held = threading.Event(), Held(quiet_s=victim.quiet_s)
+    process = psutil.Process(victim.stack.processes["gateway"].pid)
+    begun = len(victim.waits_s)
+    threads = [
+        threading.Thread(target=FLOODS[kind], args=(victim.address, Random(f"{seed}/{number}"), is_over), daemon=True)
+        for number in range(NUM_THREADS)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        async with httpx.AsyncClient(base_url=victim.stack.base_url, timeout=SOCKET_S, trust_env=False) as http:
+            end = monotonic() + seconds
+            while monotonic() < end:
+                await _ask_health(http, held)
+                with suppress(psutil.NoSuchProcess):
+                    held.peak_bytes = max(held.peak_bytes, process.memory_info().rss)
+    finally:
+        is_over.set()
+        await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+    held.neighbour_s = median(victim.waits_s[begun:] or [monotonic() - end + seconds])
+    await asyncio.sleep(SETTLE_S)
+    with suppress(psutil.NoSuchProcess, httpx.TransportError):
+        held.resident_bytes = process.memory_info().rss
+        held.metrics_bytes = len((await victim.http.get("/metrics")).content)
+    return held
+
+
+async def _ask_health(http: httpx.AsyncClient, held: Held) -> None:
+    """Ask over a new connection, as a load balancer does; one that is not answered counts as the longest wait."""
+    begin = monotonic()
+    try:
+        await http.get("/health", headers={"connection": "close"})
+        held.health_s.append(monotonic() - begin)
+    except httpx.TransportError:
+        held.health_s.append(SOCKET_S)
+    await asyncio.sleep(PAUSE_S)
+
+
+@asynccontextmanager
+async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
+    async def run(case: Case) -> None:
+        (await flooded(victim, case["kind"], case["seed"], case["seconds"])).check()
+
+    def draw(seed: str, number: int) -> list[Case]:
+        kinds = list(FLOODS)
+        return [{"kind": kinds[i % len(kinds)], "seed": f"{seed}/{i}", "seconds": SECONDS} for i in range(number)]
+
+    yield draw, run
+
+
+FAMILY = Family("floods", 2 * len(FLOODS), opened)
+
+
+async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
+    """Rows of the table."""
+    rows = list[list[str]]()
+    for kind in kinds:
+        with tempfile.TemporaryDirectory(prefix="floods-") as folder:
+            async with victim_of(Path(folder)) as victim:
+                held = await flooded(victim, kind, "0", seconds)
+                is_alive = victim.stack.processes["gateway"].is_alive
+                rows.append([kind, "yes" if is_alive else "no", *held.row])
+                print("  ".join(rows[-1]), flush=True)
+                with suppress(Found):
+                    held.check()
+                    continue
+                rows[-1][0] += " (missed)"
+    return rows
+
+
+def main() -> int:
+    """The exit status: 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.floods", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long each kind is repeated")
+    parser.add_argument("--only", default="", help="only kinds in whose name this occurs")
+    options = parser.parse_args()
+    rows = asyncio.run(held_against([kind for kind in FLOODS if options.only in kind], options.seconds))
+    columns = ["flood", "alive", "health ms, median", "worst", "neighbour, times", "peak MB", "after MB", "/metrics MB"]
+    print(Table(columns, rows).as_markdown())
+    return int(any(row[1] == "no" or row[0].endswith("(missed)") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
