@@ -31,6 +31,7 @@ from semspec.bench.run import Plan, is_complete, perform
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import Task
+from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
 from semspec.stack import parent_death
@@ -162,7 +163,8 @@ class Reproduction:
         )
         found = check(wanted, self.reporter)
         tasks = [self._limited(run, task) for run, task in zip(self.config.runs, found.tasks, strict=False)]
-        if len(tasks) == len(self.config.runs):
+        num_stages = 1 + len(missing) + len(self.config.runs)  # with the downloads
+        if len(found.work) + len(tasks) == num_stages:
             self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
         if num_failed := sum(result.level == "fail" for result in found.checks):
             raise InvalidRequest(
@@ -176,6 +178,8 @@ class Reproduction:
             yield services.get(f"SEMSPEC_{role.upper()}_DEVICE", "auto")
         for pipeline in self.pipelines.values():
             yield from (pipeline.draft.device, pipeline.target.device, pipeline.probes.device)
+            if isinstance(pipeline.equivalence, EntailmentConfig):
+                yield pipeline.equivalence.device
 
     def _sampled_as(self, name: str) -> str:
         """The first probes with the same samples; they differ in how they are fitted."""

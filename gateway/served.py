@@ -182,7 +182,7 @@ class Served:
             known = ", ".join(self.verifier.alternatives) or "none"
             yield Lack(
                 f"no probes {probes!r}",
-                f"judges by the probes {probes!r}, which the verifier does not serve beside the main ones, only: "
+                f"judges by the probes {probes!r}, which the verifier does not serve next to the main ones, only: "
                 f"{known}; leave probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)",
             )
 
