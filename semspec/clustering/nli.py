@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from semspec.engine.checkpoint import load_tokenizer, loading
 from semspec.engine.device import device_of
+from semspec.engine.weights import load_weights
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512
@@ -98,9 +99,7 @@ class NliModel:
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         with loading(name, config.revision) as folder:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-            ).to(device)
+            model = load_weights(AutoModelForSequenceClassification, name, folder, getattr(torch, dtype)).to(device)
             tokenizer = load_tokenizer(folder)
         return cls(model, tokenizer, config)
 

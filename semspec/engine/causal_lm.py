@@ -13,6 +13,7 @@ from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.weights import check_names, load_weights
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
 
@@ -72,7 +73,7 @@ class CausalLM:
             dtype = "float32" if device == "cpu" else "bfloat16"
         with loading(name, revision) as folder:
             tokenizer = load_tokenizer(folder)
-            model = _model(folder, device, dtype)
+            model = _model(name, folder, device, dtype)
             info = model_info(name, folder, model.config, tokenizer, max_context_tokens)
         return cls(model, tokenizer, info, engine)
 
@@ -133,25 +134,15 @@ class CausalLM:
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _model(folder: str, device: str, dtype: str) -> PreTrainedModel:
+def _model(name: str, folder: str, device: str, dtype: str) -> PreTrainedModel:
     if device == "meta":
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device(device):
             outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        check_names(name, folder, outline)
         outline.generation_config = generation_config(folder) or outline.generation_config
         return outline
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            trust_remote_code=False,  # None would prompt at the terminal
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ValueError("its weights have other sizes than its config.json says") from error
-    return model.to(device)
+    return load_weights(AutoModelForCausalLM, name, folder, getattr(torch, dtype)).to(device)
 
 
 def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[BufferKV]]]:

@@ -1,0 +1,158 @@
+"""A checkpoint that lacks weights is refused by name, at the start of a service and by `semspec doctor`."""
+
+import json
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from semspec.clustering.nli import NliModel
+from semspec.engine.causal_lm import CausalLM
+from semspec.errors import Mismatch
+from tests.checkpoints import edit_json, model_of, randomise
+from tests.training.test_entailment import on_cpu, save_tiny
+from tests.words import build_tokenizer
+
+WAYS = {"cpu": "the service", "meta": "semspec doctor"}
+"""Devices, by which a service loads weights, and `semspec doctor` looks at them without loading them."""
+
+
+@pytest.fixture(params=WAYS)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["qwen2", "llama"])
+def folder(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint that a test may change; its embeddings are not tied."""
+    return Path(shutil.copytree(checkpoints[request.param], tmp_path / "model"))
+
+
+def refusal(folder: Path, device: str) -> str:
+    """The one line with which the checkpoint is refused."""
+    with pytest.raises(Mismatch) as refused:
+        CausalLM.load(str(folder), None, device, "float32")
+    assert "\n" not in refused.value.message
+    return refused.value.message
+
+
+def without(folder: Path, *parts: str) -> list[str]:
+    """Remove the weights whose names contain one of `parts`; returns their names in alphabetical order."""
+    weights = load_file(folder / "model.safetensors")
+    removed = sorted(name for name in weights if any(part in name for part in parts))
+    kept = {name: weight for name, weight in weights.items() if name not in removed}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return removed
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [("lm_head.weight",), ("model.norm.weight",), ("layers.1.",), ("embed_tokens",), ("layers.2.mlp.up_proj",)],
+    ids=lambda parts: parts[0],
+)
+def test_missing_weights_are_refused_by_name_and_number(folder: Path, device: str, parts: Sequence[str]) -> None:
+    removed = without(folder, *parts)
+    message = refusal(folder, device)
+    assert f"its safetensors lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
+    assert ("more" in message) == (len(removed) > 3) and "; fetch the checkpoint's files again" in message
+
+
+def test_missing_bias_is_refused_by_name(checkpoints: dict[str, Path], tmp_path: Path, device: str) -> None:
+    folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
+    [name] = without(folder, "layers.0.self_attn.q_proj.bias")
+    assert f"lack 1 of its weights: {name}" in refusal(folder, device)
+
+
+def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
+    lost = sorted(folder.glob("model-0000*.safetensors"))[1]
+    with safe_open(lost, "pt") as file:
+        names = sorted(file.keys())
+    lost.unlink()
+    message = refusal(folder, device)
+    assert lost.name in message or names[0] in message
+
+
+@pytest.mark.parametrize(("field", "name"), [("intermediate_size", "mlp.down_proj"), ("vocab_size", "embed_tokens")])
+def test_weights_of_another_size_are_refused_with_both_sizes(folder: Path, device: str, field: str, name: str) -> None:
+    edit_json(folder / "config.json", **{field: 40})
+    message = refusal(folder, device)
+    assert "have other sizes than its config.json says" in message and f"{name}.weight ([" in message
+    assert ", not [" in message and "; fetch the checkpoint's files again, or correct config.json" in message
+
+
+def test_missing_weight_is_refused_beyond_any_size(tmp_path: Path, device: str) -> None:
+    """1.2 GB of weights in a file that takes no room."""
+    save_sparse(tmp_path, "lm_head.weight", num_bytes=1_200_000_000)
+    assert "lack 1 of its weights: lm_head.weight" in refusal(tmp_path, device)
+
+
+def save_sparse(folder: Path, missing: str, num_bytes: int) -> None:
+    """Save a Llama of zeros without the weight `missing`, most of whose `num_bytes` are in its MLP."""
+    hidden, vocabulary = 64, build_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden,
+        intermediate_size=num_bytes // (12 * hidden),
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        eos_token_id=1,
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    vocabulary.save_pretrained(folder)
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config).state_dict()
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, weight in weights.items():
+        if name != missing:
+            start, end = end, end + 4 * weight.numel()
+            header[name] = {"dtype": "F32", "shape": list(weight.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_tied_weight_that_is_stored_once_is_not_missing(
+    tmp_path: Path, device: str, architecture: str, stored: str
+) -> None:
+    model = randomise(model_of(architecture, tie_word_embeddings=True, bos_token_id=None))
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[stored] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    lm = CausalLM.load(str(tmp_path), None, device, "float32")
+    if device == "cpu":
+        assert torch.equal(lm.model.lm_head.weight, model.lm_head.weight)
+
+
+def test_weights_that_the_model_does_not_use_are_named_in_one_line(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # in old checkpoints
+    weights |= {f"model.layers.{index}.adapter.weight": torch.ones(4) for index in range(5)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    CausalLM.load(str(folder), None, "cpu", "float32")
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "does not use 5 of its weights: model.layers.0.adapter.weight, " in line and line.endswith("and 2 more")
+
+
+def test_nli_model_that_lacks_its_classifier_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    [*removed] = without(tmp_path, "classifier")
+    with pytest.raises(Mismatch, match=f"lack {len(removed)} of its weights: {removed[0]}"):
+        NliModel.load(on_cpu(str(tmp_path)))
