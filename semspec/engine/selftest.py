@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from semspec.engine.protocol import Engine
-from semspec.errors import Mismatch, Overloaded
+from semspec.errors import Mismatch, Overloaded, SemspecError
 from semspec.types import SURPRISAL_FEATURES, Context, GenerationParams, SamplingParams, SegmentScore, States
 
 if TYPE_CHECKING:
+    from semspec.engine.causal_lm import CausalLM
     from semspec.engine.settings import ModelSettings
 
 STATED = {True: 1e-5, False: 1e-2}
 """Relative error of states in fp32, and in less; the start fails beyond ten times as much, and where a segment's mean
 log-probability differs by a hundred times as much."""
 REFERENCE_BYTES = 1 << 30
-"""Weights up to which a checkpoint is loaded a second time, in fp32 on the CPU, for plain transformers."""
+"""Weights up to which plain transformers runs another copy of the checkpoint, in fp32 on the CPU."""
 PROMPT = "Tom has 25 pens. He sells 6 and buys 3. How many pens does Tom have now?"
 MEAN_LOGPROB, ARGMAX_SHARE = map(SURPRISAL_FEATURES.index, ("mean_log_probability", "argmax_share"))
 PARAMS = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=32, max_segment_tokens=16, want_states=True)
@@ -27,9 +28,21 @@ PARAMS = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=32, ma
 async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     """Write 32 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
     on a CPU 512 tokens of it. Returns a line of result, nothing of a datastore or a server that writes.
-    Raises: Mismatch with the first that does not agree."""
+    Raises: Mismatch with the first that does not agree, or with the reason why the model does not run."""
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
+    try:
+        return await _compare(engine, settings)
+    except SemspecError:
+        raise
+    except Exception as error:  # of the model's code, which may need what no engine of ours gives it
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        remedy = "give another checkpoint, or set another engine"
+        raise Mismatch(f"self-test: the model does not run: {reason}; {remedy}") from error
+
+
+async def _compare(engine: Engine, settings: "ModelSettings") -> str:
+    """The line of result. Raises: Mismatch with the first difference; what the engine raises."""
     from semspec.engine.device import device_of  # imports torch, once the model is loaded
 
     began, is_cpu = time.perf_counter(), device_of(settings.device, "the model") == "cpu"
@@ -46,10 +59,13 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
         remedy = "lower max_context_tokens, or free memory"
         raise Mismatch(f"self-test: a context of {num_tokens} tokens cannot be read: {error}; {remedy}") from error
     prefix = [token for piece in before.pieces for token in piece.token_ids]
-    plain = await asyncio.to_thread(_plain_score, settings, prefix, list(last.token_ids))
-    scores, compared = {"by one call": together[-1], "by two calls": alone}, f"not with plain transformers: {plain}"
-    if isinstance(plain, SegmentScore):
-        scores, compared = scores | {"by plain transformers": plain}, "with plain transformers too"
+    scores = {"by one call": together[-1], "by two calls": alone}
+    try:
+        lm, compared = await asyncio.to_thread(_reference, engine, settings)
+    except Mismatch as error:
+        compared = f"not with plain transformers: {error.message}"
+    else:
+        scores["by plain transformers"] = await asyncio.to_thread(_plain_score, lm, prefix, list(last.token_ids))
     is_exact = settings.dtype == "float32" or (settings.dtype == "auto" and is_cpu)
     stated, worst, faults = STATED[is_exact], 0.0, dict[str, bool]()
     for how, score in scores.items():
@@ -71,29 +87,38 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     return f"self-test in {time.perf_counter() - began:.1f} s: {words}"
 
 
-def _plain_score(settings: "ModelSettings", prefix: list[int], segment: list[int]) -> SegmentScore | str:
-    """What one forward pass of transformers, in fp32 on the CPU, says of `segment`, token ids after `prefix`; or why
-    none is made."""
+def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", str]:
+    """The model that plain transformers runs to compare with, and words for the result.
+
+    Of a small checkpoint it is another copy, in fp32 on the CPU, else the copy that the engine holds.
+
+    Raises: Mismatch with the reason when there is none.
+    """
+    from semspec.engine.causal_lm import CausalLM
+    from semspec.engine.hub import look_up, size_of
+
+    found, options = look_up(settings.model, settings.revision), settings.vllm_options
+    config = (found.folder / "config.json").read_text()
+    if options.quantization or options.kv_cache_dtype or "quantization_config" in config:
+        raise Mismatch("quantised")
+    if found.weight_bytes <= REFERENCE_BYTES:
+        lm = CausalLM.load(settings.model, settings.revision, "cpu", "float32", engine="transformers")
+        return lm, "with plain transformers too"
+    if isinstance(held := getattr(engine, "lm", None), CausalLM):
+        return held, "with plain transformers over the same weights too"
+    raise Mismatch(f"weights of {size_of(found.weight_bytes)} in vLLM's processes")
+
+
+def _plain_score(lm: "CausalLM", prefix: list[int], segment: list[int]) -> SegmentScore:
+    """The score of `segment`, token ids after `prefix`, from one forward pass of transformers without a cache."""
     import torch
     from transformers import DynamicCache
 
-    from semspec.engine.causal_lm import CausalLM
-    from semspec.engine.hub import look_up, size_of
     from semspec.engine.logits import segment_scores, token_statistics
 
-    found, options = look_up(settings.model, settings.revision), settings.vllm_options
-    if found.weight_bytes > REFERENCE_BYTES:
-        return f"weights of {size_of(found.weight_bytes)}"
-    config = (found.folder / "config.json").read_text()
-    if options.quantization or options.kv_cache_dtype or "quantization_config" in config:
-        return "quantised"
-    try:
-        lm = CausalLM.load(settings.model, settings.revision, "cpu", "float32", engine="transformers")
-    except Mismatch as error:  # of an architecture that vLLM alone runs
-        return error.message
-    ids, num_tokens = torch.tensor([[*prefix, *segment]]), len(segment)
+    ids, num_tokens = torch.tensor([[*prefix, *segment]], device=lm.device), len(segment)
     forward = lm.forward_batch(ids, DynamicCache(), num_tokens + 1, want_states=True)
-    pooled = forward.states[:, 0, -num_tokens:].mean(1).numpy()
+    pooled = forward.states[:, 0, -num_tokens:].float().mean(1).cpu().numpy()
     states = States(pooled.tobytes(), pooled.shape, lm.info.fingerprint)
     [score] = segment_scores([token_statistics(forward.logits[0, :-1], ids[0, -num_tokens:])], [states])
     return score

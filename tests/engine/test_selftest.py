@@ -28,7 +28,7 @@ async def test_sound_engine_passes_in_a_line(
 ) -> None:
     assert "with plain transformers too; 512 tokens read" in await self_test(engine, model)
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
-    assert "not with plain transformers: weights of" in await self_test(uncached, model)
+    assert "with plain transformers over the same weights too; 512" in await self_test(uncached, model)
 
 
 async def test_window_is_read_to_its_last_token(load: Load, checkpoint: Path, model: ModelSettings) -> None:
@@ -63,6 +63,18 @@ async def test_changed_weights_end_the_start(
     [weight] = [value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")]
     weight.data *= 1.5
     with pytest.raises(Mismatch, match=f"self-test: {fault}"):
+        await self_test(engine, model)
+
+
+async def test_decoder_that_differs_from_transformers_ends_the_start_at_any_size(
+    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It agrees with itself: written, scored at once and scored alone."""
+    monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
+    assert engine.lm.decoder
+    engine.lm.decoder._eps = 0.1
+    engine.lm.decoder._cpu_eps = torch.full((1, 1), 0.1)
+    with pytest.raises(Mismatch, match="self-test: states scored by plain transformers are not those written"):
         await self_test(engine, model)
 
 
