@@ -1,7 +1,6 @@
 """Hardware, software and models of a run."""
 
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -13,8 +12,10 @@ from typing import Any
 
 import psutil
 import torch
+from transformers import AutoConfig
 
 import semspec
+from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
@@ -64,7 +65,7 @@ def _window(model: Path) -> int:
     path = model / "config.json"
     if not path.is_file():
         raise InvalidRequest(f"{path} is not there; give a folder with draft/, target/ and probes/ as --pair", "pair")
-    return int(json.loads(path.read_text()).get("max_position_embeddings") or 1 << 20)
+    return context_window(AutoConfig.from_pretrained(model, trust_remote_code=False))
 
 
 def code_digest() -> str:

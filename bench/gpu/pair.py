@@ -15,6 +15,7 @@ from semspec.bench.record import RECORDS, Record, read_records, write_answers
 from semspec.bench.run import Plan, perform
 from semspec.bench.tasks import load_task
 from semspec.commands.plan import layouts, read_model, settings
+from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up, size_of
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
@@ -72,7 +73,7 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from ((f"SEMSPEC_{role}_ENGINE", "vllm"), (f"SEMSPEC_{role}_KV_BYTES", str(CPU_KV_BYTES)))
         return
     draft, target = (read_model(str(folder / role)) for role in ROLES)
-    context = min(CONTEXT, *(model.config.max_position_embeddings for model in (draft, target)))
+    context = min(CONTEXT, *(context_window(model.config) for model in (draft, target)))
     fitting = (one for one in layouts(draft, target, gpus, context, SESSIONS) if one.num_tokens >= SESSIONS * context)
     if (layout := next(fitting, None)) is None:
         raise Mismatch(f"the pair does not fit on {len(gpus)} x {gpus[0] >> 30} GiB: `semspec plan` says what does")

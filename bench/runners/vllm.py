@@ -20,6 +20,7 @@ from transformers import AutoConfig
 
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.vllm.options import token_bytes
 from semspec.stack.child import Child, StackError
@@ -60,7 +61,7 @@ class Site:
     def command(self, configuration: Configuration, port: int) -> list[str]:
         """The server's command line."""
         target, networks = self.pair / "target", [self.pair / "target"]
-        num_tokens = _config(target).max_position_embeddings
+        num_tokens = context_window(_config(target))
         options = ["--served-model-name", MODEL, "--tokenizer", str(self.tokenizer)]
         options += ["--host", "127.0.0.1", "--port", str(port)]
         options += ["--generation-config", "vllm", "--max-model-len", str(num_tokens)]

@@ -10,6 +10,7 @@ from itertools import product
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up
 from semspec.engine.settings import VllmOptions
 from semspec.engine.vllm.options import token_bytes
@@ -97,8 +98,8 @@ def read_model(name: str) -> Model:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text)
         tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
-        _ = text.intermediate_size, text.max_position_embeddings  # which the sums need
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        _ = text.intermediate_size, context_window(text)  # which the sums need
+    except Exception as error:  # of transformers, which may also lack a package
         reason = " ".join(str(error).split())[:200]
         raise Mismatch(f"cannot plan for {name}: {reason}; give a language model of Qwen2's or Llama's kind") from error
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -153,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
     draft, target = read_model(arguments.draft_model), read_model(arguments.target_model)
     context, sessions = arguments.context, arguments.sessions
     for model in (draft, target):
-        if context > (window := model.config.max_position_embeddings):
+        if context > (window := context_window(model.config)):
             raise InvalidRequest(f"--context: the window of {model.name} has {window} tokens", "context")
         weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
         print(f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token")

@@ -6,8 +6,17 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from semspec.engine.architecture import check_architecture
 from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
@@ -72,10 +81,12 @@ class CausalLM:
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         with loading(name, revision) as folder:
+            config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            check_architecture(name, config)
             tokenizer = load_tokenizer(folder)
-            model = _model(name, folder, device, dtype)
-            info = model_info(name, folder, model.config, tokenizer, max_context_tokens)
-        return cls(model, tokenizer, info, engine)
+            model = _model(name, folder, config, device, dtype)
+            info = model_info(name, folder, config, tokenizer, max_context_tokens)
+            return cls(model, tokenizer, info, engine)
 
     @property
     def device(self) -> torch.device:
@@ -134,9 +145,8 @@ class CausalLM:
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _model(name: str, folder: str, device: str, dtype: str) -> PreTrainedModel:
+def _model(name: str, folder: str, config: PretrainedConfig, device: str, dtype: str) -> PreTrainedModel:
     if device == "meta":
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device(device):
             outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         check_names(name, folder, outline)
@@ -175,8 +185,16 @@ class StateHooks:
 
 
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The blocks of the language model, whichever other towers `model` has. Raises: Mismatch when there are none."""
     num_layers = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise Mismatch(f"{type(model).__name__} has no list of {num_layers} blocks; it cannot stream its hidden states")
+    lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
+    candidates = [modules for modules in lists if len(modules) == num_layers]
+    if not candidates:
+        kind = type(model).__name__
+        raise Mismatch(f"{kind} has no list of {num_layers} blocks whose hidden states can be read; give another model")
+    return next(filter(_are_layers, candidates), candidates[0])
+
+
+def _are_layers(modules: nn.ModuleList) -> bool:
+    """Whether `modules` are what transformers derives layers from; few old models have others."""
+    return all(isinstance(module, GradientCheckpointingLayer) for module in modules)

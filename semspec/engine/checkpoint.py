@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateSyntaxError
 from safetensors import SafetensorError
@@ -25,9 +26,10 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from semspec import __version__
+from semspec.engine.architecture import context_window
 from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
-from semspec.errors import Mismatch
+from semspec.errors import Mismatch, SemspecError
 from semspec.files import file_digest, file_state
 from semspec.observability import adopt
 from semspec.types import FINGERPRINT, ModelInfo
@@ -48,19 +50,37 @@ NUM_THREADS = 4
 
 @contextmanager
 def loading(name: str, revision: str | None) -> Iterator[str]:
-    """The folder of the checkpoint `name`, which is downloaded if it is on the hub. Raises: Mismatch in one line
-    instead of what loading it raises."""
+    """Yield the folder of the checkpoint `name`, after a download if it is on the hub.
+
+    Raises: Mismatch in one line instead of any error of the block.
+    """
     adopt("transformers")
     disable_progress_bar()  # it is no line of a log
     folder = fetch(name, revision)
     try:
         yield folder
-    except MALFORMED as error:
-        reason = " ".join(str(error).split())[:300]
-        raise Mismatch(
-            f"cannot load model {name!r}: {reason}; give a folder, a hub id or a revision with safetensors weights and "
-            "a tokenizer.json (weights in pytorch_model.bin are pickles and not loaded)"
-        ) from error
+    except SemspecError:
+        raise
+    except Exception as error:
+        raise Mismatch(f"cannot load model {name!r}: {_reason(error)}; {_remedy_for(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _remedy_for(error: Exception) -> str:
+    match error:
+        case ImportError():
+            return "install what is missing, or give a checkpoint that needs no more packages"
+        case MemoryError() | torch.OutOfMemoryError():
+            return "free memory, or give a smaller model"
+        case _ if isinstance(error, MALFORMED):
+            return (
+                "give a folder, a hub id or a revision with safetensors weights and a tokenizer.json (weights in "
+                "pytorch_model.bin are pickles and not loaded)"
+            )
+    return "give another checkpoint, or set another engine"
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -103,8 +123,7 @@ def model_info(
     name: str, folder: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, max_context_tokens: int | None
 ) -> ModelInfo:
     """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window."""
-    text_config = config.get_text_config()
-    window = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
+    text_config, window = config.get_text_config(), context_window(config)
     return ModelInfo(
         model=Path(name).name if Path(name).exists() else name,
         fingerprint=model_fingerprint(folder),
@@ -127,9 +146,7 @@ def generation_config(folder: str) -> GenerationConfig | None:
     except OSError:
         return None
     except MALFORMED as error:
-        raise Mismatch(
-            f"cannot read generation_config.json of {folder!r}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise Mismatch(f"cannot read generation_config.json of {folder!r}: {_reason(error)}") from error
     return config
 
 

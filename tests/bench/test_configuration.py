@@ -101,7 +101,8 @@ def test_budget_is_the_published_one_of_qwq_and_a_lower_one_is_said(
 ) -> None:
     for role, tokens in (("draft", 131_072), ("target", window)):
         (tmp_path / role).mkdir()
-        (tmp_path / role / "config.json").write_text(json.dumps({"max_position_embeddings": tokens}))
+        config = {"model_type": "qwen2", "max_position_embeddings": tokens}
+        (tmp_path / role / "config.json").write_text(json.dumps(config))
     lines: list[str] = []
     assert answer_tokens(tmp_path, 32_768, lines.append) == found
     assert [("26,215 tokens, not 32,768" in line, "target" in line) for line in lines] == [(True, True)] * said

@@ -1,0 +1,89 @@
+"""Architectures of language models: which ones run without vLLM, and how many tokens their contexts may have."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from semspec.errors import Mismatch
+
+UNBOUNDED = 1 << 20
+"""Window of a model whose configuration names none, in tokens."""
+
+CROPPED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+"""Caches of layers that keep keys and values alone, from which the last tokens can be removed."""
+
+SWITCHING = frozenset({"dynamic", "longrope"})
+"""Rotary embeddings that rotate all tokens otherwise once a context is longer than the trained window: keys and values
+from before could not be kept, and a text would be scored with other probabilities than it was written with."""
+
+logger = logging.getLogger(__name__)
+
+
+def check_architecture(name: str, config: PretrainedConfig) -> None:
+    """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with what can."""
+    if refusal := _refusal(config):
+        raise Mismatch(f"cannot load model {name!r}: {refusal}")
+
+
+def _refusal(config: PretrainedConfig) -> str | None:
+    kind = (config.architectures or [type(config).__name__])[0]
+    if method := _quantization(config):
+        reason = f"its weights are quantised ({method}), which the engines transformers and fast do not run"
+        return f"{reason}; set the engine to vllm on a GPU, or give the unquantised checkpoint"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"transformers has no causal language model for {kind}; give a checkpoint of a language model alone"
+    if _keeps_other_state(config):
+        reason = f"{kind} keeps a state that cannot be rolled back to an earlier token, such as a recurrent one"
+        return f"{reason}; give a model whose layers are all attention with keys and values"
+    return None
+
+
+def _quantization(config: PretrainedConfig) -> str | None:
+    """The method by which the weights are quantised; None if they are not."""
+    for part in (config, config.get_text_config()):
+        if stated := getattr(part, "quantization_config", None):
+            fields = stated if isinstance(stated, Mapping) else stated.to_dict()
+            return str(fields.get("quant_method") or "by an unknown method")
+    return None
+
+
+def _keeps_other_state(config: PretrainedConfig) -> bool:
+    """Whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
+    model: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model._is_stateful or any(type(layer) not in CROPPED_LAYERS for layer in DynamicCache(config=config).layers)
+
+
+def context_window(config: PretrainedConfig) -> int:
+    """The longest context of a model, in tokens.
+
+    - `max_position_embeddings` is the window of most models, also of those with the rotary embedding llama3.
+    - yarn and linear stretch the trained window by their factor. Models with several rotary embeddings, such as
+      Gemma 3, name the stretched window in `max_position_embeddings`, unless yarn names the trained one.
+    - dynamic and longrope end at the trained window, see `SWITCHING`.
+    """
+    stated = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or UNBOUNDED)
+    rotaries = rotary_embeddings(config)
+    window = min((_rotary_window(rotary, stated, len(rotaries) == 1) for rotary in rotaries), default=stated)
+    if kinds := sorted({rotary["rope_type"] for rotary in rotaries} & SWITCHING):
+        reason = f"the rotary embedding {kinds[0]} changes earlier keys in longer contexts"
+        logger.warning("contexts end after %d tokens, the trained window: %s", window, reason)
+    return window
+
+
+def rotary_embeddings(config: PretrainedConfig) -> list[Mapping[str, Any]]:
+    """The parameters of each kind of rotary embedding in a model, whose layers may have several kinds."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    by_layer_type = [part for part in parameters.values() if isinstance(part, Mapping)]
+    return by_layer_type or ([parameters] if parameters else [])
+
+
+def _rotary_window(rotary: Mapping[str, Any], stated: int, is_only: bool) -> int:
+    """The window of a rotary embedding, in tokens; `stated`: `max_position_embeddings`."""
+    trained, factor = rotary.get("original_max_position_embeddings"), float(rotary.get("factor") or 1)
+    kind = rotary["rope_type"]
+    if kind == "yarn" or (kind == "linear" and is_only):
+        return int((trained or stated) * factor)
+    return min(int(trained or stated), stated) if kind == "longrope" else stated
