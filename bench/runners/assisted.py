@@ -16,7 +16,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.engine.checkpoint import load_tokenizer, tokenizer_fingerprint
+from semspec.engine.architecture import context_window
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, tokenizer_fingerprint
+from semspec.engine.weights import load_weights
+from semspec.errors import Mismatch
 from semspec.types import Message
 
 NUM_LOOKUP_TOKENS = 10
@@ -39,17 +42,15 @@ class _Model:
         device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
         try:
             tokenizer = load_tokenizer(str(folder))
-            network = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, use_safetensors=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
+            network = load_weights(AutoModelForCausalLM, str(folder), str(folder), dtype)
+            ends = sorted(eos_ids(str(folder), tokenizer, network.get_input_embeddings().num_embeddings))
+        except (OSError, ValueError, Mismatch) as error:
             raise RunnerError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
-        eos_ids = _eos_ids(network, tokenizer)
-        pad_id = eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        pad_id = ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # Replaces the checkpoint's own, whose sampling settings would apply where a request sets none.
-        network.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=pad_id)
+        network.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=pad_id)
         network = network.to(device).eval().requires_grad_(False)
-        return cls(network, tokenizer, tokenizer_fingerprint(tokenizer), eos_ids)
+        return cls(network, tokenizer, tokenizer_fingerprint(tokenizer), tuple(ends))
 
     @property
     def vocab_size(self) -> int:
@@ -57,7 +58,7 @@ class _Model:
 
     @property
     def num_window_tokens(self) -> int:
-        return int(getattr(self.network.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
+        return context_window(self.network.config)
 
     def pad_to(self, vocab_size: int) -> None:
         """Resize the vocabulary to `vocab_size`; rows past the tokenizer's vocabulary are padding of arbitrary size."""
@@ -203,16 +204,6 @@ def _given_up(event: Event) -> Any:
         return torch.full((ids.shape[0],), event.is_set(), device=ids.device)
 
     return criterion
-
-
-def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """End-of-sequence ids from the checkpoint's generation_config, else from its tokenizer. Raises: RunnerError."""
-    configured = network.generation_config.eos_token_id
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        raise RunnerError("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
-    return tuple(configured) if isinstance(configured, list) else (configured,)
 
 
 def _one_line(error: Exception) -> str:

@@ -6,25 +6,17 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    DynamicCache,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semspec.engine.architecture import check_architecture
-from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.weights import check_names, load_weights
 from semspec.errors import Mismatch
-from semspec.types import ModelInfo
 
 EngineName = Literal["auto", "transformers", "fast"]
 """Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it can run it."""
@@ -46,14 +38,11 @@ class Forward:
 class CausalLM:
     """Weights and tokenizer of a model, and information about both. Not thread-safe."""
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, info: ModelInfo, engine: EngineName = "auto"
-    ) -> None:
-        """Raises: Mismatch when `engine` is "fast" and cannot run the model."""
+    def __init__(self, model: PreTrainedModel, tokenizer: ModelTokenizer, engine: EngineName = "auto") -> None:
+        """Raises: Mismatch when `engine` is "fast" and cannot run the model, or no engine can read its states."""
         self.model = model.eval().requires_grad_(False)
-        self.info = info
-        num_embeddings = int(model.get_input_embeddings().num_embeddings)
-        self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
+        self.tokenizer = tokenizer
+        self.info = info = tokenizer.info
         self._hooks = StateHooks(model)
         reason = "transformers was chosen" if engine == "transformers" else unsupported_reason(model)
         if reason and engine == "fast":
@@ -83,10 +72,12 @@ class CausalLM:
         with loading(name, revision) as folder:
             config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             check_architecture(name, config)
-            tokenizer = load_tokenizer(folder)
+            raw = load_tokenizer(folder)
             model = _model(name, folder, config, device, dtype)
-            info = model_info(name, folder, config, tokenizer, max_context_tokens)
-            return cls(model, tokenizer, info, engine)
+            num_embeddings = int(model.get_input_embeddings().num_embeddings)
+            info = model_info(name, folder, config, raw, max_context_tokens)
+            tokenizer = ModelTokenizer(raw, info, eos_ids(folder, raw, num_embeddings), num_embeddings)
+            return cls(model, tokenizer, engine)
 
     @property
     def device(self) -> torch.device:
@@ -150,7 +141,6 @@ def _model(name: str, folder: str, config: PretrainedConfig, device: str, dtype:
         with torch.device(device):
             outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         check_names(name, folder, outline)
-        outline.generation_config = generation_config(folder) or outline.generation_config
         return outline
     return load_weights(AutoModelForCausalLM, name, folder, getattr(torch, dtype)).to(device)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -27,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from semspec import __version__
 from semspec.engine.architecture import context_window
-from semspec.engine.conversation import supports_choices, template_variables, tools_flaw
+from semspec.engine.conversation import ids_after_turn, supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch, SemspecError
 from semspec.files import file_digest, file_state
@@ -150,19 +151,41 @@ def generation_config(folder: str) -> GenerationConfig | None:
     return config
 
 
-def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The end-of-sequence tokens. Raises: Mismatch when neither configuration nor tokenizer has one, or it is no id."""
-    configured = getattr(generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
+def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int) -> frozenset[int]:
+    """The tokens that end a sequence: those that generation_config.json, config.json or the tokenizer names.
+
+    Any of these files may be the only one that names the end of a turn. If the chat template ends an assistant's turn
+    with none of these tokens, the special token that follows the turn is an end as well. Ids without one of the
+    `num_embeddings` are left out: the model cannot write them.
+
+    Raises: Mismatch when there is none, or a file names something else than ids.
+    """
+    config, _ = PretrainedConfig.get_config_dict(folder)
+    text_config = config.get("text_config")
+    parts = [config, text_config] if isinstance(text_config, dict) else [config]
+    stated = [
+        *_named_ids(getattr(generation_config(folder), "eos_token_id", None), "generation_config.json"),
+        *(id for part in parts for id in _named_ids(part.get("eos_token_id"), "config.json")),
+        *_named_ids(tokenizer.eos_token_id, "tokenizer_config.json"),
+    ]
+    after_turn = ids_after_turn(tokenizer)
+    if not {*stated} & {*after_turn}:
+        special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        stated += [id for id in after_turn if id in special - {tokenizer.unk_token_id}][:1]
+    ends = frozenset(id for id in stated if id < num_embeddings)
+    if not ends:
         raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
-    ids = configured if isinstance(configured, list) else [configured]
-    if not ids or any(type(one) is not int or one < 0 for one in ids):
-        raise Mismatch(
-            f"eos_token_id in generation_config.json is {configured!r}; name a token's id, or a list of them"
-        )
-    return frozenset(ids)
+    return ends
+
+
+def _named_ids(eos_token_id: Any, file: str) -> list[int]:
+    """The ids that `file` gives as `eos_token_id`. Raises: Mismatch when it gives anything else."""
+    if eos_token_id is None:
+        return []
+    ids: list[int] = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    if not ids or any(type(id) is not int or id < 0 for id in ids):
+        raise Mismatch(f"eos_token_id in {file} is {eos_token_id!r}; name a token's id, or a list of them")
+    return ids
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -182,6 +182,18 @@ THINK = "<think>"
 REMEDY = "choose another strategy, or a target that can be asked"
 
 
+def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens that the chat template writes after an assistant's turn; empty if no template renders one."""
+    turns = [{"role": "user", "content": "A task."}, {"role": "assistant", "content": EARLIER_TURN}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # templates may raise any error, and there may be none
+        return []
+    _, separator, suffix = rendered.rpartition(EARLIER_TURN)
+    token_ids: list[int] = tokenizer.encode(suffix if separator else "", add_special_tokens=False)
+    return token_ids
+
+
 def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
     """Tokens that end the assistant's turn, add a user turn with `question`, and begin the answer with `prefill`.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from semspec.engine.conversation import EARLIER_TURN, render, turn_after
+from semspec.engine.conversation import ids_after_turn, render, turn_after
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import (
     Context,
@@ -72,13 +72,7 @@ class ModelTokenizer:
 
         A model may have several: QwQ has `<|endoftext|>` and `<|im_end|>`, and only the second ends a turn.
         """
-        turns = [{"role": "user", "content": "A task."}, {"role": "assistant", "content": EARLIER_TURN}]
-        try:
-            rendered = str(self.raw.apply_chat_template(turns, tokenize=False))
-        except Exception:  # templates may raise any error, and there may be none
-            return min(self.eos_ids)
-        suffix = self.ids_of(rendered.rpartition(EARLIER_TURN)[2])
-        return next((token for token in suffix if token in self.eos_ids), min(self.eos_ids))
+        return next((token for token in ids_after_turn(self.raw) if token in self.eos_ids), min(self.eos_ids))
 
     def encode(self, prompt: Prompt) -> Piece:
         """Tokenize a prompt, at most as long as the window may hold. See `semspec.decoding.protocols.Target.encode`."""

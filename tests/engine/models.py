@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from semspec.engine.causal_lm import CausalLM, EngineName
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import ModelInfo
 from tests.checkpoints import model_of, randomise
 from tests.words import build_tokenizer
@@ -37,7 +38,8 @@ def lm_of(model: PreTrainedModel, engine: EngineName) -> CausalLM:
     config = model.config
     shape = (config.num_hidden_layers, config.hidden_size)
     info = ModelInfo("tiny", "fingerprint", "tokenizer", *shape, WINDOW, "build")
-    return CausalLM(copy.deepcopy(model), TOKENIZER, info, engine)
+    tokenizer = ModelTokenizer(TOKENIZER, info, frozenset({1}), model.get_input_embeddings().num_embeddings)
+    return CausalLM(copy.deepcopy(model), tokenizer, engine)
 
 
 def random_ids(num_tokens: int, seed: int = 0) -> list[int]:

@@ -3,16 +3,23 @@
 import json
 import os
 import shutil
+from contextlib import aclosing
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semspec.engine import checkpoint
+from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
+from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.vllm import options
 from semspec.errors import Mismatch
-from semspec.types import FINGERPRINT, Writer
+from semspec.types import FINGERPRINT, Context, GenerationParams, Penalties, SamplingParams, SegmentEnd, Writer
+from tests.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
+from tests.engine.support import CHATML
 
 
 @pytest.fixture
@@ -87,6 +94,7 @@ NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
         ("config.json", {"intermediate_size": 8}, "cannot load model"),
         ("generation_config.json", '["x"]', "cannot load model"),
         *(("generation_config.json", {"eos_token_id": eos}, "generation_config.json") for eos in NO_TOKEN_IDS),
+        ("config.json", {"eos_token_id": -1}, "eos_token_id in config.json is -1; name a token's id"),
         ("chat_template.jinja", "{% for m in messages %}{{ m.content }}", "chat template of .* malformed in line 1"),
     ],
 )
@@ -97,6 +105,120 @@ def test_malformed_file_is_refused_in_one_line(folder: Path, file: str, content:
     with pytest.raises(Mismatch, match=f"(?s){complaint}") as refusal:
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
     assert "\n" not in refusal.value.message
+
+
+DOCUMENT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
+HARMONY = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|channel|>final{{ m.content }}"
+    "{{ '<|im_end|>' if not loop.last else '<|endoftext|>' }}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+"""Ends the last turn with one token, and each message before it with another, which also ends the reasoning."""
+
+
+@pytest.fixture
+def spelling(tmp_path: Path) -> Path:
+    """A checkpoint of two special tokens, of which no file names one as an end, and without a chat template."""
+    folder = save_spelling_checkpoint(tmp_path / "spelling")
+    (folder / "generation_config.json").unlink()
+    (folder / "chat_template.jinja").unlink()
+    edit_json(folder / "config.json", eos_token_id=None)
+    edit_json(folder / "tokenizer_config.json", eos_token=None)
+    return folder
+
+
+def name_end(folder: Path, file: str, *tokens: str) -> None:
+    """Name `tokens` as the ends of a sequence in `file`."""
+    ids = spelling_tokenizer().convert_tokens_to_ids(list(tokens))
+    path, field = folder / file, "eos_token" if file == "tokenizer_config.json" else "eos_token_id"
+    if not path.exists():
+        path.write_text("{}")
+    edit_json(path, **{field: tokens[0] if field == "eos_token" else ids if len(ids) > 1 else ids[0]})
+
+
+def ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The tokens that end a sequence, which must be the same for both engines, and for `semspec doctor`."""
+    monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
+    settings = ModelSettings(model=str(folder), device="cpu")
+    tokenizers = [CausalLM.load(str(folder), None, device, "float32").tokenizer for device in ("cpu", "meta")]
+    tokenizers.append(options.load_model(settings, Writer.TARGET)[1])
+    [ids] = {tokenizer.eos_ids for tokenizer in tokenizers}
+    return set(tokenizers[0].raw.convert_ids_to_tokens(sorted(ids)))
+
+
+FILES = ("generation_config.json", "config.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(("first", "second"), [*permutations(FILES, 2)])
+def test_ends_of_a_sequence_are_those_of_all_files(
+    spelling: Path, first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_end(spelling, first, DOCUMENT_END)
+    assert ends(spelling, monkeypatch) == {DOCUMENT_END}
+    name_end(spelling, second, TURN_END)
+    assert ends(spelling, monkeypatch) == {DOCUMENT_END, TURN_END}
+
+
+def test_end_of_a_multimodal_model_may_be_that_of_its_text_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [3, 4]}}))
+    assert checkpoint.eos_ids(str(tmp_path), spelling_tokenizer(), 300) == {3, 4, 261}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, {DOCUMENT_END, TURN_END}),
+        (HARMONY, {DOCUMENT_END}),
+        ("{% for m in messages %}{{ m.content }}<think>{% endfor %}", {DOCUMENT_END}),  # it is not special
+        ("{% for m in messages %}{{ m.content }}\n\n{% endfor %}", {DOCUMENT_END}),
+        ("{{ raise_exception('one turn at a time') }}", {DOCUMENT_END}),
+    ],
+)
+def test_special_token_that_ends_a_turn_ends_a_sequence_if_no_other_does(
+    spelling: Path, template: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_end(spelling, "generation_config.json", DOCUMENT_END)
+    (spelling / "chat_template.jinja").write_text(template)
+    assert ends(spelling, monkeypatch) == expected
+
+
+def test_end_of_a_turn_that_the_tokenizer_does_not_know_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """It is read as unknown tokens, which are special, too."""
+    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
+
+
+async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) -> None:
+    """generation_config.json names the end of a document alone, the tokenizer that of a turn."""
+    name_end(spelling, "generation_config.json", DOCUMENT_END)
+    name_end(spelling, "tokenizer_config.json", TURN_END)
+    engine = TransformersEngine.load(str(spelling), writer=Writer.TARGET, device="cpu")
+    async with aclosing(engine):
+        [end] = engine.tokenizer.ids_of(TURN_END)
+        context = Context((await engine.encode("How many?"),))
+        bias = Penalties(logit_bias=((end, 100.0),))
+        params = GenerationParams(SamplingParams(), max_tokens=200, max_segments=0, penalties=bias)
+        *_, last = [one.segment async for one in engine.generate(context, params)]
+    assert last.end is SegmentEnd.EOS and last.token_ids[-1] == end
+
+
+def test_end_without_an_embedding_is_left_out(spelling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name_end(spelling, "tokenizer_config.json", DOCUMENT_END)
+    edit_json(spelling / "config.json", eos_token_id=[10**6])
+    assert ends(spelling, monkeypatch) == {DOCUMENT_END}
+    edit_json(spelling / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(Mismatch, match=r"names no end-of-sequence token; set eos_token_id in generation_config.json"):
+        CausalLM.load(str(spelling), None, "cpu", "float32")
+
+
+def test_end_that_only_the_class_of_a_configuration_names_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Llama's class has the id 2 by default, which is another token in most vocabularies."""
+    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
 
 
 def test_chat_template_that_refuses_a_first_turn_is_served(folder: Path) -> None:

@@ -21,14 +21,12 @@ from tests.stack.support import Pair, Running, served
 from tests.words import build_tokenizer
 
 WINDOW_TOKENS = 20_000
-NO_TOKEN = 10**6
 
 
 def _fluent(checkpoint: Path, folder: Path) -> Path:
-    """The same model with a wide window, segments of some ten tokens, and no end-of-sequence that it could write."""
+    """The same model with a wide window, segments of some ten tokens, and an end-of-sequence that it never writes."""
     shutil.copytree(checkpoint, folder)
-    edit_json(folder / "config.json", eos_token_id=NO_TOKEN, max_position_embeddings=WINDOW_TOKENS)
-    edit_json(folder / "generation_config.json", eos_token_id=NO_TOKEN)
+    edit_json(folder / "config.json", max_position_embeddings=WINDOW_TOKENS)
     weights = load_file(folder / "model.safetensors")
     delimiter = build_tokenizer().convert_tokens_to_ids("\n\n")
     weights["model.embed_tokens.weight"][:, 0] = 20.0  # all but constant through the blocks, so that the
@@ -36,6 +34,7 @@ def _fluent(checkpoint: Path, folder: Path) -> Path:
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][delimiter] = 0.0
     weights["lm_head.weight"][delimiter, 0] = 0.9
+    weights["lm_head.weight"][build_tokenizer().eos_token_id, 0] = -100.0
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 

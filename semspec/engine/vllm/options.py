@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from semspec.engine.checkpoint import eos_ids, generation_config, load_tokenizer, loading, model_info
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import KEY, MODEL, Model
 from semspec.errors import Mismatch
@@ -78,14 +78,14 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     with loading(settings.model, settings.revision) as folder:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         raw = load_tokenizer(folder)
+        num_embeddings = int(config.get_text_config().vocab_size)
+        ends = eos_ids(folder, raw, num_embeddings)
         info = model_info(settings.model, folder, config, raw, settings.max_context_tokens)
     _check_device(settings, config)
     kv_bytes = settings.kv_bytes
     if "kv_bytes" not in settings.model_fields_set:
         kv_bytes = min(kv_bytes, default_kv_bytes(config, info.max_context_tokens))
     info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=kv_bytes)
-    ends = eos_ids(generation_config(folder), raw)
-    num_embeddings = int(config.get_text_config().vocab_size)
     check_model(settings, writer, info.fingerprint)
     probes = None if settings.pair is None else str(settings.pair.absolute())
     model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer, probes)
