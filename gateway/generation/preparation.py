@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypeVar
 
 from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
@@ -202,9 +203,10 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         yield f"{message}; leave it out", "penalties"
     if penalties.logit_bias and Writer.DRAFT in strategy.writers and served.draft.tokenizer != target.tokenizer:
         yield "logit_bias: draft and target have other token ids; leave it out, or choose 'target'", "logit_bias"
-    last, limit = max((token for token, _ in penalties.logit_bias), default=-1), target.num_token_ids
-    if last >= limit:
-        message = f"logit_bias: {last} is no token of {target.model}, whose ids are below {limit}"
+    last = max((token for token, _ in penalties.logit_bias), default=-1)
+    smallest = min(writers, key=attrgetter("num_token_ids"))
+    if last >= smallest.num_token_ids:
+        message = f"logit_bias: {last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
         yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
     for name in json.loads(request.variables or "{}"):
         if name not in target.template_variables:

@@ -146,6 +146,7 @@ class LocalEngine(Engine):
         tokens = self.tokenizer.context_ids(await self._owned(context))
         asked = self.tokenizer.question_ids(tokens, question, prefill)
         choices = option_ids(self.tokenizer.raw, options)
+        self.tokenizer.check_embedded(choices, "options")
         tokens += asked
         self.tokenizer.check_room(len(tokens), "context")
         done = await self._result(tokens, Choose(tuple(choices), len(asked)), session)

@@ -83,6 +83,7 @@ class ModelTokenizer:
             if (largest := max(prompt.ids)) >= len(self.raw):
                 message = f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
                 raise InvalidRequest(message, "prompt")
+            self.check_embedded(prompt.ids, "prompt")
             text = self.raw.decode(list(prompt.ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
             return Piece(str(text), prompt.ids, self.info.tokenizer)
         if isinstance(prompt, str):
@@ -97,6 +98,7 @@ class ModelTokenizer:
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))
+        self.check_embedded(ids, parameter_of(prompt))
         return Piece(text, tuple(ids), self.info.tokenizer)
 
     def tokenize(self, text: str) -> list[Token]:
@@ -104,6 +106,7 @@ class ModelTokenizer:
         self.check_length(len(text), "text")
         tokens = tokenize(self.raw, text)
         self.check_room(len(tokens), "text")
+        self.check_embedded([token.id for token in tokens], "text")
         return tokens
 
     def ids_of(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -113,20 +116,18 @@ class ModelTokenizer:
 
     def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
         """Token ids of a piece: its own ids if they are tokens of this tokenizer as well, else its text tokenized.
-        Raises: InvalidRequest when an id has no embedding; on a GPU the forward pass would crash the process."""
-        if piece.tokenizer == self.info.tokenizer:
-            if max(piece.token_ids, default=0) >= self.num_embeddings:
-                raise InvalidRequest(
-                    f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
-                )
-            return piece.token_ids
+        Raises: InvalidRequest when an id has no embedding."""
         if self._has_own_ids(piece):
+            self.check_embedded(piece.token_ids, "token_ids")
             return piece.token_ids
         if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
-            return [*self.ids_of(piece.text), self.end_of_turn]
-        bos = self.raw.bos_token
-        wants_specials = is_first and not (bos and piece.text.startswith(bos))
-        return self.ids_of(piece.text, wants_specials)
+            ids = [*self.ids_of(piece.text), self.end_of_turn]
+        else:
+            bos = self.raw.bos_token
+            wants_specials = is_first and not (bos and piece.text.startswith(bos))
+            ids = self.ids_of(piece.text, wants_specials)
+        self.check_embedded(ids, "text")
+        return ids
 
     def segment_ids(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Token ids of each of `segments`. Raises: InvalidRequest when there are none to score."""
@@ -183,6 +184,21 @@ class ModelTokenizer:
                 parameter,
             )
 
+    def check_embedded(self, token_ids: Sequence[int], parameter: str) -> None:
+        """Check that the model has an embedding for each of `token_ids`.
+
+        A tokenizer may hold added tokens beyond the model's embeddings. On a GPU such an id would crash the process.
+
+        Raises: InvalidRequest with the first token that has none.
+        """
+        if max(token_ids, default=0) < self.num_embeddings:
+            return
+        foreign = next(token for token in token_ids if token >= self.num_embeddings)
+        text = self.raw.convert_ids_to_tokens(foreign)
+        named = f"the token {text!r} (id {foreign})" if text else f"the token id {foreign}"
+        limit = f"the vocabulary of {self.num_embeddings} tokens that the model has embeddings for"
+        raise InvalidRequest(f"{named} is outside {limit}; leave it out of the {parameter}", parameter)
+
     def without_bos(self, text: str) -> str:
         """`text` without a leading beginning-of-sequence token, for a server that adds one itself."""
         bos = self.raw.bos_token
@@ -210,6 +226,7 @@ class ModelTokenizer:
         """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""
         self.check_length(len(question) + len(prefill), "question")
         turn = turn_after(self.raw, question, prefill)
+        self.check_embedded(turn, "question")
         return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
 
 

@@ -2,7 +2,9 @@
 another model's tokenizer ended."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -10,14 +12,16 @@ from typing import Any
 import pytest
 
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import ContextTooLong
+from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.types import (
     Context,
     Conversation,
     GenerationParams,
     Message,
+    Penalties,
     Piece,
     SamplingParams,
     Segment,
@@ -25,7 +29,7 @@ from semspec.types import (
     TokenIds,
     Writer,
 )
-from tests.engine.support import CHATML
+from tests.engine.support import CHATML, Load
 
 ASKED = Message("user", "x")
 PARAMS = GenerationParams(SamplingParams(), max_tokens=2)
@@ -127,3 +131,61 @@ def test_segment_ends_with_the_first_end_of_sequence_where_no_template_says(
 ) -> None:
     tokenizer.raw.chat_template = template
     assert last_token(tokenizer) == min(tokenizer.eos_ids)
+
+
+EXTRA = "<|extra|>"
+"""An added token beyond the embeddings of `smaller`."""
+
+
+@pytest.fixture
+async def smaller(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> TransformersEngine:
+    """A model whose tokenizer has a token more than the model has embeddings."""
+    folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "smaller"))
+    raw = load_tokenizer(str(folder))
+    raw.add_special_tokens({"additional_special_tokens": [EXTRA]})
+    raw.chat_template = CHATML
+    raw.save_pretrained(folder)
+    return load(folder)
+
+
+NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 tokens"
+
+
+@pytest.mark.parametrize(
+    ("call", "parameter"),
+    [
+        (lambda engine: engine.encode(f"So{EXTRA} be it."), "prompt"),
+        (lambda engine: engine.encode((Message("user", f"So{EXTRA}"),)), "messages"),
+        (lambda engine: engine.encode(Conversation((ASKED, Message("assistant", EXTRA), ASKED))), "messages"),
+        (lambda engine: engine.encode(TokenIds((5, 310))), "prompt"),
+        (lambda engine: engine.tokenize(f"So{EXTRA}"), "text"),
+        (lambda engine: anext(engine.generate(foreign(EXTRA), PARAMS)), "text"),
+        (lambda engine: engine.propose(foreign(EXTRA), (), PARAMS, 2), "text"),
+        (lambda engine: engine.score(own(engine), [drafted(EXTRA)]), "text"),
+        (lambda engine: engine.score_choices(own(engine), f"So{EXTRA}?", "", ["a", "b"]), "question"),
+        (lambda engine: engine.score_choices(own(engine), "So?", "", [EXTRA]), "options"),
+    ],
+    ids="text message turn ids tokenize context propose segment question option".split(),
+)
+async def test_token_without_an_embedding_is_refused_with_its_field(
+    smaller: TransformersEngine, call: Any, parameter: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=NAMED) as refused:
+        await call(smaller)
+    assert refused.value.parameter == parameter and refused.value.message.endswith(f"; leave it out of the {parameter}")
+
+
+def drafted(text: str) -> Segment:
+    return Segment(text, (1, 2), "of another tokenizer", Writer.DRAFT, SegmentEnd.BOUNDARY)
+
+
+async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: TransformersEngine) -> None:
+    params = replace(PARAMS, penalties=Penalties(logit_bias=((310, 1.0),)))
+    with pytest.raises(InvalidRequest, match="logit_bias: 310 is no token of this model"):
+        await anext(smaller.generate(own(smaller), params))
+
+
+async def test_sampling_never_write_a_token_without_an_embedding(smaller: TransformersEngine) -> None:
+    params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
+    written = [token async for one in smaller.generate(own(smaller), params) for token in one.segment.token_ids]
+    assert written and max(written) < 310
