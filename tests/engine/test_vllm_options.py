@@ -1,6 +1,7 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,13 +15,15 @@ from semspec.engine import protocol
 from semspec.engine.protocol import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.engine.vllm.options import default_kv_bytes, fingerprint, prepare_environment
+from semspec.engine.vllm import options
+from semspec.engine.vllm.options import default_kv_bytes, fingerprint, load_model, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
+from tests.checkpoints import edit_json
 from tests.processes import left_alive
 
 REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes".split()
@@ -108,6 +111,36 @@ def test_keys_and_values_of_a_small_model_take_little_of_a_cpu_by_default() -> N
     assert 8 * 512 < default_kv_bytes(config, 512) / (36 * 2 * 128 * 4) < 9 * 512
 
 
+ROPES: dict[str, dict[str, object]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+    "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 1e4},
+}
+
+
+@pytest.fixture(params=ROPES)
+def stretched(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> ModelSettings:
+    """Of a Llama with a window of 600 tokens, 256 of them trained, and one of `ROPES`."""
+    folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
+    rope = ROPES[request.param] | {"original_max_position_embeddings": 256}
+    edit_json(folder / "config.json", rope_parameters=rope)
+    return ModelSettings(model=str(folder), engine="vllm", device="cpu")
+
+
+@pytest.mark.parametrize("stretched", ["dynamic"], indirect=True)
+def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: ModelSettings) -> None:
+    with pytest.raises(Mismatch, match=r"vLLM scales the rotary embedding dynamic .*; set the engine to transformers"):
+        load_model(stretched, Writer.TARGET)
+
+
+@pytest.mark.parametrize("stretched", ["longrope"], indirect=True)
+def test_vllm_s_window_keeps_to_the_short_factors(stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM takes the long factors if its window, one token more than ours, is longer than the trained one."""
+    monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
+    assert load_model(stretched, Writer.TARGET)[0].info.max_context_tokens + 1 == 256
+    lower = stretched.model_copy(update={"max_context_tokens": 200})
+    assert load_model(lower, Writer.TARGET)[0].info.max_context_tokens == 200
+
+
 LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
 
 
@@ -115,6 +148,7 @@ LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
     ("prefix", "reason", "remedy"),
     [
         (LOGGED, "ValueError: No available memory for the KV cache blocks.", "set more kv_bytes"),
+        (LOGGED, "ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}", "fetch the"),
         ("", "torch.OutOfMemoryError: CUDA out of memory.", "or use more GPUs"),
         ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to fast"),
     ],

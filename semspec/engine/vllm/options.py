@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from semspec.engine.architecture import rotary_embeddings
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import KEY, MODEL, Model
@@ -80,7 +81,9 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         raw = load_tokenizer(folder)
         num_embeddings = int(config.get_text_config().vocab_size)
         ends = eos_ids(folder, raw, num_embeddings)
-        info = model_info(settings.model, folder, config, raw, settings.max_context_tokens)
+        _check_rotary_embeddings(settings.model, config)
+        limits = [limit for limit in (settings.max_context_tokens, _short_window(config)) if limit is not None]
+        info = model_info(settings.model, folder, config, raw, min(limits, default=None))
     _check_device(settings, config)
     kv_bytes = settings.kv_bytes
     if "kv_bytes" not in settings.model_fields_set:
@@ -151,6 +154,26 @@ def token_bytes(config: PretrainedConfig, tensor_parallel: int, number_bytes: in
 def head_size(config: PretrainedConfig) -> int:
     """Dimensions of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
+    """Raises: Mismatch when vLLM rotates tokens within the trained window otherwise than transformers does."""
+    if any(rotary["rope_type"] == "dynamic" and "alpha" not in rotary for rotary in rotary_embeddings(config)):
+        reason = "vLLM scales the rotary embedding dynamic for short contexts, too"
+        raise Mismatch(f"cannot load model {name!r}: {reason}; set the engine to transformers")
+
+
+def _short_window(config: PretrainedConfig) -> int | None:
+    """The window in which vLLM uses the short factors of longrope, as transformers does; None without longrope.
+
+    vLLM takes the long factors for all contexts if its window, which has one token more, exceeds the trained one.
+    """
+    trained = [
+        int(rotary["original_max_position_embeddings"]) - 1
+        for rotary in rotary_embeddings(config)
+        if rotary["rope_type"] == "longrope"
+    ]
+    return min(trained, default=None)
 
 
 def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:

@@ -25,6 +25,7 @@ READ_TIMEOUT_S = 2.0
 """How long the last lines may take after the processes have ended."""
 
 REMEDIES = {
+    "not initialized from checkpoint": "fetch the checkpoint's files again, or correct its config.json",
     "hidden states": "set the engine to fast or transformers",
     "cache blocks": "set more kv_bytes or gpu_memory_utilization in vllm_options",
     "KV cache": "set more kv_bytes or gpu_memory_utilization in vllm_options, or less max_context_tokens",
