@@ -42,7 +42,7 @@ class ModelSettings(ServiceSettings):
     )
     engine: Literal["auto", "transformers", "fast", "vllm"] = Field(
         "auto",
-        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), vllm (many users, several "
+        description="fast (own decoder of Qwen2 and Llama), transformers (other causal LMs), vllm (many users, several "
         "GPUs, quantisation), or auto: vllm on the device cuda if it is installed, else fast if supported, else "
         "transformers",
     )

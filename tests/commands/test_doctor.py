@@ -16,6 +16,7 @@ from semspec.commands.checks.environment import check_requirement
 from semspec.commands.checks.processes import check_processes
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig
+from tests.checkpoints import edit_json
 from tests.commands.support import Live, exit_code
 from tests.hub import serving, use
 
@@ -95,6 +96,23 @@ def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixtur
     message = checks["pair"].message
     assert code == 0 and message.startswith("the models are served without probes; token-level by default; ")
     assert "'likelihood' (no calibration)" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "remedy"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised (gptq)", "set the engine to vllm"),
+        ({"model_type": "qwen3_next", "architectures": []}, "Qwen3NextConfig keeps a state", "give a model"),
+        ({"tie_word_embeddings": False}, "lack 1 of its weights: lm_head.weight", "fetch the checkpoint's files again"),
+    ],
+)
+def test_checkpoint_that_cannot_be_served_is_named_with_what_can(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, object], message: str, remedy: str
+) -> None:
+    folder = shutil.copytree(BUNDLED_PAIR / "target", tmp_path / "target")
+    edit_json(folder / "config.json", **changes)
+    failure = only_failure(doctor(capsys, "--target-model", str(folder), f"--draft-model={BUNDLED_PAIR / 'draft'}"))
+    assert failure.name == "target" and message in failure.message and failure.remedy.startswith(remedy)
 
 
 def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
