@@ -12,12 +12,12 @@ from semspec.errors import Mismatch
 UNBOUNDED = 1 << 20
 """Window of a model whose configuration names none, in tokens."""
 
-CROPPED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+CROPPABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Caches of layers that keep keys and values alone, from which the last tokens can be removed."""
 
 SWITCHING = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that rotate all tokens otherwise once a context is longer than the trained window: keys and values
-from before could not be kept, and a text would be scored with other probabilities than it was written with."""
+"""Rotary embeddings that change the rotation of all tokens once a context exceeds the trained window. Cached keys would
+be wrong from there on, and a text would be scored with other probabilities than it was written with."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ def check_architecture(name: str, config: PretrainedConfig) -> None:
 
 
 def _refusal(config: PretrainedConfig) -> str | None:
+    """Why these engines cannot run a model, and what can; None if they can."""
     kind = (config.architectures or [type(config).__name__])[0]
     if method := _quantization(config):
         reason = f"its weights are quantised ({method}), which the engines transformers and fast do not run"
@@ -53,7 +54,9 @@ def _quantization(config: PretrainedConfig) -> str | None:
 def _keeps_other_state(config: PretrainedConfig) -> bool:
     """Whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
     model: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return model._is_stateful or any(type(layer) not in CROPPED_LAYERS for layer in DynamicCache(config=config).layers)
+    return model._is_stateful or any(
+        type(layer) not in CROPPABLE_LAYERS for layer in DynamicCache(config=config).layers
+    )
 
 
 def context_window(config: PretrainedConfig) -> int:
@@ -82,8 +85,8 @@ def rotary_embeddings(config: PretrainedConfig) -> list[Mapping[str, Any]]:
 
 def _rotary_window(rotary: Mapping[str, Any], stated: int, is_only: bool) -> int:
     """The window of a rotary embedding, in tokens; `stated`: `max_position_embeddings`."""
-    trained, factor = rotary.get("original_max_position_embeddings"), float(rotary.get("factor") or 1)
-    kind = rotary["rope_type"]
-    if kind == "yarn" or (kind == "linear" and is_only):
-        return int((trained or stated) * factor)
-    return min(int(trained or stated), stated) if kind == "longrope" else stated
+    kind, factor = rotary["rope_type"], rotary.get("factor")
+    trained = int(rotary.get("original_max_position_embeddings") or stated)
+    if factor and (kind == "yarn" or (kind == "linear" and is_only)):
+        return int(trained * float(factor))
+    return min(trained, stated) if kind == "longrope" else stated

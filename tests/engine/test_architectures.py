@@ -179,6 +179,11 @@ WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
     "yarn, the factor included": (2048, {**YARN, "original_max_position_embeddings": 512}, 2048),
     "yarn, as of Qwen 3": (640, {**YARN, "original_max_position_embeddings": 512}, 2048),
     "yarn, without the trained window": (512, YARN, 2048),
+    "yarn, without a factor": (
+        2048,
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 512},
+        2048,
+    ),
     "linear": (512, {"rope_type": "linear", "factor": 4.0}, 2048),
     "linear, the factor included": (
         2048,

@@ -128,7 +128,9 @@ def stretched(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_
 
 @pytest.mark.parametrize("stretched", ["dynamic"], indirect=True)
 def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: ModelSettings) -> None:
-    with pytest.raises(Mismatch, match=r"vLLM scales the rotary embedding dynamic .*; set the engine to transformers"):
+    with pytest.raises(
+        Mismatch, match=r"vLLM applies dynamic rotary scaling to short .*; set the engine to transformers"
+    ):
         load_model(stretched, Writer.TARGET)
 
 

@@ -159,7 +159,7 @@ def head_size(config: PretrainedConfig) -> int:
 def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
     """Raises: Mismatch when vLLM rotates tokens within the trained window otherwise than transformers does."""
     if any(rotary["rope_type"] == "dynamic" and "alpha" not in rotary for rotary in rotary_embeddings(config)):
-        reason = "vLLM scales the rotary embedding dynamic for short contexts, too"
+        reason = "vLLM applies dynamic rotary scaling to short contexts as well"
         raise Mismatch(f"cannot load model {name!r}: {reason}; set the engine to transformers")
 
 
