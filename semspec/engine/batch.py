@@ -13,6 +13,7 @@ from semspec.engine.causal_lm import CausalLM, Prefix
 from semspec.engine.decoder import unsupported_reason
 from semspec.engine.logits import draw_each, draw_token, segment_surprisal, token_statistics
 from semspec.engine.segmentation import end_after, ends_before
+from semspec.engine.tokenization import MAX_CHARACTER_BYTES
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
 SHARED_PREFIX = "semspec_shared_prefix"
@@ -72,7 +73,8 @@ class ContextBatch:
         samplings = [replace(sampling, seed=seed) for seed in seeds]
         live, logits = list(range(len(seeds))), self._logits.expand(len(seeds), -1)
         with self._rest(len(seeds)) as (kv, prefix):
-            for position in range(len(self._context), len(self._context) + max_tokens):
+            longest = max_tokens + MAX_CHARACTER_BYTES - 1  # a segment goes on to the end of its last character
+            for position in range(len(self._context), len(self._context) + longest):
                 if is_after_end and position == len(self._context):
                     tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
                 else:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.tokenization import MAX_CHARACTER_BYTES, ModelTokenizer
 from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
 
 ABBREVIATIONS = frozenset(
@@ -105,14 +105,30 @@ def end_after(
     context: Sequence[int],
     tokens: Sequence[int],
     max_tokens: int,
+    budget: int | None = None,
 ) -> SegmentEnd | None:
-    """Why the segment `tokens` ends with its last token; None if it does not."""
+    """Why the segment `tokens` ends with its last token; None if it does not.
+
+    A segment ends at a character's border: inside a character it goes on to the character's end, also beyond
+    `max_tokens`. Three more tokens complete every character; if they do not, the segment ends without it. The end of
+    sequence and the `budget` end a segment anywhere; `ModelTokenizer.text_of` is then its text.
+    """
     if tokens[-1] in tokenizer.eos_ids:
         return SegmentEnd.EOS
-    rule = RULES[segmentation]
-    if _may_end(rule, tokenizer.token_text(tokens[-1])) and rule.ends_inside(tokenizer.text_of(context, tokens)):
+    is_at_border = not tokenizer.num_open_bytes(tokens)
+    if is_at_border and _has_boundary(tokenizer, RULES[segmentation], context, tokens):
         return SegmentEnd.BOUNDARY
-    return SegmentEnd.LENGTH if len(tokens) >= max_tokens else None
+    limit = max_tokens if is_at_border else max_tokens + MAX_CHARACTER_BYTES - 1
+    if budget is not None:
+        limit = min(limit, budget)
+    return SegmentEnd.LENGTH if len(tokens) >= limit else None
+
+
+def _has_boundary(tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the tokens of the last character complete a boundary."""
+    start = tokenizer.character_start(tokens, len(tokens) - 1)
+    may_end = any(_may_end(rule, tokenizer.token_text(token)) for token in tokens[start:])
+    return may_end and rule.ends_inside(tokenizer.text_of(context, tokens))
 
 
 def ends_before(
@@ -157,7 +173,7 @@ class Segmenter:
 
     @property
     def _limit(self) -> int:
-        """Maximum tokens of the open segment."""
+        """Tokens of the open segment after which it ends with the next whole character."""
         return min(self._params.max_segment_tokens, self._budget)
 
     def _close(self, text: str, ids: Sequence[int], end: SegmentEnd) -> Segment:
@@ -207,7 +223,8 @@ class TokenSegmenter(Segmenter):
     def append(self, token: int) -> Segment | None:
         """Add `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
-        end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, self._limit)
+        limit, budget = self._params.max_segment_tokens, self._budget
+        end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, limit, budget)
         return self._close_open(end) if end else None
 
     def take(self, token: int) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -32,6 +33,12 @@ MAX_TOKEN_CHARACTERS = 16
 
 TEXT_OVERLAP = 8
 """Tokens of the context decoded with a segment, for tokenizers whose first piece depends on the preceding text."""
+
+MAX_CHARACTER_BYTES = 4
+"""Most bytes of a character in UTF-8, and so most tokens that one is spread over."""
+
+_CONTINUATION = re.compile(rb"[\x80-\xbf]")
+"""A byte of a character after its first."""
 
 
 class ModelTokenizer:
@@ -207,10 +214,40 @@ class ModelTokenizer:
         return text
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that `tokens` add after `context`, without special tokens."""
-        overlap = list(context[-TEXT_OVERLAP:])
-        head = _decode(self.raw, overlap)
-        return _decode(self.raw, [*overlap, *tokens])[len(head) :]
+        """The text that `tokens` add after `context`, without special tokens.
+
+        A character belongs to the tokens that complete it. If the budget of an answer is used up inside a character, the
+        text ends before the character, as in vLLM and TGI, while its tokens count as written.
+        """
+        overlap = context[self.character_start(context, max(0, len(context) - TEXT_OVERLAP)) :]
+        return self._whole_text([*overlap, *tokens])[len(self._whole_text(overlap)) :]
+
+    def _whole_text(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, without a character at the end that they do not complete."""
+        num_bytes, kept = self.num_open_bytes(tokens), list(tokens)
+        while num_bytes and len(data := self.token_bytes(kept[-1])) <= num_bytes:
+            num_bytes -= len(data)
+            kept.pop()
+        text = _decode(self.raw, kept)
+        return text.removesuffix("\N{REPLACEMENT CHARACTER}") if num_bytes else text
+
+    def num_open_bytes(self, tokens: Sequence[int]) -> int:
+        """Number of the last bytes of `tokens` that begin a character without completing it."""
+        data = b""
+        for token in reversed(tokens):
+            data = self.token_bytes(token) + data
+            if len(data) >= MAX_CHARACTER_BYTES:
+                break
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        return len(decoder.getstate()[0])
+
+    def character_start(self, tokens: Sequence[int], index: int) -> int:
+        """The last index up to `index` whose token does not begin inside a character."""
+        for place in range(index, max(-1, index - MAX_CHARACTER_BYTES), -1):
+            if place == len(tokens) or not _CONTINUATION.match(self.token_bytes(tokens[place])):
+                return place
+        return index
 
     def token_text(self, token: int) -> str:
         """The text of a single token, special tokens included."""

@@ -2,8 +2,14 @@
 
 import pytest
 
-from semspec.engine.segmentation import RULES
-from semspec.types import Segmentation
+from semspec.engine.segmentation import RULES, TokenSegmenter
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.types import GenerationParams, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from tests.trained_tokenizers import FORMS, model_tokenizer
+
+PROMPT = "So the ball:"
+CHARACTERS = ("a🦊🦊🦊🦊b", "我们中文中文", "é👩‍👩‍👧‍👦é", "So. 🦊 We.\n\n中 is 🦊.\n\nend")
+"""Characters of two to four bytes, and one that people see as one and that has seven code points."""
 
 
 def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
@@ -49,3 +55,74 @@ def test_paragraphs(text: str, size: int, expected: list[str]) -> None:
 )
 def test_sentences(text: str, expected: list[str]) -> None:
     assert cut(text, Segmentation.SENTENCE, 1) == expected
+
+
+@pytest.fixture(params=FORMS)
+def tokenizer(request: pytest.FixtureRequest) -> ModelTokenizer:
+    return model_tokenizer(FORMS[request.param]())
+
+
+def written(tokenizer: ModelTokenizer, text: str, **limits: object) -> list[Segment]:
+    """The segments of a model that writes `text` after the prompt."""
+    segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(**limits), tokenizer.ids_of(PROMPT))
+    for token in ids_after_prompt(tokenizer, text):
+        segmenter.take(token)
+    return segmenter.segments
+
+
+def params(**limits: object) -> GenerationParams:
+    return GenerationParams(SamplingParams(), **({"max_segments": 0, "max_tokens": 999} | limits))  # type: ignore[arg-type]
+
+
+def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
+    return tokenizer.ids_of(PROMPT + text)[len(tokenizer.ids_of(PROMPT)) :]
+
+
+@pytest.mark.parametrize("segmentation", Segmentation)
+@pytest.mark.parametrize("text", CHARACTERS)
+def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
+    tokenizer: ModelTokenizer, text: str, segmentation: Segmentation
+) -> None:
+    ids = (*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids)
+    for limit in range(1, len(ids)):
+        limits = {"max_segment_tokens": limit, "segmentation": segmentation}
+        segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(**limits), tokenizer.ids_of(PROMPT))
+        assert all(segmenter.take(token) for token in ids)
+        segments = segmenter.segments
+        assert "".join(segment.text for segment in segments) == text
+        assert tuple(token for segment in segments for token in segment.token_ids) == ids
+        assert all(len(segment.token_ids) <= limit + 3 for segment in segments)
+        foreign = [tokenizer.ids_of(segment.text) for segment in segments]
+        assert "\ufffd" not in "".join(map(tokenizer.raw.decode, foreign))
+
+
+@pytest.mark.parametrize("text", CHARACTERS)
+def test_text_ends_before_the_character_that_exceeds_the_budget(tokenizer: ModelTokenizer, text: str) -> None:
+    """Its tokens count as written, and the client's continuation follows the text."""
+    for budget in range(1, len(ids_after_prompt(tokenizer, text))):
+        segments = written(tokenizer, text, max_tokens=budget)
+        assert text.startswith("".join(segment.text for segment in segments))
+        assert sum(len(segment.token_ids) for segment in segments) == budget
+        assert segments[-1].end is not SegmentEnd.EOS
+
+
+def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
+    """Of a look-ahead, say, after whose tokens the same model goes on: the character is in the segment that ends it."""
+    ids, start = ids_after_prompt(tokenizer, "中🦊é"), tokenizer.ids_of(PROMPT)
+    for budget in range(1, len(ids)):
+        texts = [tokenizer.text_of(start, ids[:budget]), tokenizer.text_of([*start, *ids[:budget]], ids[budget:])]
+        assert "".join(texts) == "中🦊é"
+
+
+def test_text_is_right_however_many_characters_of_several_tokens_precede_it(tokenizer: ModelTokenizer) -> None:
+    for size in range(1, 12):
+        context, ids = tokenizer.ids_of("é" * (size % 4) + "中" * size), tokenizer.ids_of("中" * size + "🦊")
+        following = ids[len(tokenizer.ids_of("中" * size)) :]
+        assert tokenizer.text_of(context, following) == "🦊"
+
+
+def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelTokenizer) -> None:
+    [*_, lead, _, _] = tokenizer.ids_of("中")
+    segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(max_segment_tokens=5), ())
+    assert all(segmenter.take(lead) for _ in range(16))
+    assert [len(segment.token_ids) for segment in segmenter.segments] == [8, 8]

@@ -80,7 +80,7 @@ def record(*data: bytes, end: SegmentEnd = SegmentEnd.BOUNDARY) -> SegmentRecord
     [
         (record(b"a", b"\xe2\x82", b"\xac", b"b"), "a€b", ["a", "", "€"], [("b", False)]),
         (record(b"a", b"", end=SegmentEnd.EOS), "a", [], [("a", False), ("", True)]),
-        (record(b"a", b"\xe2\x82", end=SegmentEnd.LENGTH), "a\ufffd", ["a"], [("\ufffd", False)]),
+        (record(b"a", b"\xe2\x82", end=SegmentEnd.LENGTH), "a", [], [("a", False), ("", False)]),
         (record(b"one", b" STOPPED", b"", b"never"), "one STOP", [], [("one", False), (" STOP", False)]),
     ],
     ids=["character of several tokens", "end of sequence", "character cut by the budget", "beyond the stop"],

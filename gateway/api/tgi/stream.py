@@ -14,7 +14,7 @@ class ShownToken:
 
     id: int
     text: str
-    """A character spread over several tokens is in the last one's text."""
+    """A character spread over several tokens is in the last one's text; in none if they do not complete it."""
     logprob: float | None
     special: bool
     """Whether the token is not part of the text; end-of-sequence has empty text."""
@@ -75,9 +75,9 @@ class TokenStream:
 
 
 def _tokens(record: SegmentRecord) -> Iterable[ShownToken]:
-    decoder, tokens = getincrementaldecoder("utf-8")("replace"), record.logprobs or ()
-    for position, token in enumerate(tokens, 1):
-        text = decoder.decode(token.data, final=position == len(tokens))
+    decoder = getincrementaldecoder("utf-8")("replace")
+    for token in record.logprobs or ():
+        text = decoder.decode(token.data)
         alternatives = (_shown(other, other.data.decode(errors="replace")) for other in token.alternatives)
         yield _shown(token, text, tuple(alternatives))
 
