@@ -87,9 +87,10 @@ class LocalEngine(Engine):
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        segments = await self.tokenizer.owned(tuple(segments), is_context=False)
-        tokens = self.tokenizer.context_ids(await self._owned(context))
-        ids = self.tokenizer.segment_ids(segments)
+        num_before = len(context.pieces)
+        pieces = await self.tokenizer.owned((*context.pieces, *segments))
+        tokens = self.tokenizer.context_ids(Context(pieces[:num_before]))
+        ids = self.tokenizer.segment_ids(pieces[num_before:])
         tokens += [token for segment_ids in ids for token in segment_ids]
         self.tokenizer.check_room(len(tokens), "segments")
         done = await self._result(tokens, Score(tuple(map(len, ids)), projection), session)

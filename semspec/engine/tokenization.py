@@ -4,7 +4,7 @@ import asyncio
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,11 +34,25 @@ MAX_TOKEN_CHARACTERS = 16
 TEXT_OVERLAP = 8
 """Tokens of the context decoded with a segment, for tokenizers whose first piece depends on the preceding text."""
 
+LETTER = "A"
+"""Stands for the beginning or the end of a word next to a text that is tokenized."""
+
 MAX_CHARACTER_BYTES = 4
 """Most bytes of a character in UTF-8, and so most tokens that one is spread over."""
 
 _CONTINUATION = re.compile(rb"[\x80-\xbf]")
 """A byte of a character after its first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A text that was tokenized within other texts."""
+
+    head: str
+    num_head_ids: int
+    ids: list[int]
+    """Those of the text itself."""
+    tail: str
 
 
 class ModelTokenizer:
@@ -121,41 +135,107 @@ class ModelTokenizer:
         ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
-    def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """Token ids of a piece: its own ids if they are tokens of this tokenizer as well, else its text tokenized.
-        Raises: InvalidRequest when an id has no embedding."""
+    def read_ids(self, piece: Piece, before: str) -> Sequence[int]:
+        """Token ids of a piece that follows the text `before`; `before` is empty for the first piece of a context.
+
+        Ids of this tokenizer stay as they are. The text of another tokenizer is tokenized as a part of a longer text, so
+        that a context has the ids of its whole text:
+
+        - After the added token that `before` ends with, else after a short text that does not join it, so that a
+          tokenizer that marks the beginning of a text does not mark that of the piece.
+        - If it ends with white space, before a letter, as the white space before a word: GPT-2's pre-tokenizer makes
+          two tokens of a blank line there, and one at the end of a text. Not at an end of sequence, which ends the text.
+
+        What follows the piece is never read, so a piece keeps its ids when the context grows, and caches of prefixes
+        hold. The ids differ from those of the whole text only where a token would reach over the piece's border.
+
+        Raises: InvalidRequest when an id has no embedding.
+        """
         if self._has_own_ids(piece):
             self.check_embedded(piece.token_ids, "token_ids")
             return piece.token_ids
-        if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
-            ids = [*self.ids_of(piece.text), self.end_of_turn]
-        else:
-            bos = self.raw.bos_token
-            wants_specials = is_first and not (bos and piece.text.startswith(bos))
-            ids = self.ids_of(piece.text, wants_specials)
+        is_ended = isinstance(piece, Segment) and piece.end is SegmentEnd.EOS
+        ids = self._inside(before, piece.text, is_ended).ids
         self.check_embedded(ids, "text")
+        return [*ids, self.end_of_turn] if is_ended else ids
+
+    def read_all(self, pieces: Sequence[Piece]) -> list[Sequence[int]]:
+        """Token ids of each of `pieces`, which are a whole context. Raises: what `read_ids` raises."""
+        ids, before = list[Sequence[int]](), ""
+        for piece in pieces:
+            ids.append(self.read_ids(piece, before))
+            before = piece.text or before
         return ids
 
-    def segment_ids(self, segments: Sequence[Segment]) -> list[list[int]]:
-        """Token ids of each of `segments`. Raises: InvalidRequest when there are none to score."""
-        ids = [list(self.read_ids(segment, is_first=False)) for segment in segments]
+    def tokens_after(self, before: str, text: str) -> list[Token]:
+        """`tokenize` for a text that follows `before`, with the ids of `read_ids`. Raises: Mismatch as `tokenize`."""
+        inside = self._inside(before, text)
+        tokens = tokenize(self.raw, inside.head + text + inside.tail)
+        shift, end = len(inside.head), len(inside.head) + len(text)
+        return [
+            replace(token, start=token.start - shift, stop=token.stop - shift)
+            for token in tokens[inside.num_head_ids :]
+            if token.start < end
+        ]
+
+    def _inside(self, before: str, text: str, is_ended: bool = False) -> "Inside":
+        """`text` in the surroundings that `read_ids` describes if its tokens stand apart there, else in fewer."""
+        bos = self.raw.bos_token
+        wants_specials = not before and not (bos and text.startswith(bos))
+        anchor, letter_ids = self._anchor(before, text), self._letter_ids
+        surroundings = [(*anchor, "", ()), ("", (), "", ())]
+        if letter_ids and text[-1:].isspace() and not is_ended:
+            surroundings.insert(0, (*anchor, LETTER, letter_ids))
+        for head, head_ids, tail, tail_ids in surroundings:
+            ids = self.ids_of(head + text + tail, wants_specials)
+            start, stop = len(head_ids), len(ids) - len(tail_ids)
+            if start <= stop and tuple(ids[:start]) == head_ids and tuple(ids[stop:]) == tail_ids:
+                break
+        return Inside(head, start, ids[start:stop], tail)
+
+    def _anchor(self, before: str, text: str) -> tuple[str, tuple[int, ...]]:
+        """What `text` is tokenized after in place of `before`, and its ids; empty if `text` is the first."""
+        if not before:
+            return "", ()
+        added = max(filter(before.endswith, self._added_texts), key=len, default="")
+        anchor = added or (LETTER if text[:1].isspace() else "\n")
+        ids = tuple(self.ids_of(anchor))
+        return ("", ()) if self.raw.unk_token_id in ids else (anchor, ids)
+
+    @cached_property
+    def _added_texts(self) -> tuple[str, ...]:
+        return tuple(self.raw.get_added_vocab())
+
+    @cached_property
+    def _letter_ids(self) -> tuple[int, ...]:
+        """The ids of `LETTER` at the beginning of a line; none if the tokenizer does not know it."""
+        line = self.ids_of("\n")
+        ids = self.ids_of("\n" + LETTER)
+        is_apart = ids[: len(line)] == line and self.raw.unk_token_id not in ids
+        return tuple(ids[len(line) :]) if is_apart else ()
+
+    def segment_ids(self, segments: Sequence[Piece]) -> list[list[int]]:
+        """Token ids of each of `segments`, which are `owned`. Raises: InvalidRequest when there are none to score."""
+        ids = [list(token_ids) for token_ids in self.read_all(segments)]
         if not ids or not all(ids):
             raise InvalidRequest("nothing to score; send segments that contain text", "segments")
         return ids
 
-    async def owned(self, pieces: tuple[P, ...], is_context: bool = True) -> tuple[P, ...]:
-        """`pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the window may hold.
-        Raises: ContextTooLong; what `read_ids` raises."""
+    async def owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
+        """A whole context's `pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the
+        window may hold. Raises: ContextTooLong; what `read_ids` raises."""
         texts = [piece.text for piece in pieces if not self._has_own_ids(piece)]
         if not texts:
             return pieces
         self.check_length(sum(map(len, texts)), "context")
-        return await asyncio.to_thread(self._owned, pieces, is_context)
+        return await asyncio.to_thread(self._owned, pieces)
 
-    def _owned(self, pieces: tuple[P, ...], is_context: bool) -> tuple[P, ...]:
-        own = self.info.tokenizer
-        ids = (tuple(self.read_ids(piece, is_context and not index)) for index, piece in enumerate(pieces))
-        return tuple(replace(piece, token_ids=its, tokenizer=own) for piece, its in zip(pieces, ids, strict=True))
+    def _owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
+        fingerprint = self.info.tokenizer
+        return tuple(
+            replace(piece, token_ids=tuple(token_ids), tokenizer=fingerprint)
+            for piece, token_ids in zip(pieces, self.read_all(pieces), strict=True)
+        )
 
     def _has_own_ids(self, piece: Piece) -> bool:
         """Whether the ids of `piece` are tokens of this tokenizer."""
@@ -167,9 +247,7 @@ class ModelTokenizer:
 
     def context_ids(self, context: Context) -> list[int]:
         """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
-        ids = [
-            token for index, piece in enumerate(context.pieces) for token in self.read_ids(piece, is_first=index == 0)
-        ]
+        ids = [token for piece_ids in self.read_all(context.pieces) for token in piece_ids]
         if not ids:
             raise InvalidRequest("the context is empty; send a prompt", "context")
         return ids

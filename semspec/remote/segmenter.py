@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from semspec.engine.segmentation import RULES, Segmenter, first_segment
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import GenerationParams, Segment, SegmentEnd, Writer
+from semspec.types import GenerationParams, Segment, SegmentEnd, Token, Writer
 
 
 class TextSegmenter(Segmenter):
@@ -14,9 +14,12 @@ class TextSegmenter(Segmenter):
     """
 
     def __init__(
-        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int
+        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int, before: str
     ) -> None:
+        """`before`: the text of the context."""
         super().__init__(tokenizer, writer, params, num_context_tokens)
+        self._before = before
+        """All text before the open text."""
         self.text = ""
         """The text received so far."""
         self._open = ""
@@ -31,7 +34,7 @@ class TextSegmenter(Segmenter):
         if self._params.max_segments:
             num_segments = self._params.max_segments - len(self.segments)
             left = min(left, num_segments * self._params.max_segment_tokens)
-        return max(1, left - len(self._tokenizer.tokenize(self._open)))
+        return max(1, left - len(self._open_tokens()))
 
     def take(self, text: str, end: SegmentEnd | None = None) -> Iterator[Segment]:
         """The segments that `text` completes. `end`: why the server stopped, with the last piece."""
@@ -58,30 +61,39 @@ class TextSegmenter(Segmenter):
             return complete
         if not is_all and rest.isspace():
             return None
-        stops = [token.stop for token in self._tokenizer.tokenize(self._open)]
+        stops = [token.stop for token in self._open_tokens()]
         return self._open[: next(stop for stop in stops if stop >= len(complete))]
 
     def _is_too_long(self) -> bool:
         num_bytes = len(self._open.encode())
         if num_bytes <= max(self._num_bytes_within_limit, self._limit):
             return False
-        num_tokens = len(self._tokenizer.tokenize(self._open))
+        num_tokens = len(self._open_tokens())
         self._num_bytes_within_limit = num_bytes + self._limit - num_tokens
         return num_tokens > self._limit
 
+    def _open_tokens(self) -> list[Token]:
+        return self._tokenizer.tokens_after(self._before, self._open)
+
     def _close_text(self, text: str, end: SegmentEnd) -> Segment:
         """Close a segment with `text`, a prefix of the open text, truncated to the token limit."""
-        ids = self._tokenizer.read_ids(Segment(text, (), "", self._writer, end), is_first=False)
+        ids = self._tokenizer.read_ids(Segment(text, (), "", self._writer, end), self._before)
         if len(ids) > self._limit:
-            stop, ids = self._truncated(text)
-            text, end = text[:stop], SegmentEnd.LENGTH
+            kept, ids = self._truncated(text)
+            end = SegmentEnd.BOUNDARY if kept == text and end is SegmentEnd.BOUNDARY else SegmentEnd.LENGTH
+            text = kept
         self._open = self._open[len(text) :]
+        self._before += text
         return self._close(text, ids, end)
 
-    def _truncated(self, text: str) -> tuple[int, list[int]]:
-        """Truncate a segment that is too long between two characters: the length of its text, and its ids."""
-        tokens = self._tokenizer.tokenize(text)
+    def _truncated(self, text: str) -> tuple[str, list[int]]:
+        """The beginning of a segment that is too long, and its ids, as `TokenSegmenter` ends it: after the character
+        that reaches the limit, or before the character that exceeds the budget."""
+        tokens = self._tokenizer.tokens_after(self._before, text)
         num_kept = min(self._limit, len(tokens))
-        while 1 < num_kept < len(tokens) and tokens[num_kept].start < tokens[num_kept - 1].stop:
-            num_kept -= 1
-        return tokens[num_kept - 1].stop, [token.id for token in tokens[:num_kept]]
+        while num_kept < len(tokens) and tokens[num_kept].start < tokens[num_kept - 1].stop:
+            num_kept += 1
+        stop = tokens[num_kept - 1].stop
+        if num_kept > self._budget:
+            num_kept, stop = self._budget, tokens[num_kept - 1].start
+        return text[:stop], [token.id for token in tokens[:num_kept]]

@@ -66,8 +66,9 @@ class RemoteWriter:
     async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
         num_tokens = len(self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces))))
         self._tokenizer.check_room(num_tokens, "context")
-        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens)
-        prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
+        before = "".join(piece.text for piece in context.pieces)
+        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens, before)
+        prompt = self._tokenizer.without_bos(before)
         for stop_at in (_stop_at(params), None):  # repeated if the first stop came before the segment's first word
             text = prompt + segmenter.text
             completion = Completion(text, params.sampling, segmenter.num_left, _seed(params, text), stop_at)

@@ -4,6 +4,7 @@ import pytest
 
 from semspec.engine.segmentation import RULES, TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
+from semspec.remote.segmenter import TextSegmenter
 from semspec.types import GenerationParams, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.trained_tokenizers import FORMS, model_tokenizer
 
@@ -126,3 +127,13 @@ def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelToke
     segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(max_segment_tokens=5), ())
     assert all(segmenter.take(lead) for _ in range(16))
     assert [len(segment.token_ids) for segment in segmenter.segments] == [8, 8]
+
+
+@pytest.mark.parametrize("text", CHARACTERS)
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_servers_text_ends_at_the_borders_of_the_tokens(tokenizer: ModelTokenizer, text: str, limit: int) -> None:
+    for limits in ({"max_segment_tokens": limit}, {"max_tokens": limit}):
+        segmenter = TextSegmenter(tokenizer, Writer.TARGET, params(**limits), 0, PROMPT)
+        served = list(segmenter.take(text, SegmentEnd.LENGTH))
+        whole = [(segment.text, segment.token_ids) for segment in written(tokenizer, text, **limits)]
+        assert [(segment.text, segment.token_ids) for segment in served][: len(whole)] == whole

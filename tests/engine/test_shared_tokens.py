@@ -88,11 +88,11 @@ def test_fingerprints_tell_ordinary_and_added_tokens_apart(checkpoints: dict[str
 def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines: Engines) -> None:
     draft, target = (engine.tokenizer for engine in engines)
     ordinary = (NUM_ORDINARY - 1, 5, 5, 7)
-    assert draft.read_ids(Piece("other text", ordinary, target.info.tokenizer), is_first=False) == ordinary
-    assert draft.read_ids(Piece("</done>", (DONE,), target.info.tokenizer), is_first=False) == [311]
-    assert draft.read_ids(Piece("</done>", (335,), target.info.tokenizer), is_first=False) == [311], "padding"
+    assert draft.read_ids(Piece("other text", ordinary, target.info.tokenizer), before="So") == ordinary
+    assert draft.read_ids(Piece("</done>", (DONE,), target.info.tokenizer), before="So") == [311]
+    assert draft.read_ids(Piece("</done>", (335,), target.info.tokenizer), before="So") == [311], "padding"
     ended = Segment("7", (*target.ids_of("7"), END), target.info.tokenizer, Writer.TARGET, SegmentEnd.EOS)
-    assert draft.read_ids(ended, is_first=False) == [*draft.ids_of("7"), draft.end_of_turn]
+    assert draft.read_ids(ended, before="So") == [*draft.ids_of("7"), draft.end_of_turn]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])

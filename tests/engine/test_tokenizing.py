@@ -1,5 +1,5 @@
-"""Texts are tokenized off the event loop, only those that the window may hold; and which token ends a segment that
-another model's tokenizer ended."""
+"""Texts are tokenized off the event loop, only those that the window may hold; the text of another tokenizer has the ids
+of the whole text; and which token ends a segment that another model's tokenizer ended."""
 
 import asyncio
 import shutil
@@ -13,6 +13,7 @@ import pytest
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest
@@ -25,11 +26,14 @@ from semspec.types import (
     Piece,
     SamplingParams,
     Segment,
+    Segmentation,
     SegmentEnd,
     TokenIds,
     Writer,
 )
-from tests.engine.support import CHATML, Load
+from tests.checkpoints import model_of, randomise
+from tests.engine.support import CHATML, Load, assert_same, tensor
+from tests.trained_tokenizers import FORMS, SENTENCES, model_tokenizer
 
 ASKED = Message("user", "x")
 PARAMS = GenerationParams(SamplingParams(), max_tokens=2)
@@ -117,7 +121,7 @@ def tokenizer(checkpoints: dict[str, Path]) -> ModelTokenizer:
 def last_token(tokenizer: ModelTokenizer) -> int:
     """Of a segment that a model with another tokenizer ended."""
     ended = Segment("7", (1, 2), "another", Writer.DRAFT, SegmentEnd.EOS)
-    return tokenizer.read_ids(ended, is_first=False)[-1]
+    return tokenizer.read_ids(ended, before="So")[-1]
 
 
 def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(tokenizer: ModelTokenizer) -> None:
@@ -189,3 +193,93 @@ async def test_sampling_never_write_a_token_without_an_embedding(smaller: Transf
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
     written = [token async for one in smaller.generate(own(smaller), params) for token in one.segment.token_ids]
     assert written and max(written) < 310
+
+
+TEXTS = (
+    "".join(SENTENCES[:2]) + "It is.",
+    "Tom's pens: 25.\n\n1. He sells 6.\n   So 19.\n\n(x + 1) is 中文, 🦊.\n\n\\boxed{19}",
+    "Is it?\n\n'Tis.\n\n- No.\n\n...\n\nend.",
+)
+
+
+@pytest.fixture(params=FORMS)
+def reader(request: pytest.FixtureRequest) -> ModelTokenizer:
+    return model_tokenizer(FORMS[request.param](), request.param)
+
+
+def by_another(text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Segment:
+    return Segment(text, (1, 2), "another", Writer.TARGET, end)
+
+
+def ids_of_whole(reader: ModelTokenizer, text: str) -> list[int]:
+    """With what the tokenizer puts before a prompt."""
+    return reader.ids_of(text, add_special_tokens=True)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(reader: ModelTokenizer, text: str) -> None:
+    prompt, *segments = cut(text, Segmentation.PARAGRAPH)
+    context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
+    assert reader.context_ids(context) == ids_of_whole(reader, text)
+
+
+def test_segments_that_begin_with_a_space_have_the_ids_of_the_whole_text(reader: ModelTokenizer) -> None:
+    text = "So Tom has 19 pens. Then he sells 6. We add both sides. It is 12."
+    prompt, *segments = cut(text, Segmentation.SENTENCE)
+    context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
+    assert len(segments) == 3 and reader.context_ids(context) == ids_of_whole(reader, text)
+
+
+def test_piece_keeps_its_ids_when_the_context_grows(reader: ModelTokenizer) -> None:
+    """Else a longer context would not find the shorter one in the cache, also where the whole text has other tokens."""
+    pieces = tuple(map(by_another, ("So.\n\n", "\n\n  It is", "n't ", "much", "\n", "\n\nWe", " add ", "é")))
+    whole = reader.context_ids(Context(pieces))
+    for size in range(1, len(pieces)):
+        part = reader.context_ids(Context(pieces[:size]))
+        assert whole[: len(part)] == part
+
+
+def test_ids_of_the_reader_stay_as_they_were_drawn(reader: ModelTokenizer) -> None:
+    drawn = tuple(token for letter in "So.\n\n" for token in reader.ids_of(f"\n{letter}")[len(reader.ids_of("\n")) :])
+    own = Segment("So.\n\n", drawn, reader.info.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
+    ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), own, by_another("So it is.\n\n"))))
+    start, end = reader.ids_of("We:\n\nWe"), reader.ids_of("We:\n\nSo it is.\n\nWe")
+    middle = len(start) - 1
+    assert ids[:middle] == start[:-1] and tuple(ids[middle : middle + len(drawn)]) == drawn
+    assert ids[middle + len(drawn) :] == end[middle:-1]
+
+
+def test_text_after_an_added_token_is_read_as_the_tokenizer_reads_it_there(reader: ModelTokenizer) -> None:
+    """Llama 2's marks the beginning of the text after such a token, others only that of the whole text."""
+    prompt, segments = "<|im_start|>We add.<|im_end|>", ("So it is.\n\n", "We add.")
+    context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
+    assert reader.context_ids(context) == ids_of_whole(reader, prompt + "".join(segments))
+
+
+def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(reader: ModelTokenizer) -> None:
+    segments = by_another("We add.\n\n"), by_another("So it is.\n\n", SegmentEnd.EOS)
+    ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), *segments)))
+    assert ids == [*ids_of_whole(reader, "We:\n\nWe add.\n\nSo it is.\n\n"), reader.end_of_turn]
+
+
+async def test_scored_segments_of_another_tokenizer_follow_their_context(
+    reader: ModelTokenizer, load: Load, tmp_path: Path
+) -> None:
+    """States and surprisal are those of the same ids in one text."""
+    randomise(model_of("qwen2", vocab_size=len(reader.raw), bos_token_id=None)).save_pretrained(tmp_path)
+    reader.raw.save_pretrained(tmp_path)
+    engine = load(tmp_path)
+    prompt, *texts = cut(TEXTS[0], Segmentation.PARAGRAPH)
+    segments, fingerprint = list(map(by_another, texts)), engine.tokenizer.info.tokenizer
+    foreign = await engine.score(Context((Piece(prompt, (1,), "another"),)), segments)
+    start = engine.tokenizer.ids_of(prompt + "We")[:-1]
+    ids, own, place = engine.tokenizer.ids_of(TEXTS[0]), list[Segment](), len(start)
+    for segment, score in zip(segments, foreign, strict=True):
+        token_ids = tuple(ids[place : place + score.num_tokens])
+        own.append(replace(segment, token_ids=token_ids, tokenizer=fingerprint))
+        place += score.num_tokens
+    assert place == len(ids)
+    whole = await engine.score(Context((Piece(prompt, tuple(start), fingerprint),)), own)
+    for one, other in zip(foreign, whole, strict=True):
+        assert_same(tensor(one.states), tensor(other.states))
+        assert one.surprisal == pytest.approx(other.surprisal, abs=1e-3)

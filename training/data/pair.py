@@ -100,7 +100,7 @@ class ServerWriter:
         return [task.result() for task in tasks]
 
     async def _segment(self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore) -> Segment:
-        segmenter = TextSegmenter(self._tokenizer, self._writer, self._params, num_context_tokens=0)
+        segmenter = TextSegmenter(self._tokenizer, self._writer, self._params, 0, completion.prompt)
         async with semaphore, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
                 for segment in segmenter.take(delta.text, delta.end):
@@ -166,9 +166,9 @@ class Pair:
         `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
         segments = {writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)}
         all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
-        ids = self._ids(Writer.TARGET, all_segments)
+        ids = self._ids(Writer.TARGET, context, all_segments)
         states, surprisal = self._read(Writer.TARGET, context, ids)
-        draft_ids = self._ids(Writer.DRAFT, segments[Writer.DRAFT])
+        draft_ids = self._ids(Writer.DRAFT, context, segments[Writer.DRAFT])
         draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
         rows = [_row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
@@ -182,11 +182,12 @@ class Pair:
         seeds = [derive_seed(base, "sample", index) for index in range(num_samples)]
         return self.writers[writer].generate(context.read_by(writer), seeds)
 
-    def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
-        """Segments in the reader's tokens; an empty segment, which a server may send, becomes end-of-sequence."""
+    def _ids(self, reader: Writer, context: ProbeContext, segments: Sequence[Segment]) -> list[list[int]]:
+        """Alternatives after a context in the reader's tokens; an empty segment, which a server may send, becomes
+        end-of-sequence."""
         tokenizer = self.models[reader].lm.tokenizer
-        eos = [tokenizer.end_of_turn]
-        return [list(tokenizer.read_ids(segment, is_first=False)) or eos for segment in segments]
+        eos, before = [tokenizer.end_of_turn], context.read_by(reader).pieces[-1].text
+        return [list(tokenizer.read_ids(segment, before)) or eos for segment in segments]
 
     def _read(self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         model = self.models[reader]
