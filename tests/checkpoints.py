@@ -1,7 +1,7 @@
 """Tiny checkpoints with random weights of common model classes, and matching probes."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -72,27 +72,28 @@ TOOLS_TEMPLATE = """\
 """A chat template that shows tools, calls and their results."""
 
 
-def spelling_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes and a few longer tokens, with marks of reasoning and calls, and `TOOLS_TEMPLATE`."""
+def spelling_tokenizer(special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes and a few longer tokens, with marks of reasoning and calls, and `TOOLS_TEMPLATE`. Those of
+    reasoning may be given as special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("{", '"')]
     vocabulary = {token: index for index, token in enumerate([*letters, *(a + b for a, b in pairs)])}
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
-    raw.add_tokens(
-        [AddedToken(mark, normalized=False) for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
-    )
+    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>", *special])
+    marks = ("<tool_call>", "</tool_call>") if special else ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    raw.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>")
     tokenizer.chat_template = TOOLS_TEMPLATE
     return tokenizer
 
 
-def save_spelling_checkpoint(folder: Path) -> Path:
+def save_spelling_checkpoint(folder: Path, special: Sequence[str] = (), prompt_end: str = "") -> Path:
     """Save a Qwen2 model with random weights over `spelling_tokenizer`, whose logits are flat enough to write
-    anything; returns `folder`."""
-    tokenizer = spelling_tokenizer()
+    anything; returns `folder`. `prompt_end`: what the chat template ends with."""
+    tokenizer = spelling_tokenizer(special)
+    tokenizer.chat_template = TOOLS_TEMPLATE + prompt_end
     torch.manual_seed(1)
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     sizes = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": 1200}

@@ -70,12 +70,12 @@ def _byte_fallback(special: tuple[str, ...], is_prepended: bool) -> PreTrainedTo
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     learner.train_from_iterator(SENTENCES * 4, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    ordered = [token for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1]) if token != "\n"]
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *ordered]
-    known = set(ordered)
-    state = json.loads(learner.to_str())["model"]["merges"]
-    merges = [(left, right) for left, right in state if {left, right, left + right} <= known]
-    vocabulary = {token: index for index, token in enumerate(pieces)}
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
+    for piece in sorted(learner.get_vocab()):
+        if "\n" not in piece:  # written as a byte
+            vocabulary[piece] = len(vocabulary)
+    learned = json.loads(learner.to_str())["model"]["merges"]
+    merges = [(left, right) for left, right in learned if left + right in vocabulary]
     raw = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if is_prepended:
         raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from semspec.decoding import Generation, Prompts
 from semspec.errors import Conflict
-from semspec.gateway.generation.parsers import END_OF_THINKING, THINK, CallParser, Delta, ReasoningParser, StopChecker
+from semspec.gateway.generation.parsers import CallParser, Delta, ReasoningParser, StopChecker
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.served import Served
 from semspec.gateway.store.store import Store, reading
@@ -134,22 +134,20 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Number of output tokens before `</think>`; None where reasoning is not split off.
+        """Number of output tokens of the reasoning, with its opening; None where reasoning is not split off.
 
-        Of the segment with the mark by the share of its characters, since writers do not say which a token has.
+        Of a segment with a mark by the share of its characters, since writers do not say which a token has.
         """
         parser = self.stop_checker.reasoning_parser
         if parser is None:
             return None
-        text = self.text
-        if not parser.begins_inside and not text.lstrip().startswith(THINK):
-            return 0
-        end = text.find(END_OF_THINKING)
-        left, num_tokens = len(text) if end < 0 else end, 0
+        start, num_tokens = 0, 0
         for segment in (record.segment for record in self.records):
-            size = len(segment.text)
-            num_tokens += len(segment.token_ids) * min(left, size) // size if size else 0
-            left = max(0, left - size)
+            stop = start + len(segment.text)
+            inside = (min(stop, stop if end is None else end) - max(start, begin) for begin, end in parser.spans)
+            share = sum(max(0, num_characters) for num_characters in inside)
+            num_tokens += len(segment.token_ids) * share // (stop - start) if share else 0
+            start = stop
         return num_tokens
 
     @property

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.generation.parsers import CALL, END_OF_CALL, THINK, beginning_of_call
+from semspec.gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
 from semspec.grammars.compiler import Compiler
+from semspec.reasoning import expected_form, opened_form
 
 Json = Mapping[str, Any]
 
@@ -81,12 +82,19 @@ def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:
 
     Reasoning comes first where the prompt has opened it; elsewhere the model may open it itself if it `may_reason`.
     """
-    is_open = prompt.rstrip().endswith(THINK)
-    if not (is_open or may_reason):
+    opened = opened_form(prompt)
+    if not (opened or may_reason):
         return f"start: answer\n{grammar}"
-    mark = "" if is_open else f"[ \\n]{{0,4}}{THINK}"
-    rules = f"thought[lazy]: /{mark}(.|\\n)*<\\/think>/\nspaced: /[ \\n]{{1,4}}/? answer\n{grammar}"
-    return f"start: thought spaced{' | answer' if mark else ''}\n{rules}"
+    form = opened or expected_form(prompt)
+    opening = "" if opened else f"[ \\n]{{0,4}}{_escaped(form.opening)}"
+    thought = f"thought[lazy]: /{opening}(.|\\n)*{_escaped(form.answer.rstrip())}/"
+    spaced = "spaced: /[ \\n]{1,4}/? answer"
+    plain = "" if opened else f" | {f'{_quoted(form.plain)} ' if form.plain else ''}answer"
+    return f"start: thought spaced{plain}\n{thought}\n{spaced}\n{grammar}"
+
+
+def _escaped(literal: str) -> str:
+    return re.escape(literal).replace("/", r"\/")
 
 
 def _rule(name: str, rule: str, field: str) -> str:

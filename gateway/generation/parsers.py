@@ -1,12 +1,13 @@
-"""The visible text of an output: cut at a stop sequence, split into reasoning, content and calls of tools."""
+"""The visible text of an output: reasoning, content that a stop sequence may cut, and calls of tools."""
 
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-THINK, END_OF_THINKING = "<think>", "</think>"
+from semspec.reasoning import FORMS, ReasoningForm, opened_form
+
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
 
@@ -97,49 +98,105 @@ class StopChecker:
         return Delta(delta.reasoning) + self._call_parser.split(delta.content)
 
 
-class ReasoningParser:
-    """Splits text at `</think>` into reasoning and content; the marks belong to neither."""
+Part = Literal["unknown", "reasoning", "content", "header"]
+"""What the next text is: unknown until it begins with an opening or not; a header names the channel of a message."""
 
-    def __init__(self, kind: str) -> None:
-        """`kind` of the next text: "reasoning", "content", or "unknown" until it begins with `<think>` or not."""
-        self.begins_inside = kind == "reasoning"
-        self._kind = kind
+
+class ReasoningParser:
+    """Splits text into reasoning and content by the marks of a `ReasoningForm`, which belong to neither."""
+
+    def __init__(self, part: Part, form: ReasoningForm | None = None) -> None:
+        """`part` and `form` of the next text. A form that is not given is that of the first opening."""
+        self.form = form
+        """None: unknown, or the text is content alone."""
+        self.spans: list[tuple[int, int | None]] = [(0, None)] if part == "reasoning" else []
+        """Start and end of the reasoning in the text, in characters; None: it goes on."""
+        self._part = part
+        self._start = 0
+        """Where the part begins, with its marks."""
+        self._num_read = 0
+        """Characters before the buffer."""
         self._buffer = ""
 
     @property
     def is_inside(self) -> bool:
         """Whether the next text is reasoning, as far as is known."""
-        return self._kind == "reasoning"
+        return self._part == "reasoning"
 
     @classmethod
     def after(cls, prompt: str) -> "ReasoningParser":
         """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""
-        return cls("reasoning" if prompt.rstrip().endswith(THINK) else "unknown")
+        form = opened_form(prompt)
+        return cls("reasoning" if form else "unknown", form)
 
     def split(self, text: str) -> Delta:
-        text, self._buffer = self._buffer + text, ""
-        if self._kind == "unknown":
-            return self._begin(text)
-        if self._kind == "content":
-            return Delta(content=text)
-        reasoning, mark, content = text.partition(END_OF_THINKING)
-        if mark:
-            self._kind = "content"
-            return Delta(reasoning, content)
-        self._buffer = _unfinished(text, (END_OF_THINKING,))
-        return Delta(reasoning=text.removesuffix(self._buffer))
+        """What `text` adds to reasoning and content."""
+        self._buffer += text
+        if self._part == "unknown":
+            self._begin()
+        shown = Delta()
+        while (mark := self._next_mark()) and mark in self._buffer:
+            before = self._read(self._buffer.index(mark))
+            shown += self._shown(before)
+            self._pass(mark, before)
+        if self._part in ("reasoning", "content"):
+            shown += self._shown(self._read(len(self._buffer) - len(_unfinished(self._buffer, (mark,)))))
+        return shown
 
     def close(self) -> Delta:
-        buffered, self._buffer = self._buffer, ""
-        return Delta(reasoning=buffered) if self._kind == "reasoning" else Delta(content=buffered)
+        """The buffered text, at the end of the output."""
+        self._part = "content" if self._part == "unknown" else self._part
+        return self._shown(self._read(len(self._buffer)))
 
-    def _begin(self, text: str) -> Delta:
-        start = text.lstrip()
-        if not start or (len(start) < len(THINK) and THINK.startswith(start)):
-            self._buffer = text
-            return Delta()
-        self._kind = "reasoning" if start.startswith(THINK) else "content"
-        return self.split(start.removeprefix(THINK) if self._kind == "reasoning" else text)
+    def _begin(self) -> None:
+        """Take the opening from the buffer, or find that there is none."""
+        start = self._buffer.lstrip()
+        openings = {form.header[0] if form.header else form.opening: form for form in FORMS}
+        for opening, form in openings.items():
+            if start.startswith(opening):
+                self._read(len(self._buffer) - len(start) + len(opening))
+                self.form = form
+                self._enter("header" if form.header else "reasoning")
+                return
+        if start and not any(opening.startswith(start) for opening in openings):
+            self._part = "content"
+
+    def _next_mark(self) -> str:
+        """The mark that ends the part; empty if nothing does."""
+        if self.form is None or self._part == "unknown":
+            return ""
+        if self._part == "header":
+            return self.form.header[1] if self.form.header else ""
+        return self.form.closing if self._part == "reasoning" or self.form.header else ""
+
+    def _pass(self, mark: str, before: str) -> None:
+        """Go on after `mark`, which ends the part with the text `before`."""
+        if self._part == "reasoning":
+            self.spans[-1] = (self.spans[-1][0], self._num_read)
+        self._read(len(mark))
+        if self.form is None or self.form.header is None:
+            self._enter("content")
+        elif self._part == "header":
+            self._enter("reasoning" if self.form.is_reasoning(before) else "content")
+        else:
+            self._start = self._num_read
+            self._enter("header")
+
+    def _enter(self, part: Part) -> None:
+        self._part = part
+        if part == "reasoning":
+            self.spans.append((self._start, None))
+
+    def _read(self, num_characters: int) -> str:
+        """Take this many characters from the buffer."""
+        text, self._buffer = self._buffer[:num_characters], self._buffer[num_characters:]
+        self._num_read += num_characters
+        return text
+
+    def _shown(self, text: str) -> Delta:
+        if self._part == "reasoning":
+            return Delta(reasoning=text)
+        return Delta(content=text if self._part == "content" else "")
 
 
 def beginning_of_call(name: str) -> str:

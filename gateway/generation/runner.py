@@ -22,12 +22,12 @@ from semspec.errors import (
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import Choice, Ended, usage
 from semspec.gateway.generation.collection import Collection
-from semspec.gateway.generation.parsers import END_OF_THINKING
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
+from semspec.reasoning import THINK
 from semspec.records import statistics, stored
 from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Segment, SegmentEnd, SegmentRecord, Writer
 
@@ -145,8 +145,11 @@ class ChoiceRunner:
         return FinishReason.STOP
 
     async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
-        """Put the mark into the context as a segment of the target; False when the budget leaves no answer after it."""
-        text = END_OF_THINKING + "\n\n" if choice.text[-1:] in ("", "\n") else f"\n{END_OF_THINKING}\n\n"
+        """Put the end of the reasoning into the context as a segment of the target; False when the budget leaves no
+        answer after it."""
+        parser = choice.stop_checker.reasoning_parser
+        form = (parser and parser.form) or THINK
+        text = form.answer if choice.text[-1:] in ("", "\n") else f"\n{form.answer}"
         tokens = await choice.served.pinned.target.tokenize(text)
         if choice.num_tokens + len(tokens) >= choice.generation.max_tokens:
             return False

@@ -5,8 +5,8 @@ import sys
 from unicodedata import category
 
 from semspec.client import Json
+from semspec.reasoning import ENDS
 
-THINK_END = "</think>"
 GREY, REFUSED = "90", "2;31"
 MARKS = {"accepted": ("✓", "32"), "target": ("✎", "33"), "draft": ("·", "39")}
 """Sign and colour of a segment: accepted, or else of its writer."""
@@ -54,9 +54,11 @@ class Screen:
             print()
 
     def _show_segment(self, record: Json, delta: Json) -> None:
-        """The text after `</think>`, or in the delta's content where that is told apart, is the answer, in bold."""
+        """Print a segment. The text after the reasoning, or in the delta's content where the server splits it off, is
+        the answer, in bold."""
         sign, colour = MARKS["accepted" if record["verdict"] == "accepted" else record["writer"]]
-        reasoning, end, answer = record["text"].partition(THINK_END)
+        end = next((end for end in ENDS if end in record["text"]), ENDS[0])
+        reasoning, end, answer = record["text"].partition(end)
         if not end and (self._is_answer or ("reasoning_content" in delta and delta.get("content"))):
             reasoning, answer = "", reasoning
         self._is_answer = self._is_answer or bool(end)

@@ -17,6 +17,7 @@ from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import BackendUnavailable, cancel_task, or_backend_unavailable, written_by_target
 from semspec.errors import ContextTooLong, DeadlineExceeded
+from semspec.reasoning import FORMS
 from semspec.types import Conversation, Event, Finished, FinishReason, ModelInfo, Piece, Prompt, SegmentRecord, TokenIds
 
 STRATEGIES: Strategies = {
@@ -71,9 +72,10 @@ async def decode(
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
 
 
-REASONING = re.compile(r"<think>\s*(</think>\s*)?\Z")
+REASONING = re.compile(
+    "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS),
+)
 """What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
-END_OF_THINKING = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,7 @@ def at_the_same_point(draft: Piece, target: Piece) -> Piece:
     A text changed here has no token ids; the draft tokenizes it.
     """
     own, other = _reasoning(draft.text), _reasoning(target.text)
-    is_left_out = END_OF_THINKING in own
-    if (bool(own), is_left_out) == (bool(other), END_OF_THINKING in other) or (is_left_out and not other):
+    if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (_is_closed(own) and not other):
         return draft
     return Piece(draft.text.removesuffix(own) + other, (), "")
 
@@ -147,3 +148,8 @@ def at_the_same_point(draft: Piece, target: Piece) -> Piece:
 def _reasoning(prompt: str) -> str:
     found = REASONING.search(prompt)
     return found[0] if found else ""
+
+
+def _is_closed(reasoning: str) -> bool:
+    """Whether what a prompt ends with leaves the reasoning out."""
+    return any(form.closing in reasoning for form in FORMS)

@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semspec.errors import InvalidRequest, Mismatch, is_utf8
+from semspec.reasoning import THINK, known_forms, opened_form
 from semspec.types import Message
 
 if TYPE_CHECKING:
@@ -178,7 +179,6 @@ def _turn(
 EARLIER_TURN = "semspec: an earlier turn"
 """Placeholder for the context when the template is rendered. The context itself is not rendered again, because
 templates remove the reasoning of earlier turns; its tokens are kept and continued."""
-THINK = "<think>"
 REMEDY = "choose another strategy, or a target that can be asked"
 
 
@@ -197,7 +197,8 @@ def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
     """Tokens that end the assistant's turn, add a user turn with `question`, and begin the answer with `prefill`.
 
-    If the template opens `<think>` itself, it is not repeated. Raises: Mismatch when the template drops earlier turns.
+    A `<think>` at the beginning of `prefill` becomes the opening of the model's own form of reasoning, and nothing if
+    the template opens the reasoning. Raises: Mismatch when the template drops earlier turns.
     """
     if tokenizer.chat_template is None:
         raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
@@ -213,8 +214,10 @@ def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     if not separator or question.strip() not in suffix:
         raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
-    if suffix.rstrip().endswith(THINK):
-        prefill = prefill.removeprefix(THINK)
+    form = next(iter(known_forms(tokenizer.get_added_vocab())), THINK)
+    if prefill.startswith(THINK.opening):
+        opening = "" if opened_form(suffix) else form.opening
+        prefill = opening + prefill.removeprefix(THINK.opening)
     token_ids: list[int] = tokenizer.encode(suffix + prefill, add_special_tokens=False)
     return token_ids
 

@@ -2,6 +2,7 @@
 budgets and segments. The forward passes are the engine's."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from semspec.engine.shaping import Grammars
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.errors import InternalError, InvalidRequest
+from semspec.reasoning import FORMS, unknown_marks
 from semspec.types import (
     GRAMMAR,
     ChoiceScores,
@@ -30,6 +32,8 @@ from semspec.types import (
     VerifiedTokens,
     Writer,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def check_supported(params: GenerationParams, info: ModelInfo) -> None:
@@ -55,6 +59,13 @@ class LocalEngine(Engine):
         self.tokenizer, self._writer, self._grammars = tokenizer, writer, Grammars.of(tokenizer)
         can_shape, size = self._grammars is not None, tokenizer.num_embeddings
         self._info = replace(info, supports_grammars=can_shape, supports_penalties=True, num_token_ids=size)
+        if marks := unknown_marks(tokenizer.raw.get_added_vocab()):
+            _log.warning(
+                "reasoning is not told apart: %s seems to mark it with %s, and not with any of %s; answers hold it",
+                info.model,
+                " ".join(marks[:5]),
+                " ".join(form.opening for form in FORMS),
+            )
 
     def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
         """The results of a request that reads `tokens`. Closing this generator ends the request. Raises: Overloaded,

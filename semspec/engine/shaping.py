@@ -171,17 +171,17 @@ def _digest(grammar: str) -> bytes:
 
 
 def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
-    """llguidance's view of the tokenizer, with added tokens such as `</think>` as the text that they are in outputs;
-    llguidance itself takes them for special tokens. Raises: ImportError, ValueError."""
+    """llguidance's view of the tokenizer, with added tokens such as `</think>` as the text that they are in outputs,
+    also if they are special; llguidance itself takes them for special tokens. Raises: ImportError, ValueError."""
     from llguidance.hf import from_tokenizer
 
     from semspec.grammars.worker import Vocabulary
 
     theirs = from_tokenizer(tokenizer.raw)
     tokens = [theirs.decode_bytes([token]) for token in range(theirs.vocab_size)]
-    special = set(tokenizer.raw.all_special_ids) | tokenizer.eos_ids
+    special = (set(tokenizer.raw.all_special_ids) | tokenizer.eos_ids) - tokenizer.mark_ids
     for token, added in tokenizer.raw.added_tokens_decoder.items():
-        if added.special:
+        if added.special and token not in tokenizer.mark_ids:
             special.add(token)
         else:
             tokens[token] = added.content.encode()

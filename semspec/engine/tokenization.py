@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from semspec.engine.conversation import ids_after_turn, render, turn_after
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.reasoning import known_forms
 from semspec.types import (
     Context,
     Conversation,
@@ -69,7 +70,15 @@ class ModelTokenizer:
     @cached_property
     def token_bytes(self) -> "TokenBytes":
         """The UTF-8 bytes each token adds to a text."""
-        return TokenBytes(self.raw)
+        return TokenBytes(self.raw, self.mark_ids)
+
+    @cached_property
+    def mark_ids(self) -> frozenset[int]:
+        """Special tokens that mark reasoning, in a form that is told apart: unlike other special tokens, they are part
+        of the text, in which readers find them."""
+        added = self.raw.get_added_vocab()
+        marks = {added[mark] for form in known_forms(added) for mark in form.marks}
+        return frozenset(marks & special_ids(self.raw)) - self.eos_ids
 
     @cached_property
     def added_ids(self) -> frozenset[int]:
@@ -138,16 +147,17 @@ class ModelTokenizer:
     def read_ids(self, piece: Piece, before: str) -> Sequence[int]:
         """Token ids of a piece that follows the text `before`; `before` is empty for the first piece of a context.
 
-        Ids of this tokenizer stay as they are. The text of another tokenizer is tokenized as a part of a longer text, so
-        that a context has the ids of its whole text:
+        Ids of this tokenizer stay as they are. The text of another tokenizer is tokenized as a part of a longer text,
+        so that a context has the ids of its whole text:
 
-        - After the added token that `before` ends with, else after a short text that does not join it, so that a
-          tokenizer that marks the beginning of a text does not mark that of the piece.
-        - If it ends with white space, before a letter, as the white space before a word: GPT-2's pre-tokenizer makes
-          two tokens of a blank line there, and one at the end of a text. Not at an end of sequence, which ends the text.
+        - It follows the added token that `before` ends with, or else a short text that does not join it. So a tokenizer
+          that marks the beginning of a text does not mark the beginning of each piece.
+        - If it ends with white space, a letter follows it, because GPT-2's pre-tokenizer makes two tokens of a blank
+          line before a word and one at the end of a text. At an end of sequence, which ends the text, nothing follows.
 
-        What follows the piece is never read, so a piece keeps its ids when the context grows, and caches of prefixes
-        hold. The ids differ from those of the whole text only where a token would reach over the piece's border.
+        What really follows the piece is never read. So a piece keeps its ids when the context grows, and a longer
+        context finds the shorter one in a cache. The ids differ from those of the whole text only where a token would
+        reach over the border of two pieces.
 
         Raises: InvalidRequest when an id has no embedding.
         """
@@ -183,10 +193,9 @@ class ModelTokenizer:
         bos = self.raw.bos_token
         wants_specials = not before and not (bos and text.startswith(bos))
         anchor, letter_ids = self._anchor(before, text), self._letter_ids
-        surroundings = [(*anchor, "", ()), ("", (), "", ())]
-        if letter_ids and text[-1:].isspace() and not is_ended:
-            surroundings.insert(0, (*anchor, LETTER, letter_ids))
-        for head, head_ids, tail, tail_ids in surroundings:
+        looks_ahead = bool(letter_ids) and text[-1:].isspace() and not is_ended
+        following = (LETTER, letter_ids) if looks_ahead else ("", ())
+        for (head, head_ids), (tail, tail_ids) in ((anchor, following), (anchor, ("", ())), (("", ()), ("", ()))):
             ids = self.ids_of(head + text + tail, wants_specials)
             start, stop = len(head_ids), len(ids) - len(tail_ids)
             if start <= stop and tuple(ids[:start]) == head_ids and tuple(ids[stop:]) == tail_ids:
@@ -197,14 +206,17 @@ class ModelTokenizer:
         """What `text` is tokenized after in place of `before`, and its ids; empty if `text` is the first."""
         if not before:
             return "", ()
-        added = max(filter(before.endswith, self._added_texts), key=len, default="")
+        sizes, texts = self._added_texts
+        added = next((end for size in sizes if (end := before[-size:]) in texts), "")
         anchor = added or (LETTER if text[:1].isspace() else "\n")
         ids = tuple(self.ids_of(anchor))
         return ("", ()) if self.raw.unk_token_id in ids else (anchor, ids)
 
     @cached_property
-    def _added_texts(self) -> tuple[str, ...]:
-        return tuple(self.raw.get_added_vocab())
+    def _added_texts(self) -> tuple[list[int], frozenset[str]]:
+        """The sizes of the added tokens in characters, in descending order, and the tokens."""
+        texts = frozenset(text for text in self.raw.get_added_vocab() if text)
+        return sorted(set(map(len, texts)), reverse=True), texts
 
     @cached_property
     def _letter_ids(self) -> tuple[int, ...]:
@@ -222,8 +234,8 @@ class ModelTokenizer:
         return ids
 
     async def owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
-        """A whole context's `pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the
-        window may hold. Raises: ContextTooLong; what `read_ids` raises."""
+        """Return a whole context's `pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as
+        long as the window may hold. Raises: ContextTooLong; what `read_ids` raises."""
         texts = [piece.text for piece in pieces if not self._has_own_ids(piece)]
         if not texts:
             return pieces
@@ -292,10 +304,10 @@ class ModelTokenizer:
         return text
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that `tokens` add after `context`, without special tokens.
+        """The text that `tokens` add after `context`, without special tokens but those of `mark_ids`.
 
-        A character belongs to the tokens that complete it. If the budget of an answer is used up inside a character, the
-        text ends before the character, as in vLLM and TGI, while its tokens count as written.
+        A character belongs to the tokens that complete it. If the budget of an answer is used up inside a character,
+        the text ends before the character, as in vLLM and TGI, while its tokens count as written.
         """
         overlap = context[self.character_start(context, max(0, len(context) - TEXT_OVERLAP)) :]
         return self._whole_text([*overlap, *tokens])[len(self._whole_text(overlap)) :]
@@ -306,7 +318,7 @@ class ModelTokenizer:
         while num_bytes and len(data := self.token_bytes(kept[-1])) <= num_bytes:
             num_bytes -= len(data)
             kept.pop()
-        text = _decode(self.raw, kept)
+        text = _decode(self.raw, kept, self.mark_ids)
         return text.removesuffix("\N{REPLACEMENT CHARACTER}") if num_bytes else text
 
     def num_open_bytes(self, tokens: Sequence[int]) -> int:
@@ -350,8 +362,19 @@ def parameter_of(prompt: Prompt) -> str:
     return "prompt" if isinstance(prompt, str | TokenIds) else "messages"
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """The ids of all special tokens, also of those that have no role."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids).union(token for token, content in added if content.special)
+
+
+def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int], marks: frozenset[int] = frozenset()) -> str:
+    """The text of `tokens`, without special tokens but `marks`."""
+    kept, skips_special = list(tokens), marks.isdisjoint(tokens)
+    if not skips_special:
+        dropped = special_ids(tokenizer) - marks
+        kept = [token for token in kept if token not in dropped]
+    return str(tokenizer.decode(kept, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False))
 
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -374,10 +397,11 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
 
 
 class TokenBytes:
-    """The UTF-8 bytes each token adds to a text. A token may be part of a character; special tokens add none."""
+    """The UTF-8 bytes each token adds to a text. A token may be part of a character; special tokens but `marks` add
+    none."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", marks: frozenset[int] = frozenset()) -> None:
+        self._tokenizer, self._marks = tokenizer, marks
         decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
         self._is_byte_level = decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
@@ -390,7 +414,8 @@ class TokenBytes:
         return self._known[token]
 
     def _bytes(self, token: int) -> bytes:
-        text = _decode(self._tokenizer, [*self._before, token])[len(_decode(self._tokenizer, self._before)) :]
+        before = _decode(self._tokenizer, self._before)
+        text = _decode(self._tokenizer, [*self._before, token], self._marks)[len(before) :]
         if not text:
             return b""
         piece = str(self._tokenizer.convert_ids_to_tokens(token))

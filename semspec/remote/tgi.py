@@ -5,9 +5,12 @@ from typing import Any
 
 from huggingface_hub import AsyncInferenceClient, get_async_session, hf_raise_for_status
 
+from semspec.reasoning import FORMS
 from semspec.remote.client import Completion, Delta, Server, paced, translated
 from semspec.types import SamplingParams, SegmentEnd
 
+MARKS = frozenset().union(*(form.marks for form in FORMS))
+"""Tokens that are part of the text even if the server calls them special."""
 ENDS = {"eos_token": SegmentEnd.EOS, "stop_sequence": SegmentEnd.BOUNDARY, "length": SegmentEnd.LENGTH}
 
 
@@ -44,7 +47,8 @@ class TgiClient:
                     **_sampling_options(completion.sampling),
                 )
                 async for event in paced(events, self._server.timeout_s):
-                    delta = "" if event.token.special else event.token.text
+                    token = event.token
+                    delta = "" if token.special and token.text not in MARKS else token.text
                     end = ENDS[event.details.finish_reason] if event.details else None
                     text += delta
                     if stop and end is SegmentEnd.BOUNDARY and not text.endswith(stop):

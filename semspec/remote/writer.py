@@ -120,6 +120,8 @@ def load_remote_writer(
     unavailable server is an error of later calls, not here."""
     asyncio.run(_check(settings.model, server))
     engine = load_model(settings, writer)
+    if server.api == "openai" and engine.tokenizer.mark_ids:
+        logger.warning("reasoning is not told apart if %s leaves out its marks, which are special tokens", server.url)
     return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from semspec.engine.causal_lm import CausalLM
@@ -16,6 +17,7 @@ from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.conversation import render, supports_choices, template_variables, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.reasoning import HARMONY, MISTRAL, ReasoningForm
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
 from tests.engine.support import CHATML, Load, params, prompt, segment, sizes_of, written
 
@@ -194,6 +196,16 @@ def test_turn_ends_the_assistants_and_begins_its_next(
     tokenizer: PreTrainedTokenizerBase, template: str, expected: str
 ) -> None:
     assert text_after(tokenizer, template, QUESTION, PREFILL) == expected
+
+
+@pytest.mark.parametrize("form", [MISTRAL, HARMONY], ids=["mistral", "harmony"])
+def test_prefill_opens_the_reasoning_in_the_models_own_form(
+    tokenizer: PreTrainedTokenizerBase, form: ReasoningForm
+) -> None:
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in sorted(form.marks)])
+    assert text_after(tokenizer, CHATML, QUESTION, PREFILL).endswith(f"assistant\n{form.opening}Tom has ")
+    opened = CHATML.replace("assistant\n{% endif %}", f"assistant\n{form.opening}{{% endif %}}")
+    assert text_after(tokenizer, opened, QUESTION, PREFILL).endswith(f"assistant\n{form.opening}Tom has ")
 
 
 def test_prefill_without_a_thought_is_taken_as_it_is(tokenizer: PreTrainedTokenizerBase) -> None:

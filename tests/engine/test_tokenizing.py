@@ -1,5 +1,5 @@
-"""Texts are tokenized off the event loop, only those that the window may hold; the text of another tokenizer has the ids
-of the whole text; and which token ends a segment that another model's tokenizer ended."""
+"""Texts are tokenized off the event loop, only those that the window may hold; the text of another tokenizer has the
+ids of the whole text; and which token ends a segment that another model's tokenizer ended."""
 
 import asyncio
 import shutil
@@ -17,6 +17,8 @@ from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.reasoning import FORMS as FORMS_OF_REASONING
+from semspec.reasoning import ReasoningForm
 from semspec.types import (
     Context,
     Conversation,
@@ -283,3 +285,44 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
     for one, other in zip(foreign, whole, strict=True):
         assert_same(tensor(one.states), tensor(other.states))
         assert one.surprisal == pytest.approx(other.surprisal, abs=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)
+def test_special_tokens_that_mark_reasoning_are_part_of_the_text(form: ReasoningForm, reader: ModelTokenizer) -> None:
+    """Other special tokens are not, and another tokenizer reads the marks as text. Llama 2's form puts a space after
+    each."""
+    writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
+    start, text = writer.ids_of("<|im_start|>So:"), f"{form.opening}We add.\n\nSo it{form.answer} is 🦊."
+    whole = writer.ids_of(f"<|im_start|>So:{text}")
+    ids = whole[len(start) :]
+    assert len(writer.mark_ids) == len(form.marks)
+    spaces = ("", "") if reader.info.model != "llama2" else (" ", "")
+    decoded = writer.text_of(start, [*ids[:2], *writer.ids_of("<pad><|im_end|>"), *ids[2:]])
+    assert decoded.replace(*spaces) == text.replace(*spaces)
+    assert b"".join(map(writer.token_bytes, ids)).decode() == decoded
+    segment = Segment(text, tuple(ids), "other.added", Writer.TARGET, SegmentEnd.BOUNDARY)
+    context = Context((Piece("So:", (1,), "other.added"), segment))
+    assert reader.context_ids(context) == ids_of_whole(reader, f"So:{text}")
+
+
+def test_mark_that_ends_the_sequence_or_lacks_its_partner_is_no_part_of_the_text() -> None:
+    lonely = model_tokenizer(FORMS["qwen"]("<think>", "<|end|>"))
+    assert lonely.text_of((), lonely.ids_of("<think>So<|end|>")) == "So"
+
+
+async def test_marks_of_an_unknown_form_are_told_at_the_start(
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, marks, is_told in (
+        ("known", ("<think>", "</think>"), False),
+        ("unknown", ("<|START_THINKING|>", "<|END_THINKING|>"), True),
+        ("half", ("<|channel|>",), True),
+    ):
+        raw = FORMS["qwen"](*marks)
+        randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(tmp_path / name)
+        raw.save_pretrained(tmp_path / name)
+        caplog.clear()
+        load(tmp_path / name)
+        lines = [record.getMessage() for record in caplog.records]
+        warnings = [line for line in lines if line.startswith("reasoning is not told apart")]
+        assert len(warnings) == is_told and all(marks[0] in line and "\n" not in line for line in warnings)

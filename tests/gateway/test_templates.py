@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
+from semspec.decoding.loop import at_the_same_point
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
+from semspec.reasoning import HARMONY
 from semspec.records import SegmentTrace
-from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
+from semspec.types import Context, Message, Piece, SamplingParams, SegmentRecord, Writer
 from tests.checkpoints import loaded, random_probes
 from tests.decoding.engines import behind_sockets
 from tests.gateway.engines import Engines, served
@@ -153,6 +155,22 @@ async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_pro
             assert stored["prompt"]["text"] == f"{QUESTION}\n\n{end}"
             assert stored["draft_prompt"]["text"] == f"Day 1: {QUESTION} {end}"
             assert bool(answer["choices"][0]["message"]["reasoning"]) is thinking
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "expected"),
+    [
+        ("Tom ", "Tom\n[THINK]", "Tom [THINK]"),
+        ("Tom <think>\n", "Tom\n[THINK]", "Tom <think>\n"),
+        ("Tom [THINK]", "Tom\n", "Tom "),
+        ("Tom ", "Tom\n[THINK][/THINK]", "Tom [THINK][/THINK]"),
+        ("Tom <think>\n</think>\n", "Tom\n[THINK]", "Tom [THINK]"),
+        ("Tom <think>\n</think>\n", "Tom\n", "Tom <think>\n</think>\n"),
+        ("Tom ", f"Tom{HARMONY.opening}", f"Tom {HARMONY.opening}"),
+    ],
+)
+def test_drafts_prompt_meets_the_targets_whatever_the_form_of_reasoning(draft: str, target: str, expected: str) -> None:
+    assert at_the_same_point(Piece(draft, (), ""), Piece(target, (), "")).text == expected
 
 
 async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(engines: Engines) -> None:

@@ -11,6 +11,10 @@ from semspec.gateway.generation.parsers import Delta, ReasoningParser, StopCheck
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"
+COMMENTARY = "<|start|>assistant<|channel|>commentary<|message|>"
+SNIPPETS = ("a", "\n", " b", "<", "<think>", "</think>", "[THINK]", "[/THINK]", ANALYSIS, "<|end|>", FINAL, COMMENTARY)
+TEXTS_WITH_MARKS = st.lists(st.sampled_from(SNIPPETS), max_size=9).map("".join)
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -30,6 +34,14 @@ def read(stop_checker: StopChecker, parts: list[str]) -> Delta:
 @given(LETTERS, st.lists(st.integers(0, 30)), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
     for prompt in ("", "<think>\n"):
+        whole, parts = (StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2))
+        assert read(parts, cut(text, places)) == read(whole, [text])
+        assert parts.stop == whole.stop
+
+
+@given(TEXTS_WITH_MARKS, st.lists(st.integers(0, 60)), st.lists(st.sampled_from(["\n", "a", "\n b", "<"]), max_size=2))
+def test_parts_of_every_form_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
+    for prompt in ("", "[THINK]", f"<|start|>assistant{ANALYSIS}"):
         whole, parts = (StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2))
         assert read(parts, cut(text, places)) == read(whole, [text])
         assert parts.stop == whole.stop
@@ -63,6 +75,16 @@ def test_nothing_follows_a_stop() -> None:
         ("", "five", "", "five"),
         ("", "<thi", "", "<thi"),
         ("<think>", "so</thin", "so</thin", ""),
+        ("[THINK]", "so[/THINK]five", "so", "five"),
+        ("", "[THINK]so [1][/THINK]five", "so [1]", "five"),
+        ("", "[THI", "", "[THI"),
+        ("", f"{ANALYSIS}so<|end|>{FINAL}five", "so", "five"),
+        ("", f"{ANALYSIS}so<|end|><|start|>assistant{ANALYSIS} and<|end|>{FINAL}five", "so and", "five"),
+        ("", f"{ANALYSIS}so<|end|>{COMMENTARY}Wait.<|end|>{FINAL}five", "so", "Wait.five"),
+        ("", "<|channel|>final<|message|>five", "", "five"),
+        ("", f"{ANALYSIS}so", "so", ""),
+        ("", f"{ANALYSIS}so<|end|><|start|>assist", "so", ""),
+        (f"<|start|>assistant{ANALYSIS}", f"so<|end|>{FINAL}five", "so", "five"),
     ],
 )
 def test_reasoning_ends_at_its_mark(prompt: str, text: str, reasoning: str, content: str) -> None:

@@ -28,6 +28,8 @@ class Script:
     """Says its pieces and then nothing, with TGI's signs of life."""
     refusal: tuple[int, Json] | None = None
     """A status and a body instead of a stream."""
+    special: tuple[str, ...] = ()
+    """Pieces that TGI calls special tokens."""
     keeps_stop: bool = True
     late_error: Json | None = None
     """Told in the stream, after the pieces."""
@@ -90,7 +92,7 @@ def _tgi_events(script: Script, body: Json) -> Iterator[Json | str]:
     said, end = script.said(body["parameters"].get("stop", []))
     for index, piece in enumerate(said):
         is_last = end != "eos_token" and not script.stalls and index == len(said) - 1
-        yield _tgi_event(piece, False, end if is_last else None)
+        yield _tgi_event(piece, piece in script.special, end if is_last else None)
     if script.late_error:
         yield script.late_error
     elif end == "eos_token" and not script.stalls:

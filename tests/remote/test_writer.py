@@ -118,6 +118,12 @@ async def test_end_without_a_word_is_a_segment(local: Local, context: Context, a
     assert served.segment.end is SegmentEnd.EOS
 
 
+async def test_marks_of_reasoning_that_tgi_calls_special_stay_in_the_text(local: Local, context: Context) -> None:
+    script = Script(["[THINK]", "So.", "[/THINK]", STEP], special=("[THINK]", "[/THINK]", "<pad>"))
+    [served] = await local.served("tgi", script, context, PARAGRAPH)
+    assert served.segment.text == f"[THINK]So.[/THINK]{STEP}"
+
+
 @every_api
 async def test_budget_ends_a_segment(local: Local, context: Context, api: Api) -> None:
     script = Script([STEP[:40]], end="length")

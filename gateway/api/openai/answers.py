@@ -67,7 +67,7 @@ class _Message(Body):
 
 
 class AssistantMessage(_Message):
-    """Text up to `</think>` is reasoning, sent under both names in use for it; the rest is content."""
+    """The reasoning is sent under both names in use for it; the rest is content."""
 
     tool_calls: list[CallDelta] | None
 

@@ -169,7 +169,7 @@ class _OpenAIFormat(Format):
 
 
 class ChatFormat(_OpenAIFormat):
-    """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
+    """`POST /v1/chat/completions`. Reasoning is sent as both `reasoning` and `reasoning_content`."""
 
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
 

@@ -29,7 +29,7 @@ class OutputText(Body):
 
 
 class ReasoningItem(Body):
-    """The text before `</think>`."""
+    """The reasoning, without its marks."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"

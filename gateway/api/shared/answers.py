@@ -67,7 +67,7 @@ class CompletionTokens(Body):
     """What the output tokens are."""
 
     reasoning_tokens: int
-    """Of the segments up to the one with `</think>`, which counts as a whole."""
+    """Those of the reasoning; in a segment with a mark of it, by the share of characters."""
 
 
 class PromptTokens(Body):

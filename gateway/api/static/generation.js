@@ -2,7 +2,8 @@
 
 import { ApiError } from "./api.js";
 
-const END_OF_THINKING = "</think>";
+/** What stands between reasoning and answer, in each form that the server tells apart. */
+const ENDS_OF_REASONING = ["</think>", "[/THINK]", "<|end|><|start|>assistant<|channel|>final<|message|>"];
 /** The content of a box, with up to two levels of braces inside. */
 export const BOXED = /\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}/;
 const STAGES = ["draft_ms", "read_ms", "judge_ms", "write_ms"]; // wire_ms is part of these
@@ -155,9 +156,10 @@ export const duration = (record) => sum(STAGES.map((stage) => record.times?.[sta
 
 /** A text's parts before and after the end of the reasoning; `answer` is null where it does not end here. */
 export function parted(text) {
-  const end = text.indexOf(END_OF_THINKING);
-  if (end < 0) return { reasoning: text, answer: null };
-  return { reasoning: text.slice(0, end), answer: text.slice(end + END_OF_THINKING.length) };
+  const end = ENDS_OF_REASONING.find((mark) => text.includes(mark));
+  if (end === undefined) return { reasoning: text, answer: null };
+  const start = text.indexOf(end);
+  return { reasoning: text.slice(0, start), answer: text.slice(start + end.length) };
 }
 
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
