@@ -14,6 +14,7 @@ from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
+from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import (
     HOT,
     PROMPT,
@@ -120,6 +121,20 @@ async def test_batch_equals_one_by_one(
         [reading] = await engine.score(context, [alone.segment])
         assert reading.surprisal == pytest.approx(tuple(read.surprisal[index].tolist()), rel=1e-3, abs=1e-4)
     assert len({row.end for row in rows}) > 1
+
+
+async def test_batch_ends_segments_at_the_characters_that_the_engine_ends_them_at(load: Load, tmp_path: Path) -> None:
+    engine = load(save_spelling_checkpoint(tmp_path))
+    context = Context((await engine.encode("Tom"),))
+    seeds = range(40)
+    batch = ContextBatch(engine.lm, engine.tokenizer.context_ids(context))
+    rows = batch.sample(HOT, seeds, Segmentation.PARAGRAPH, max_tokens=4)
+    for seed, row in zip(seeds, rows, strict=True):
+        what = params(sampling=replace(HOT, seed=seed), max_segment_tokens=4)
+        [alone] = await written(engine, context, what)
+        assert (list(alone.segment.token_ids), alone.segment.end) == (row.token_ids, row.end)
+        assert batch.text_of(row.token_ids) == alone.segment.text
+    assert {len(row.token_ids) for row in rows} >= {4, 5}
 
 
 async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Path) -> None:

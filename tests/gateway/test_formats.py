@@ -199,3 +199,28 @@ async def test_formats_are_held_over_grpc_and_rest(spelling: Gateway) -> None:
         body = {"inputs": "Once", "parameters": {"grammar": regex, "seed": seed, "do_sample": True}}
         text = (await spelling.http.post("/generate", json=body)).json()["generated_text"]
         assert re.fullmatch(regex["value"], text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("character", ["🦊", "中"])
+async def test_character_over_the_end_of_a_segment_stays_whole(spelling: Gateway, character: str) -> None:
+    """A segment ends after 512 tokens at the latest, here inside a character of one token a byte."""
+    length = 516 // len(character.encode()) + 2
+    regex = {"type": "regex", "value": f"{'a' * (2 if character == '中' else 1)}{character}{{{length}}}"}
+    body = {"inputs": "Once", "parameters": {"grammar": regex, "max_new_tokens": 700, "do_sample": True, "seed": 1}}
+    answer = (await spelling.http.post("/generate", json=body)).json()
+    assert re.fullmatch(regex["value"], answer["generated_text"])
+    assert answer["semspec"]["num_segments"] == 2
+
+
+async def test_text_ends_before_the_character_that_exceeds_the_budget(spelling: Gateway) -> None:
+    """Whole, streamed, and as tokens; a continuation of the text has the format of the rest."""
+    parameters = {"grammar": {"type": "regex", "value": "a🦊🦊b"}, "do_sample": True, "seed": 1, "details": True}
+    for budget, text in ((1, "a"), (2, "a"), (4, "a"), (5, "a🦊"), (8, "a🦊"), (10, "a🦊🦊b")):
+        body = {"inputs": "Once", "parameters": {**parameters, "max_new_tokens": budget}}
+        whole = (await spelling.http.post("/generate", json=body)).json()
+        assert whole["generated_text"] == text and whole["details"]["generated_tokens"] == budget
+        assert "".join(token["text"] for token in whole["details"]["tokens"]) == text
+        lines = (await spelling.http.post("/generate_stream", json=body)).text.splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        assert "".join(event["token"]["text"] for event in events) == text == events[-1]["generated_text"]
