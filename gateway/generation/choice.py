@@ -87,9 +87,10 @@ class Choice:
 
     def finish(self, reason: FinishReason) -> Ended:
         """End the choice and release the buffered text; the event is for the caller to emit."""
-        self.finish_reason = reason
+        delta = self.stop_checker.close()
+        self.finish_reason = reason if self.stop_checker.stop is None else FinishReason.STOP
         self._end = perf_counter()
-        return Ended(reason, self.stop_checker.close())
+        return Ended(self.finish_reason, delta)
 
     @property
     def parameters(self) -> Parameters:

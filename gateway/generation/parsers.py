@@ -44,7 +44,11 @@ class Delta:
 
 
 class StopChecker:
-    """Detects stop sequences in the text of kept segments. Text that may begin one is buffered until that is known."""
+    """Detects stop sequences in the text of kept segments. Text that may begin one is buffered until that is known.
+
+    Where reasoning is split off, stop sequences belong to the answer: none begins in the reasoning, or in the white
+    space between it and the answer.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,8 @@ class StopChecker:
         self.reasoning_parser = reasoning_parser
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
         self._call_parser = call_parser
+        self._has_answer = False
+        """Whether the content has begun after the reasoning, if there is any."""
         self._buffer = ""
         self.seen = Delta()
         """All visible text so far."""
@@ -66,31 +72,37 @@ class StopChecker:
 
     def add(self, text: str) -> Delta:
         """The text that becomes visible with the next segment; none after a stop sequence."""
-        if self.stop is not None:
-            return Delta()
-        text = self._buffer + text
-        # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
-        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if not matches:
-            self._buffer = _unfinished(text, self._stops)
-            return self._show(text.removesuffix(self._buffer))
-        end, start, self.stop = min(matches)
-        self._buffer = ""
-        return self._show(text[: end if self._keep_stop else start])
+        return Delta() if self.stop is not None else self._show(self._reasoning_parser.split(text))
 
     def close(self) -> Delta:
         """The buffered text, at the end of the output."""
+        rest = Delta() if self.stop is not None else self._show(self._reasoning_parser.close())
         buffered, self._buffer = self._buffer, ""
-        rest = self._with_calls(self._reasoning_parser.split(buffered) + self._reasoning_parser.close())
+        last = self._with_calls(Delta(content=buffered))
         if self._call_parser:
-            rest += self._call_parser.close()
-        self.seen += rest
-        return rest
+            last += self._call_parser.close()
+        self.seen += last
+        return rest + last
 
-    def _show(self, text: str) -> Delta:
-        delta = self._with_calls(self._reasoning_parser.split(text))
+    def _show(self, text: Delta) -> Delta:
+        delta = self._with_calls(Delta(text.reasoning, self._before_stop(text.content)))
         self.seen += delta
         return delta
+
+    def _before_stop(self, content: str) -> str:
+        """The part of the content so far that becomes visible with the next `content`."""
+        space = ""
+        if not self._has_answer and self._reasoning_parser.spans:
+            space, content = content[: len(content) - len(content.lstrip())], content.lstrip()
+        self._has_answer |= bool(content)
+        content, self._buffer = self._buffer + content, ""
+        # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0]
+        if matches:
+            end, start, self.stop = min(matches)
+            return space + content[: end if self._keep_stop else start]
+        self._buffer = _unfinished(content, self._stops)
+        return space + content.removesuffix(self._buffer)
 
     def _with_calls(self, delta: Delta) -> Delta:
         if self._call_parser is None:

@@ -182,7 +182,7 @@ class ChoiceRunner:
         if lease is not None:
             turns = [*choice.request.messages, choice.answer]
             committed = await lease.commit(turns, choice.num_turns)
-        await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([choice])))
+        await journal.finish("finished", finish_reason=ended.reason.value, usage=json.dumps(usage([choice])))
         choice.degraded = journal.degraded or not committed
         if self.collection is not None and not journal.degraded:
             self.collection.offer(choice)

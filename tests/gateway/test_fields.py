@@ -75,6 +75,19 @@ async def test_reasoning_is_apart(thinker: Gateway) -> None:
     assert cut.content is None and (cut.model_extra or {})["reasoning"] == reasoning[:10]
 
 
+@pytest.mark.parametrize("stop", [["\n\n"], ["target", "\n\n"], ["says", "\n\n"]])
+async def test_stop_belongs_to_the_answer(thinker: Gateway, stop: list[str]) -> None:
+    """Harnesses send stop sequences with each request, and the reasoning holds most of them."""
+    messages: Any = [{"role": "user", "content": "How many?<think>\n"}]
+    fields: dict[str, Any] = {"model": "semspec-demo:target", "messages": messages, "seed": 7}
+    plain = (await thinker.chat(**fields)).json()["choices"][0]["message"]
+    whole = (await thinker.chat(**fields, stop=stop)).json()["choices"][0]
+    end = min(plain["content"].index(sequence) for sequence in stop if sequence in plain["content"])
+    assert whole["message"]["reasoning"] == plain["reasoning"] and "\n\n" in plain["reasoning"]
+    assert whole["message"]["content"] == plain["content"][:end] and whole["finish_reason"] == "stop"
+    assert text_of(await stream_chat(thinker, **fields, stop=stop)) == plain["content"][:end]
+
+
 async def test_top_k_reaches_the_models(gateway: Gateway) -> None:
     for top_k, told in ((5, 5), (-1, 0), (None, 0)):
         assert (await gateway.chat(top_k=top_k)).json()["semspec"]["parameters"]["top_k"] == told

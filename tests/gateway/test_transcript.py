@@ -47,6 +47,30 @@ def test_parts_of_every_form_show_what_the_whole_shows(text: str, places: list[i
         assert parts.stop == whole.stop
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("keep_stop", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "text", "stops", "reasoning", "content", "stop"),
+    [
+        ("<think>\n", "so\n\nand\n</think>\n\nfive\n\nsix", ["\n\n"], "so\n\nand\n", "\n\nfive", "\n\n"),
+        ("", "<think>so\n\nand</think>five\n\nsix", ["\n\n"], "so\n\nand", "five", "\n\n"),
+        ("", f"{ANALYSIS}so. And<|end|>{FINAL}five. Six", ["."], "so. And", "five", "."),
+        ("[THINK]", "Human: so[/THINK]five Human: six", ["Human:"], "Human: so", "five ", "Human:"),
+        ("<think>", "so</think>\n", ["\n"], "so", "\n", None),
+        ("<think>", "so", ["</think>", "so"], "so", "", None),
+        ("", "five\n\nsix", ["\n\n"], "", "five", "\n\n"),
+        ("", "\n\nsix", ["\n\n"], "", "", "\n\n"),
+        ("", "<thi", ["<th"], "", "", "<th"),
+    ],
+)
+def test_stop_belongs_to_the_answer_and_not_to_the_reasoning(
+    prompt: str, text: str, stops: list[str], reasoning: str, content: str, stop: str | None, size: int, keep_stop: bool
+) -> None:
+    checker = StopChecker(stops, keep_stop, ReasoningParser.after(prompt))
+    shown = read(checker, [text[start : start + size] for start in range(0, len(text), size)])
+    assert shown == Delta(reasoning, content + (stop or "" if keep_stop else "")) and checker.stop == stop
+
+
 @given(LETTERS, st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
     stop_checker = StopChecker(stops)
