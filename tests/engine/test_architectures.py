@@ -162,12 +162,12 @@ async def test_states_of_a_multimodal_checkpoint_are_those_of_its_language_model
     engine = load(folder)
     assert "with plain transformers too" in await self_test(engine, ModelSettings(model=str(folder), device="cpu"))
     context = await prompt(engine)
-    [one] = await written(engine, context, params(want_states=True))
-    ids = torch.tensor([[*context.pieces[0].token_ids, *one.segment.token_ids]])
+    [generated] = await written(engine, context, params(want_states=True))
+    ids = torch.tensor([[*context.pieces[0].token_ids, *generated.segment.token_ids]])
     with torch.no_grad():
         hidden = engine.lm.model(ids, output_hidden_states=True).hidden_states[:-1]  # the last is normalised
-    expected = torch.stack(hidden)[:, 0, -len(one.segment.token_ids) :].mean(1)
-    assert_same(tensor(one.states)[:-1], expected)
+    expected = torch.stack(hidden)[:, 0, -len(generated.segment.token_ids) :].mean(1)
+    assert_same(tensor(generated.states)[:-1], expected)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}

@@ -198,7 +198,7 @@ async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) ->
         context = Context((await engine.encode("How many?"),))
         bias = Penalties(logit_bias=((end, 100.0),))
         params = GenerationParams(SamplingParams(), max_tokens=200, max_segments=0, penalties=bias)
-        *_, last = [one.segment async for one in engine.generate(context, params)]
+        *_, last = [result.segment async for result in engine.generate(context, params)]
     assert last.end is SegmentEnd.EOS and last.token_ids[-1] == end
 
 

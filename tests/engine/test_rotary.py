@@ -93,7 +93,7 @@ def save(model: PreTrainedModel, folder: Path, seed: int) -> Path:
 
 @pytest.fixture
 async def pair(request: pytest.FixtureRequest, tmp_path: Path, load: Load) -> Pair:
-    """Of a class, a rotary embedding and an engine; the draft differs a little from the target."""
+    """A pair of a class, a rotary embedding and an engine; the draft differs a little from the target."""
     build, kind, engine = request.param
     target = save(build(kind), tmp_path / "target", seed=0)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -140,11 +140,11 @@ async def test_states_of_the_last_tokens_in_the_window_are_those_of_transformers
     window = (await pair.target.info()).max_context_tokens
     [long, short] = [await pair.target.encode(TokenIds(tuple(random_ids(window - n, n)))) for n in (1, 30)]
     await pair.target.generate(Context((long,)), GREEDY).__anext__()
-    [one] = [one async for one in pair.target.generate(Context((short,)), GREEDY)]
-    [score] = await pair.target.score(Context((short,)), [one.segment])
-    ids = torch.tensor([[*short.token_ids, *one.segment.token_ids]])
+    [last] = [result async for result in pair.target.generate(Context((short,)), GREEDY)]
+    [score] = await pair.target.score(Context((short,)), [last.segment])
+    ids = torch.tensor([[*short.token_ids, *last.segment.token_ids]])
     with torch.no_grad():
         hidden = pair.plain(ids, output_hidden_states=True).hidden_states[:-1]
-    expected = torch.stack(hidden)[:, 0, -len(one.segment.token_ids) :].mean(1)
-    for states in (one.states, score.states):
+    expected = torch.stack(hidden)[:, 0, -len(last.segment.token_ids) :].mean(1)
+    for states in (last.states, score.states):
         assert_same(tensor(states)[:-1], expected)

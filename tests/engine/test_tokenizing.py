@@ -193,7 +193,8 @@ async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: Transfor
 
 async def test_sampling_never_write_a_token_without_an_embedding(smaller: TransformersEngine) -> None:
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
-    written = [token async for one in smaller.generate(own(smaller), params) for token in one.segment.token_ids]
+    results = [result async for result in smaller.generate(own(smaller), params)]
+    written = [token for result in results for token in result.segment.token_ids]
     assert written and max(written) < 310
 
 
