@@ -188,10 +188,11 @@ class Connection:
         await self._channel.close()
 
     async def is_serving(self, service: str) -> bool:
-        """What a health check says of `service`; without a deadline."""
+        """Return what a health check says of `service`, without a deadline."""
         with rpc_errors():
-            answer = received(await self._methods["Check"].open(health_pb2.HealthCheckRequest(service=service)))
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            response = await self._methods["Check"].open(health_pb2.HealthCheckRequest(service=service))
+        with _checked_response():
+            return bool(received(response).status == health_pb2.HealthCheckResponse.SERVING)
 
     async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
         """What `read` makes of the response. `context`: see `stream`."""

@@ -78,22 +78,19 @@ class Pool:
                     return await work(replica.connection)
 
     async def choose(self, session: str, tried: Mapping[Replica, SemspecError], model: object = None) -> Replica:
-        """The best replica not in `tried`. With `model`: among those that serve it or were not checked yet.
+        """Return the best replica not in `tried`. With `model`: among those that serve it.
 
-        Raises: the last error in `tried` when no replica remains, or Unavailable.
+        Raises: the last error in `tried` when no replica remains, or why no replica serves.
         """
         await self._is_resolved.wait()
         if not (candidates := self._candidates(tried, model)):
-            not_serving = [
-                replica
-                for replica in self._members.values()
-                if replica.health is Health.NOT_SERVING and replica not in tried
-            ]
-            await asyncio.gather(*(replica.check() for replica in not_serving))  # it may be serving again
+            unknown = [replica for replica in self._members.values() if replica.needs_check and replica not in tried]
+            await asyncio.gather(*(replica.check() for replica in unknown))  # it may be serving by now
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
-        raise self._failure(list(tried.values()))
+        failures = [replica.failure for replica in self._members.values() if replica.failure]
+        raise self._failure([*failures, *tried.values()])
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
@@ -103,9 +100,9 @@ class Pool:
         await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
 
     def _failure(self, errors: Sequence[SemspecError]) -> SemspecError:
-        """The last of `errors` of all replicas that were tried; it names the role, since clients see it."""
-        if errors and not isinstance(errors[-1], Unavailable):
-            return errors[-1]
+        """Return the last of the replicas' `errors`, with the role, since clients see it."""
+        if errors and not isinstance(last := errors[-1], Unavailable):
+            return type(last)(last.message, last.parameter)  # a new one: each raise adds to an error's traceback
         reason = f": {errors[-1].message}" if errors else ""
         if self.num_hung:
             return Unavailable(f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}")
@@ -115,7 +112,7 @@ class Pool:
         return [
             replica
             for replica in self._usable()
-            if replica not in tried and not replica.is_fenced and replica.may_serve(model)
+            if replica not in tried and replica.serves(model)
         ]
 
     def _usable(self) -> list[Replica]:

@@ -33,7 +33,7 @@ class Health(IntEnum):
     UNKNOWN = 1
     """Not checked yet, or a call failed since the last check."""
     NOT_SERVING = 2
-    """Loading, draining, or refusing connections: calls fail immediately."""
+    """Loading, testing itself, draining, or refusing connections. It gets no calls."""
     HUNG = 3
     """It has work and makes no step. It gets no calls, and waiting calls are cancelled."""
     UNREACHABLE = 4
@@ -100,7 +100,9 @@ class Replica:
         self.address, self.connection = address, Connection(address, options, spec.descriptor)
         self.health = Health.UNKNOWN
         self.model: object = None
-        """Last known result of `ServiceSpec.identify`; None before the first."""
+        """Last known result of `ServiceSpec.identify`; None before the first, and while it does not serve."""
+        self.failure: SemspecError | None = None
+        """Why the last health check found that it does not serve."""
         self.num_in_flight = 0
         self._spec, self._options = spec, options
         self._opened_at = asyncio.get_running_loop().time()
@@ -119,10 +121,14 @@ class Replica:
         """Whether calls to it would not end."""
         return self.health >= Health.HUNG
 
-    def may_serve(self, model: object) -> bool:
-        """Whether the replica serves `model` or was not checked yet; `model` None accepts any."""
-        is_unchecked = self.model is None and self.health is Health.UNKNOWN
-        return model is None or self.model == model or is_unchecked
+    @property
+    def needs_check(self) -> bool:
+        """Whether a health check now may find that it serves: it was not checked yet, or did not serve."""
+        return self.model is None and not self.is_fenced
+
+    def serves(self, model: object) -> bool:
+        """Whether the replica served `model` at its last health check; `model` None accepts any."""
+        return self.model is not None and not self.is_fenced and model in (None, self.model)
 
     @contextmanager
     def attempt(self, tried: MutableMapping["Replica", SemspecError]) -> Iterator[None]:
@@ -179,21 +185,25 @@ class Replica:
                 await self._reopen()
             await self._pause()
 
-    async def _check_health(self) -> tuple[Health, object]:
+    async def _check_health(self) -> tuple[Health, object, SemspecError | None]:
+        """Return the health, the model if it serves, and else why not."""
         for _ in range(NUM_CHECKS):
             try:
                 async with asyncio.timeout(self._options.health_timeout_s / NUM_CHECKS):
                     if await self.connection.is_serving(self._spec.service):
-                        return Health.SERVING, await self._spec.identify(self.connection)
-                    return Health.NOT_SERVING if await self.connection.is_serving("") else Health.HUNG, None
-            except SemspecError:
-                return Health.NOT_SERVING, None
+                        return Health.SERVING, await self._spec.identify(self.connection), None
+                    if not await self.connection.is_serving(""):
+                        return Health.HUNG, None, None
+                    await self._spec.identify(self.connection)  # is refused, with the reason
+                    return Health.NOT_SERVING, None, Unavailable("it reports that it is not serving")
+            except SemspecError as error:
+                return Health.NOT_SERVING, None, error
             except TimeoutError:
                 continue
-        return Health.UNREACHABLE, None
+        return Health.UNREACHABLE, None, None
 
-    def _update(self, health: Health, model: object) -> None:
-        self.health = health
+    def _update(self, health: Health, model: object, failure: SemspecError | None) -> None:
+        self.health, self.failure = health, failure
         if not self.is_fenced:
             self.model = model
         if (health is Health.SERVING) != self._was_serving:

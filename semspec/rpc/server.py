@@ -17,7 +17,7 @@ from grpc_health.v1.health import aio as health
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
-from semspec.rpc.servicers import ModelServicer, Servicer, watch_steps
+from semspec.rpc.servicers import LOADING, ModelServicer, Servicer, watch_steps
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -68,7 +68,7 @@ class ServiceServer:
 
         Raises: Unavailable when the port cannot be bound or the certificate cannot be used.
         """
-        await self._report(NOT_SERVING)
+        await self._refuse(LOADING)
         credentials = server_credentials(self._settings)
         try:
             if credentials:
@@ -80,14 +80,12 @@ class ServiceServer:
         await self._server.start()
 
     async def load(self) -> None:
-        """Load and test the backend, then report SERVING. Raises: what the servicer's `load` and `check` raise."""
-        backend = await asyncio.to_thread(self._servicer.load)
-        if result := await self._servicer.check():
-            logger.info("%s: %s", self._servicer.name, result)
+        """Load and test the backend, then serve. Raises: what the servicer's `load` raises."""
+        backend = await self._servicer.load()
         if steps := getattr(backend, "steps", None):
             self._watch = asyncio.create_task(watch_steps(steps, self._settings.stall_s, self._report_stall))
         self._is_loaded = True
-        await self._report(SERVING)
+        await self._refuse("")
 
     def reload(self) -> None:
         """Have an engine read its probes again while calls go on, after a reading under way. Ignored before `load` has
@@ -102,10 +100,10 @@ class ServiceServer:
         logger.info("%s has read its probes again", self._servicer.name)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
+        """Stop serving, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
         if self._watch:
             self._watch.cancel()
-        await self._report(NOT_SERVING)
+        await self._refuse("it is shutting down")
         await asyncio.sleep(self._settings.settle_s)
         self._methods.drain()
         await self._server.stop(self._settings.grace_s)
@@ -125,12 +123,13 @@ class ServiceServer:
             )
         else:
             logger.warning("%s makes steps again", self._servicer.name)
-        status = NOT_SERVING if is_stalled else SERVING
-        await self._report(status)
-        await self._health.set(WHOLE_PROCESS, status)
+        await self._refuse("it hangs" if is_stalled else "")
+        await self._health.set(WHOLE_PROCESS, NOT_SERVING if is_stalled else SERVING)
 
-    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        await self._health.set(self._servicer.name, status)
+    async def _refuse(self, refusal: str) -> None:
+        """Stop serving for this reason, or serve if it is empty. Health checks and `Info` always agree."""
+        self._servicer.refusal = refusal
+        await self._health.set(self._servicer.name, NOT_SERVING if refusal else SERVING)
 
 
 def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:

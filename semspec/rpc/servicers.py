@@ -4,6 +4,7 @@ Servicers raise; `semspec.rpc.calls` sets the status codes.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,8 +33,12 @@ from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, Sta
 from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 B = TypeVar("B")
+LOADING = "the model is still loading, or being tested"
 NUM_LOOKS = 10
 """Looks of `watch_steps` within its limit, which all find the same counter: time in suspension does not count."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class ServedVerifier(Verifier, Clusterer, Protocol):
@@ -58,36 +63,43 @@ async def watch_steps(steps: StepCounter, stall_s: float, report: Callable[[bool
 
 
 class Servicer(Generic[B]):
-    """A gRPC service over what `load` returns."""
+    """A gRPC service over what `load` returns, once `test` has passed."""
 
     descriptor: ClassVar[ServiceDescriptor]
     """Of the service, whose methods this class has by their names."""
     name: ClassVar[str]
     """Fully qualified, as used in health checks: `semspec.v2.Draft`."""
 
-    def __init__(self, load: Callable[[], B]) -> None:
-        self._load = load
-        self._loaded: B | None = None
+    def __init__(self, load: Callable[[], B], test: Callable[[B], Awaitable[str]] | None = None) -> None:
+        """`test` returns a line of result, which may be empty. Raises: Mismatch."""
+        self._load, self._test = load, test
+        self._backend: B | None = None
         self._load_s = 0.0
+        self.refusal = LOADING
+        """Why `Info` is refused and health checks report NOT_SERVING; empty while the service serves."""
 
-    def load(self) -> B:
-        """Load what is served. Blocking; runs in a worker thread while health checks are answered. Raises: what the
-        given `load` raises, which may be any `SemspecError`."""
+    async def load(self) -> B:
+        """Load and test the backend, which gets no calls before. Raises: what `load` and `test` raise."""
         begin = monotonic()
-        self._loaded = self._load()
+        backend = await asyncio.to_thread(self._load)
+        if self._test and (result := await self._test(backend)):
+            logger.info("%s: %s", self.name, result)
         self._load_s = monotonic() - begin
-        return self._loaded
+        self._backend = backend
+        return backend
 
     @property
     def backend(self) -> B:
-        """What is served. Raises: Unavailable while it is loading."""
-        if self._loaded is None:
-            raise Unavailable("the model is still loading")
-        return self._loaded
+        """The loaded and tested backend. Raises: Unavailable before."""
+        if self._backend is None:
+            raise Unavailable(LOADING)
+        return self._backend
 
-    async def check(self) -> str:
-        """Test what is loaded. Returns a line of result, or nothing. Raises: Mismatch."""
-        return ""
+    def require_serving(self) -> B:
+        """Return the backend. Raises: Unavailable while health checks report NOT_SERVING."""
+        if self.refusal:
+            raise Unavailable(self.refusal)
+        return self.backend
 
     async def aclose(self) -> None:
         """Free what is served, after the last call has ended."""
@@ -97,18 +109,16 @@ class ModelServicer(Servicer[Engine]):
     """The methods that draft and target share: `Info`, `Encode` and `Generate`."""
 
     def __init__(self, load: Callable[[], Engine], test: Callable[[Engine], Awaitable[str]] | None = None) -> None:
-        super().__init__(load)
-        self._contexts, self._test = LastContexts(), test
-
-    async def check(self) -> str:
-        return await self._test(self.backend) if self._test else ""
+        super().__init__(load, test)
+        self._contexts = LastContexts()
 
     async def aclose(self) -> None:
         await self.backend.aclose()
 
     async def Info(self, request: types_pb2.ModelInfoRequest) -> types_pb2.ModelInfo:
-        """The served model."""
-        return message_of(types_pb2.ModelInfo, replace(await self.backend.info(), load_s=self._load_s))
+        """Describe the served model. Raises: Unavailable while health checks report NOT_SERVING."""
+        info = await self.require_serving().info()
+        return message_of(types_pb2.ModelInfo, replace(info, load_s=self._load_s))
 
     async def Encode(self, request: types_pb2.EncodeRequest) -> types_pb2.EncodeResponse:
         """Render and tokenize a prompt."""
@@ -185,8 +195,8 @@ class VerifierServicer(Servicer[ServedVerifier]):
     name = descriptor.full_name
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest) -> verifier_pb2.VerifierInfo:
-        """The models and states the probes were trained on."""
-        return message_of(verifier_pb2.VerifierInfo, await self.backend.info())
+        """Describe the models and states the probes were trained on. Raises: as `ModelServicer.Info`."""
+        return message_of(verifier_pb2.VerifierInfo, await self.require_serving().info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""

@@ -233,7 +233,7 @@ class ModelInfo:
     projections: tuple[str, ...] = ()
     """Digests of the projections that it holds, in alphabetical order."""
     load_s: float = field(default=0.0, compare=False)
-    """Seconds that loading it took; 0: not known."""
+    """Seconds that loading and testing it took; 0: not known."""
 
     @property
     def has_model(self) -> bool:

@@ -931,7 +931,7 @@ class ModelInfo(_message.Message):
     num_token_ids: _builtins.int
     """exclusive upper limit of the ids in Penalties.logit_bias; 0: not known"""
     load_s: _builtins.float
-    """seconds that loading it took"""
+    """seconds that loading and testing it took"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """supported by the engine"""

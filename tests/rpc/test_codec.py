@@ -192,10 +192,11 @@ WHOLE = Context((*CONTEXT.pieces, SEGMENT))
 
 
 async def answer_to(method: str, request: Any) -> object:
-    """Of a service of fakes."""
+    """Answer a request by a service of fakes."""
     servicers = DraftServicer(FakeEngine), TargetServicer(FakeEngine), VerifierServicer(FakeVerifier)
-    servicer = next(one for one in servicers if hasattr(one, method))
-    servicer.load()
+    servicer = next(servicer for servicer in servicers if hasattr(servicer, method))
+    await servicer.load()
+    servicer.refusal = ""
     result = getattr(servicer, method)(request)
     return await anext(result) if method == "Generate" else await result
 

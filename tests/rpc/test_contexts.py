@@ -145,5 +145,6 @@ async def test_service_that_forgot_is_sent_the_whole_context() -> None:
 
 
 def _measured(sizes: list[int], path: str, request: Any) -> AbstractContextManager[Span]:
-    sizes.append(request.ByteSize())
+    if not path.endswith("/Info"):  # which a health check asks for
+        sizes.append(request.ByteSize())
     return client_span(path, request)

@@ -2,13 +2,20 @@
 
 import asyncio
 import socket
-from contextlib import aclosing, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
+import grpc
 import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_service
 
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
 from semspec.rpc import replica
+from semspec.rpc.calls import Methods
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.replica import weight
 from semspec.rpc.servicers import TargetServicer
@@ -126,6 +133,21 @@ async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_ch
     assert engine.num_asked == is_same
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_replica_that_answers_before_it_serves_gets_no_calls(is_alone: bool) -> None:
+    early, sound = Counting(), Counting()
+    async with answering(early) as (address, health), serving(service_of(sound)) as server:
+        addresses = address if is_alone else f"{address},{server.address}"
+        async with aclosing(RemoteTarget(addresses, IMPATIENT)) as target:
+            for call in (target.info, partial(target.score, CONTEXT, [SEGMENT])):
+                with pytest.raises(Unavailable, match="not serving") if is_alone else nullcontext():
+                    await call()
+            assert (early.num_asked, sound.num_asked) == (0, not is_alone)
+            await health.set(TargetServicer.name, health_pb2.HealthCheckResponse.SERVING)
+            await until(lambda: target.pool.num_replicas == 2 - is_alone)
+            assert await target.info() == await early.info()
+
+
 async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "REOPEN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -201,6 +223,24 @@ async def test_closed_pool_is_unavailable() -> None:
             await target.encode("x")
         with pytest.raises(Unavailable):
             await collected(target.generate(CONTEXT, ORDER))
+
+
+@asynccontextmanager
+async def answering(engine: FakeEngine) -> AsyncIterator[tuple[str, health_service.HealthServicer]]:
+    """The address of a target that answers every call while its health checks report NOT_SERVING."""
+    servicer, health, methods, server = service_of(engine), health_service.HealthServicer(), Methods(None), aio.server()
+    await servicer.load()
+    servicer.refusal = ""
+    await health.set(servicer.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    handlers = {
+        method.name: methods.handler(method, getattr(servicer, method.name)) for method in servicer.descriptor.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(servicer.name, handlers),))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}", health
+    await server.stop(0)
 
 
 async def _connected(target: RemoteTarget) -> None:

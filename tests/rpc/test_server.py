@@ -13,22 +13,32 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from semspec.engine.protocol import Engine
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteDrafter
-from semspec.rpc.connection import ClientOptions
+from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
 from semspec.rpc.server import ServiceServer, run, serve
 from semspec.rpc.servicers import DraftServicer
-from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
+from semspec.v2 import types_pb2
+from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings, sound_requests
 from tests.rpc.pools import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+INFO = types_pb2.ModelInfoRequest()
 
 
 @asynccontextmanager
 async def probing(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
     async with aio.insecure_channel(address) as channel:
         yield health_pb2_grpc.HealthStub(channel)
+
+
+@asynccontextmanager
+async def connecting(address: str) -> AsyncIterator[Connection]:
+    """A connection that asks no health checks before a call."""
+    async with aclosing(Connection(address, DEFAULT_OPTIONS, DraftServicer.descriptor)) as connection:
+        yield connection
 
 
 async def status(health: health_pb2_grpc.HealthStub, service: str = "") -> int:
@@ -55,6 +65,47 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
         await loading
         assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, SERVING)
     await server.stop()
+
+
+async def test_service_that_tests_itself_answers_nothing_and_reports_that_it_is_not_serving() -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def self_test(engine: Engine) -> str:
+        assert await engine.encode("x")
+        has_begun.set()
+        await may_end.wait()
+        return "passed"
+
+    server = ServiceServer(DraftServicer(FakeEngine, self_test), settings())
+    await server.start()
+    loading = asyncio.create_task(server.load())
+    await has_begun.wait()
+    async with probing(server.address) as health, connecting(server.address) as connection:
+        assert await status(health, DraftServicer.name) == NOT_SERVING
+        for name, request in sound_requests(CONTEXT).items():
+            if hasattr(DraftServicer, name):
+                with pytest.raises(Unavailable, match="being tested"):
+                    await connection.call(name, request, lambda response: response)
+        may_end.set()
+        await loading
+        assert await status(health, DraftServicer.name) == SERVING
+        assert (await connection.call("Info", INFO, lambda response: response)).load_s > 0
+    await server.stop()
+
+
+async def test_draining_service_refuses_info_and_answers_other_calls() -> None:
+    server = ServiceServer(DraftServicer(FakeEngine), settings(settle_s=1))
+    await server.start()
+    await server.load()
+    async with probing(server.address) as health, connecting(server.address) as connection:
+        await connection.call("Info", INFO, lambda response: response)
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0.05)
+        assert await status(health, DraftServicer.name) == NOT_SERVING
+        with pytest.raises(Unavailable, match="shutting down"):
+            await connection.call("Info", INFO, lambda response: response)
+        assert await connection.call("Encode", sound_requests(CONTEXT)["Encode"], lambda response: response)
+        await stopping
 
 
 async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.servicers import NUM_LOOKS, watch_steps
+from semspec.rpc.connection import DEFAULT_OPTIONS, Connection
+from semspec.rpc.servicers import NUM_LOOKS, TargetServicer, watch_steps
 from semspec.types import SegmentScore
+from semspec.v2 import types_pb2
 from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine, settings
 from tests.rpc.pools import GENEROUS_S, Counting, session_at, targets, until
 
@@ -52,11 +55,15 @@ async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_nex
 
 
 async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
-    async with targets(Hanging(), service=settings(stall_s=STALL_S)) as (target, _):
+    async with targets(Hanging(), service=settings(stall_s=STALL_S)) as (target, (server,)):
         with pytest.raises(Unavailable, match="a replica hangs"):
             await target.score(CONTEXT, [SEGMENT], "s")
         with pytest.raises(Unavailable, match="1 replicas of the target hang"):
             await target.info()
+        connection = Connection(server.address, DEFAULT_OPTIONS, TargetServicer.descriptor)
+        async with aclosing(connection):
+            with pytest.raises(Unavailable, match="it hangs"):
+                await connection.call("Info", types_pb2.ModelInfoRequest(), lambda response: response)
 
 
 async def test_time_during_which_the_process_is_suspended_does_not_count() -> None:
