@@ -1,6 +1,5 @@
 """Requirements of a reproduction, checked before it begins, and the work that it has to do; a line each."""
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from semspec.commands.doctor import line
 from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import read_json
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes
@@ -205,7 +205,7 @@ def _row_bytes(config: PipelineConfig) -> int:
     for model in (config.target, config.draft):
         try:
             path = cached_file(model.model, "config.json", revision=model.revision)
-            facts = json.loads(Path(path or "").read_text())
+            facts = read_json(Path(path or ""))
             sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from semspec.errors import InvalidRequest
+from semspec.files import parse_json
 from semspec.training.files import replacing
 
 Json = dict[str, Any]
@@ -64,7 +66,7 @@ def read_records(path: Path) -> list[Record]:
     """All complete lines of `records.jsonl`, from which an incomplete last line is removed, or what `write_answers`
     wrote."""
     if path.name.endswith(ANSWERS):
-        return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        return [_record(path, line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     return list(_read(path)) if path.exists() else []
 
 
@@ -75,10 +77,17 @@ def _read(path: Path) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 break
             whole += len(line)
-            yield Record(**json.loads(line))
+            yield _record(path, line)
     if whole < path.stat().st_size:
         with path.open("rb+") as file:
             file.truncate(whole)
+
+
+def _record(path: Path, line: bytes) -> Record:
+    try:
+        return Record(**parse_json(line.decode()))
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"{path} is damaged: {error}; run this part of the bench again") from error
 
 
 def write_answers(path: Path, records: Iterable[Record], with_traces: bool = False) -> None:

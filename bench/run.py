@@ -28,7 +28,7 @@ from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
 from semspec.stack import StackConfig
-from semspec.training.files import write_json
+from semspec.training.files import read_json, write_json
 from semspec.training.progress import Reporter
 from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 
@@ -241,7 +241,7 @@ class Comparison:
     def _write_facts(self, runners: Runners) -> None:
         """Write the environment and the memory use of each process after the last answer."""
         processes = {role: pid for runner in runners.values() for role, pid in runner.processes().items()}
-        facts = json.loads((self._folder / "run.json").read_text())
+        facts = read_json(self._folder / "run.json")
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable
         if self._plan.pacing:
@@ -264,7 +264,7 @@ def _added(
 def is_complete(folder: Path, plan: Plan) -> bool:
     """Whether the run in `folder` has all answers of the plan."""
     path = folder / "run.json"
-    refused = json.loads(path.read_text())["not_applicable"] if path.is_file() else {}
+    refused = read_json(path)["not_applicable"] if path.is_file() else {}
     labels = [one.label for one in plan.configurations if one.label not in refused]
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
@@ -276,7 +276,7 @@ def claim(folder: Path, plan: Plan) -> None:
     """Create the run's folder, or check that the existing one belongs to the same run. Raises: InvalidRequest."""
     path, labels = folder / "run.json", [configuration.label for configuration in plan.configurations]
     if path.exists():
-        facts = json.loads(path.read_text())
+        facts = read_json(path)
         names = ", ".join(_differing(facts["settings"], plan.settings))
         if names:
             raise InvalidRequest(f"{folder} holds a run with {names}; give another --output", "output")

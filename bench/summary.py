@@ -1,6 +1,5 @@
 """Summarises records: means with standard errors, and differences paired by question."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from semspec.bench.intervals import Interval, interval_of_difference, interval_o
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
+from semspec.training.files import read_json
 from semspec.training.report.numbers import Measured
 
 NUM_RESAMPLES = 2000
@@ -104,7 +104,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """
     if folder.name.endswith(ANSWERS):
         summary = folder.parent / "summary.json"
-        facts = json.loads(summary.read_text()).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
+        facts = read_json(summary).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
         if facts is None or "steps" in facts:
             text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
             raise InvalidRequest(text, "run")
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
-    return json.loads(path.read_text()), read_records(folder / RECORDS)
+    return read_json(path), read_records(folder / RECORDS)
 
 
 def load_run(folder: Path) -> Run:

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
 from semspec.errors import Mismatch
-from semspec.files import digest_of, first_error
+from semspec.files import digest_of, first_error, read_json
 from semspec.gateway.options import Defaults
 from semspec.release import Release, load_release
 from semspec.rpc.pool import parse_endpoints
@@ -51,8 +51,8 @@ _LISTED = TypeAdapter(list[Listed])
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file lists releases; else it is one."""
-    return path.is_file() and path.read_text().lstrip().startswith("[")
+    """Whether a file lists releases; else it is one. Raises: OSError when it cannot be read."""
+    return path.is_file() and path.read_bytes().lstrip().startswith(b"[")
 
 
 def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
@@ -63,12 +63,9 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
     if path is None:
         return ()
     try:
-        listed = _LISTED.validate_json(path.read_text()) if is_list(path) else [Listed(pair=Path(path.name))]
-        routes = tuple(_route(one, path.parent, defaults) for one in listed)
+        routes = tuple(_route(listed, path.parent, defaults) for listed in _listed(path))
     except Mismatch as error:
         raise ValueError(error.message) from error
-    except ValidationError as error:
-        raise ValueError(f"{path}: {first_error(error)}") from None
     labels = {route.label for route in routes}
     if len(labels) < len(routes) or len({route.release.name for route in routes}) != 1:
         raise ValueError(f"{path}: list releases of one name, each version once")
@@ -78,6 +75,16 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
     if not any(route.weight for route in routes):
         raise ValueError(f"{path}: all weights are 0; give a release that new answers go to a greater one")
     return routes
+
+
+def _listed(path: Path) -> list[Listed]:
+    """Raises: ValueError."""
+    try:
+        return _LISTED.validate_python(read_json(path)) if is_list(path) else [Listed(pair=Path(path.name))]
+    except ValidationError as error:
+        raise ValueError(f"{path}: {first_error(error)}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read releases from {path}: {error}; correct the file") from None
 
 
 def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:

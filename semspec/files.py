@@ -3,8 +3,19 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in JSON that a file or a setting may have; Python's own stack has 1,000."""
+
+
+class TooDeep(ValueError):
+    """JSON has more than `MAX_DEPTH` levels."""
+
+    def __init__(self) -> None:
+        super().__init__(f"its JSON has more than {MAX_DEPTH} levels of lists and objects")
 
 
 def regular(path: Path) -> Path:
@@ -12,6 +23,31 @@ def regular(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no file")
     return path
+
+
+def parse_json(text: str) -> Any:
+    """Parse the JSON of a file or a setting. Raises: ValueError in one line, also for more than `MAX_DEPTH` levels."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise TooDeep from None
+    containers = _containers([value])
+    for _ in range(MAX_DEPTH):
+        containers = [child for container in containers for child in _containers(container)]
+    if containers:
+        raise TooDeep
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises: OSError; ValueError, as `parse_json`."""
+    return parse_json(regular(path).read_text(encoding="utf-8"))
+
+
+def _containers(value: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list[Any]]:
+    """Return the lists and objects in a list or object."""
+    children = value.values() if isinstance(value, dict) else value
+    return [child for child in children if isinstance(child, dict | list)]
 
 
 def file_digest(path: Path) -> str:

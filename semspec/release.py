@@ -4,7 +4,6 @@
 not name.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from semspec.errors import Mismatch
-from semspec.files import first_error, regular
+from semspec.files import first_error, read_json
 from semspec.types import ModelInfo, ProbeProjections, VerifierInfo, Writer
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def load_release(path: Path) -> Release:
     """The release of a folder with `pair.json`, or of that file. Raises: Mismatch, with the remedy, in one line."""
     file = path / RELEASE_FILE if path.is_dir() else path
     try:
-        release = _RELEASE.validate_python(json.loads(regular(file).read_text()))
+        release = _RELEASE.validate_python(read_json(file))
     except ValidationError as error:
         raise Mismatch(f"cannot read release {file}: {first_error(error, 'the file')}; {_REMEDY}") from None
     except (OSError, ValueError) as error:

@@ -26,6 +26,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
 from semspec.errors import InvalidRequest, SemspecError, is_utf8
+from semspec.files import TooDeep, parse_json
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
@@ -261,7 +262,21 @@ def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
 
 def _unreadable_variables(settings_class: type[BaseSettings]) -> list[str]:
     values = {name: os.environ.get(name, "") for name in _variables(settings_class)}
-    return [f"{name}: its value is not UTF-8" for name, value in values.items() if not is_utf8(value)]
+    problems = {name: _unreadable_reason(value) for name, value in values.items()}
+    return [f"{name}: {reason}" for name, reason in problems.items() if reason]
+
+
+def _unreadable_reason(value: str) -> str:
+    if not is_utf8(value):
+        return "its value is not UTF-8"
+    if value.lstrip().startswith(("{", "[")):
+        try:
+            parse_json(value)
+        except TooDeep as error:
+            return str(error)
+        except ValueError:  # its field says what is wrong
+            pass
+    return ""
 
 
 def _variables(settings_class: type[BaseSettings]) -> list[str]:

@@ -260,6 +260,8 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a YAML file") from error
+    except RecursionError:
+        raise InvalidRequest(f"{path} has too many levels of lists and objects; correct it") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 

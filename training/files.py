@@ -23,8 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from semspec import files
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
-from semspec.files import digest_of, file_digest
+from semspec.files import digest_of, file_digest, parse_json
 
 Row = dict[str, Any]
 
@@ -75,11 +76,11 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path, remedy: str = "") -> Any:
     """The object in a JSON file. Raises: Mismatch, with `remedy` (deleting it), when it holds none."""
     try:
-        value = json.loads(path.read_text())
+        value = files.read_json(path)
         if isinstance(value, dict):
             return value
         reason = "no JSON object"
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = str(error)
     raise Mismatch(f"{path} is damaged: {reason}; {remedy or AGAIN.format(path)}")
 
@@ -93,8 +94,8 @@ def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
                     continue
                 place = f"{path}:{number}"
                 try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:
+                    value = parse_json(line)
+                except ValueError as error:
                     raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", parameter) from error
                 if not isinstance(value, dict):
                     raise InvalidRequest(f"{place} is not a JSON object; one question a line", parameter)

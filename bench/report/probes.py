@@ -1,6 +1,5 @@
 """Offline results from the probes' `report.json`, which a run cannot measure."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semspec.errors import InvalidRequest
+from semspec.files import read_json
 from semspec.training.evaluation.report import MEASURES, domain_table, learning_table
 from semspec.training.evaluation.verification import DomainCell, LearningPoint
 from semspec.training.report.document import Block, Code, Table, Text
@@ -34,7 +34,7 @@ class ProbesReport:
 def read_probes(path: Path) -> ProbesReport:
     """Raises: InvalidRequest when the file is no report of probes."""
     try:
-        return _report(json.loads(path.read_text()))
+        return _report(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             f"{path} is no report of probes ({type(error).__name__}: {error}); "

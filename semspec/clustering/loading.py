@@ -1,6 +1,5 @@
 """Which equivalence of meaning is used: settings of one, and how it is loaded."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Equivalence, resolve
 from semspec.clustering.nli import EntailmentConfig
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.files import first_error
+from semspec.files import first_error, read_json
 
 PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
 
@@ -50,7 +49,7 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
             raise Mismatch(f"the card of the target's probe names no equivalence of meaning; {_REMEDY}")
     else:
         try:
-            fields = json.loads(Path(source).read_text())
+            fields = read_json(Path(source))
         except (OSError, ValueError) as error:
             raise Mismatch(f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}") from error
     try:

@@ -31,7 +31,7 @@ from semspec.engine.architecture import context_window
 from semspec.engine.conversation import ids_after_turn, supports_choices, template_variables, tools_flaw
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch, SemspecError
-from semspec.files import file_digest, file_state
+from semspec.files import file_digest, file_state, read_json
 from semspec.observability import adopt
 from semspec.types import FINGERPRINT, ModelInfo
 
@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 MALFORMED: tuple[type[Exception], ...] = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StrictDataclassError,
-    SafetensorError,
+    SafetensorError, RecursionError,
 )  # fmt: skip
-"""What transformers raises for a checkpoint whose files are missing or hold values of other types."""
+"""What transformers raises for a checkpoint whose files are missing or hold values of other types, or JSON
+of too many levels."""
 
 LEAST_BYTES = 64 << 20
 """Smaller files are hashed each time, which takes a tenth of a second."""
@@ -268,7 +269,7 @@ def _entry(path: Path) -> Path | None:
 
 def _remembered(entry: Path | None, identity: list[object]) -> str | None:
     try:
-        *known, digest = json.loads(entry.read_text() if entry else "[]")
+        *known, digest = read_json(entry) if entry else [None]
     except (OSError, ValueError, TypeError):
         return None
     return digest if known == identity and isinstance(digest, str) else None

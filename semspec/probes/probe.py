@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.files import first_error, regular
+from semspec.files import first_error, read_json, regular
 from semspec.types import FINGERPRINT, STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
@@ -164,7 +164,7 @@ class Artifact:
 def load_card(path: Path) -> ProbeCard:
     """The card of the artifact `path`. Raises: Mismatch when it is missing, damaged or of another format."""
     with _readable(path):
-        fields = json.loads(regular(path.with_suffix(".json")).read_text())
+        fields = read_json(path.with_suffix(".json"))
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "

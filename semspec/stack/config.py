@@ -1,6 +1,5 @@
 """Configuration of the stack."""
 
-import json
 import os
 import re
 import sys
@@ -8,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.errors import Mismatch
+from semspec.files import read_json
 from semspec.keys import OPERATOR, entry
 from semspec.release import Release, load_release
 from semspec.types import GOOD_ENOUGH
@@ -107,11 +108,15 @@ class StackConfig:
         """Read the target's card; `standing` and `text` of each verdict."""
         if self.pair is None or not self.has_probes:
             return []
-        metrics = json.loads((self.pair / "target.json").read_text()).get("metrics", {})
-        if headline := metrics.get("verdict"):  # a card whose report had a single verdict
-            return [{"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}]
-        verdicts: list[dict[str, str]] = metrics.get("verdicts", [])
-        return verdicts
+        path = self.pair / "target.json"
+        try:
+            metrics = read_json(path).get("metrics", {})
+            if headline := metrics.get("verdict"):  # a card whose report had a single verdict
+                return [{"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}]
+            verdicts = metrics.get("verdicts", [])
+            return [{name: str(verdict[name]) for name in ("standing", "text")} for verdict in verdicts]
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            raise Mismatch(f"cannot read the card {path} of the target's probe: {error}; fetch it again") from error
 
     @property
     def model_name(self) -> str:

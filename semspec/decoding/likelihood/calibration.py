@@ -4,7 +4,6 @@ statistics of the target's log-probabilities over it, and the least such probabi
 `semspec train calibrate` makes the file, for a pair of models and one segmentation; the gateway reads it.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from semspec.errors import Mismatch
-from semspec.files import digest_of, regular
+from semspec.files import digest_of, read_json
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 CALIBRATION_FILE = "likelihood.json"
@@ -99,7 +98,7 @@ def load_calibration(path: Path) -> Calibration:
     Raises: Mismatch, with the remedy, when it is missing, damaged, of another format, or of too small a pilot.
     """
     try:
-        fields = json.loads(regular(path).read_text())
+        fields = read_json(path)
         if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
             found = fields.get("format")
             raise Mismatch(f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}")

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from semspec.decoding.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.errors import Mismatch
-from semspec.files import digest_of, file_digest, regular
+from semspec.files import digest_of, file_digest, read_json
 from semspec.installation import install_command
 from semspec.types import ModelInfo
 
@@ -243,7 +243,7 @@ def _card(folder: Path) -> Card:
         state = "is half-built" if folder.is_dir() and any(folder.iterdir()) else "does not exist"
         raise Mismatch(f"the datastore {folder} {state}: it has no card.json; {_AGAIN}")
     try:
-        values = json.loads(regular(path).read_text())
+        values = read_json(path)
         if values.get("format") != FORMAT:
             raise Mismatch(f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}")
         card = Card(**values)
