@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
+from semspec.background import Background, cancel_tasks
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
@@ -29,7 +30,7 @@ from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Connect, Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.leases import Background, Leases, cancel_tasks
+from semspec.gateway.store.leases import Leases
 from semspec.gateway.store.store import Store
 from semspec.keys import Keys
 from semspec.rpc.clients import RemoteBackend
@@ -88,11 +89,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watches = [background.spawn(readiness.watch())]
+        watches = [background.keep("the watch of the services", readiness.watch)]
         if keys is not None:
-            watches.append(background.spawn(keys.watch()))
+            watches.append(background.keep("the watch of the keys", keys.watch))
         if audit is not None:
-            watches.append(background.spawn(audit.watch()))
+            watches.append(background.keep("the audit", audit.watch))
         try:
             yield
         finally:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from semspec.background import cancel_tasks
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, stored_choice, stored_fields, stored_trace
@@ -15,7 +16,7 @@ from semspec.gateway.generation.request import Request
 from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
-from semspec.gateway.store.leases import Leases, cancel_tasks
+from semspec.gateway.store.leases import Leases
 from semspec.gateway.store.store import FIRST_FENCE, reading
 from semspec.types import FinishReason
 

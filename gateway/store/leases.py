@@ -8,7 +8,9 @@ import secrets
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
+from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
 from semspec.gateway.store.store import FIRST_FENCE, Store
 from semspec.types import Message
@@ -17,40 +19,6 @@ SESSION_LEASE_S = 30.0
 """Seconds that a dead gateway holds its sessions."""
 
 _log = logging.getLogger(__name__)
-
-
-class Background:
-    """Tasks that outlive the request that started them, such as heartbeats and final writes to the store.
-
-    It references them against garbage collection, logs their errors, and waits for them at shutdown.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    async def drain(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for the tasks to end, then cancel them."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-        await cancel_tasks(*self._tasks)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task failed", exc_info=error)
-
-
-async def cancel_tasks(*tasks: "asyncio.Task[None]") -> None:
-    """Cancel tasks and wait for their clean-up; their errors are reported elsewhere."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Journal:
@@ -87,7 +55,9 @@ class Journal:
     def beat(self) -> None:
         """Renew the writer's lease from time to time, until `finish` or `leave`."""
         if self._heartbeat is None and self._is_stored:
-            self._heartbeat = self._leases.background.spawn(self._renew(self._leases.writer_lease_s / 3))
+            interval_s = self._leases.writer_lease_s / 3
+            name = f"the heartbeat of generation {self._generation}"
+            self._heartbeat = self._leases.background.keep(name, partial(self._renew, interval_s))
 
     async def append(self, index: int, record: str) -> None:
         """Store the record of the next segment, as JSON."""
@@ -181,7 +151,8 @@ class SessionLease:
         except Conflict:
             message = f"session {self._name} is answering another request; wait for it or use another session"
             raise Conflict(message, "session") from None
-        self._heartbeat = self._leases.background.spawn(self._renew(SESSION_LEASE_S))
+        name = f"the heartbeat of session {self._session}"
+        self._heartbeat = self._leases.background.keep(name, partial(self._renew, SESSION_LEASE_S))
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
         """Append turns after the first `version` ones and release the session; False if they could not be stored."""

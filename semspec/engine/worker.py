@@ -15,7 +15,7 @@ import torch
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.steps import Feed, Output, PrefixCache, Steps, equal_shares, run_step
-from semspec.errors import Overloaded, Unavailable
+from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.observability import Durations, Metric
 
 T = TypeVar("T")
@@ -203,15 +203,29 @@ class Worker:
         self._arrivals.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
-    @torch.inference_mode()
     def _run(self) -> None:
+        """Make steps until closed. After a defect the running calls fail and the thread goes on with later ones."""
+        while not self._is_ending:
+            try:
+                self._make_steps()
+            except Exception:
+                _log.exception("the engine's thread failed and goes on; its calls fail")
+                self._end_all(InternalError("the engine failed; its log has the details"))
+        self._end_all(Unavailable("the engine is shut down; retry on another replica"))
+
+    @torch.inference_mode()
+    def _make_steps(self) -> None:
         while self._receive():
             self._start()
             if self._running:
                 self._compute(self.scheduler.plan([call.feed for call in self._running]))
             self.num_steps += 1
+
+    def _end_all(self, error: SemspecError) -> None:
         for call in [*self._running, *self._waiting]:
-            call.end(Unavailable("the engine is shut down; retry on another replica"))
+            call.end(error)
+        self._running.clear()
+        self._waiting.clear()
 
     def _receive(self) -> bool:
         """Take in new calls, waiting for one if there are none; False when closed."""

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from operator import attrgetter
 from typing import TypeVar
 
+from semspec.background import keep_running
 from semspec.errors import InvalidRequest, SemspecError, Unavailable
 from semspec.rpc.connection import ClientOptions, Connection
 from semspec.rpc.replica import Health, Replica, ServiceSpec, best
@@ -48,7 +49,8 @@ class Pool:
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
-        self._resolving = asyncio.create_task(self._keep_resolving())
+        resolving = keep_running(f"resolving the addresses of {spec.service}", self._keep_resolving)
+        self._resolving = asyncio.create_task(resolving)
 
     @property
     def num_replicas(self) -> int:
@@ -109,11 +111,7 @@ class Pool:
         return Unavailable(f"no replica of the {self._spec.role} answers{reason}; retry")
 
     def _candidates(self, tried: Container[Replica], model: object) -> list[Replica]:
-        return [
-            replica
-            for replica in self._usable()
-            if replica not in tried and replica.serves(model)
-        ]
+        return [replica for replica in self._usable() if replica not in tried and replica.serves(model)]
 
     def _usable(self) -> list[Replica]:
         """Members that serve the model or were not checked yet. Changes the model when no member serves it."""

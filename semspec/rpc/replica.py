@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from semspec.background import keep_running
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.rpc.codec.messages import reader
 from semspec.rpc.connection import ClientOptions, Connection
@@ -110,7 +111,8 @@ class Replica:
         self._was_serving = True
         self._suspected = asyncio.Event()
         self._waiting: set[asyncio.Timeout] = set()
-        self._watch = asyncio.create_task(self._keep_checking())
+        checking = keep_running(f"checking {spec.service} at {address}", self._keep_checking)
+        self._watch = asyncio.create_task(checking)
 
     @property
     def is_overloaded(self) -> bool:

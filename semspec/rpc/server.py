@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from semspec.background import Background
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
@@ -22,6 +24,7 @@ from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
 if TYPE_CHECKING:
+    from semspec.engine.protocol import StepCounter
     from semspec.rpc.metrics import MetricsServer
 
 EXIT_CANNOT_SERVE = 1
@@ -48,8 +51,8 @@ class ServiceServer:
         self._servicer, self._settings = servicer, settings
         self._health = health.HealthServicer()
         self._is_loaded = self._is_stalled = False
-        self._watch: asyncio.Task[None] | None = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._background = Background()
+        self._reading = asyncio.Lock()
         token = settings.service_token
         self._methods = methods = Methods(token.get_secret_value() if token else None)
         handlers = {one.name: methods.handler(one, getattr(servicer, one.name)) for one in servicer.descriptor.methods}
@@ -83,7 +86,7 @@ class ServiceServer:
         """Load and test the backend, then serve. Raises: what the servicer's `load` raises."""
         backend = await self._servicer.load()
         if steps := getattr(backend, "steps", None):
-            self._watch = asyncio.create_task(watch_steps(steps, self._settings.stall_s, self._report_stall))
+            self._background.keep("the watch of the engine's steps", partial(self._watch_steps, steps))
         self._is_loaded = True
         await self._refuse("")
 
@@ -91,18 +94,16 @@ class ServiceServer:
         """Have an engine read its probes again while calls go on, after a reading under way. Ignored before `load` has
         ended, which reads them anyway."""
         if self._is_loaded:
-            self._reloading = asyncio.create_task(self._read_probes(self._reloading))
+            self._background.spawn(self._read_probes())
 
-    async def _read_probes(self, earlier: asyncio.Task[None] | None) -> None:
-        if earlier:
-            await asyncio.wait([earlier])
-        await self._servicer.backend.read_probes()
+    async def _read_probes(self) -> None:
+        async with self._reading:
+            await self._servicer.backend.read_probes()
         logger.info("%s has read its probes again", self._servicer.name)
 
     async def stop(self) -> None:
         """Stop serving, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
-        if self._watch:
-            self._watch.cancel()
+        await self._background.drain(0)
         await self._refuse("it is shutting down")
         await asyncio.sleep(self._settings.settle_s)
         self._methods.drain()
@@ -112,7 +113,11 @@ class ServiceServer:
 
     async def abandon(self) -> None:
         """Stop without a grace period, and free nothing: after a failed start."""
+        await self._background.drain(0)
         await self._server.stop(None)
+
+    async def _watch_steps(self, steps: "StepCounter") -> None:
+        await watch_steps(steps, self._settings.stall_s, self._report_stall, self._is_stalled)
 
     async def _report_stall(self, is_stalled: bool) -> None:
         """Health of the service, by which gateways choose, and of the process, by which Kubernetes restarts it."""

@@ -45,13 +45,15 @@ class ServedVerifier(Verifier, Clusterer, Protocol):
     """What the verifier service serves."""
 
 
-async def watch_steps(steps: StepCounter, stall_s: float, report: Callable[[bool], Awaitable[None]]) -> None:
+async def watch_steps(
+    steps: StepCounter, stall_s: float, report: Callable[[bool], Awaitable[None]], is_stalled: bool = False
+) -> None:
     """Call `report` with each change of whether a backend hangs, as with a stuck GPU kernel, until cancelled.
 
     It hangs after no step for `stall_s` while busy, and then until its next step, busy or not. Calls that wait in a
-    queue are no sign of it, as long as any call makes a step.
+    queue are no sign of it, as long as any call makes a step. `is_stalled`: what was reported last.
     """
-    num_steps, num_looks, is_stalled = steps.num_steps, 0, False
+    num_steps, num_looks = steps.num_steps, 0
     while True:
         await asyncio.sleep(stall_s / NUM_LOOKS)
         before, num_steps = num_steps, steps.num_steps

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from semspec.background import Backoff
 from semspec.errors import Mismatch, SemspecError
 from semspec.keys import new_key
 from semspec.stack import redis
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from semspec.client import Gateway
 
 POLL_S = 0.05
-FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
-STEADY_S = 60.0
-"""An end after so many seconds is the first of a row."""
 
 
 class Stack:
@@ -192,12 +189,11 @@ async def keep_running(stack: Stack, report: Callable[[str], None]) -> NoReturn:
 
 
 async def _keep(stack: Stack, name: str, report: Callable[[str], None]) -> None:
-    now, num_ends = asyncio.get_running_loop().time, 0
+    now, backoff = asyncio.get_running_loop().time, Backoff()
     while True:
         child, started_at = stack.processes[name], now()
         await child.process.wait()
-        num_ends = 1 if now() - started_at >= STEADY_S else num_ends + 1
-        delay_s = min(FIRST_DELAY_S * 2 ** min(num_ends - 1, 16), MAX_DELAY_S)
+        delay_s = backoff.delay_s(now() - started_at)
         report(f"{child.log_tail()}\nsemspec: {name} ended with {child.status}; it starts again in {delay_s:g} s")
         await asyncio.sleep(delay_s)
         await stack.restart(name)

@@ -3,7 +3,7 @@ are ahead of need start after the others, for a limited time."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from semspec.engine import worker
 from semspec.engine.causal_lm import EngineName
+from semspec.engine.steps import Feed
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.worker import Scheduler
 from semspec.errors import InternalError
@@ -322,3 +323,26 @@ async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
     together = await asyncio.gather(*(answer(batched, what) for what in wanted))
     for what, mine in zip(wanted, together, strict=True):
         assert_same_segments(alone, context, what, mine, await answer(alone, what))
+
+
+class DefectiveScheduler(Scheduler):
+    """Fails once by a defect."""
+
+    has_failed = False
+
+    def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("a defect")
+        return super().plan(feeds)
+
+
+async def test_defect_outside_of_a_step_fails_the_running_calls_and_the_engine_goes_on(
+    batched: TransformersEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    batched.steps.scheduler = DefectiveScheduler(batched.cache, 4 << 30)
+    context, order = Context((await batched.encode("How many?"),)), params(max_segments=1)
+    with pytest.raises(InternalError, match="the engine failed; its log has the details"):
+        await written(batched, context, order)
+    assert "the engine's thread failed and goes on; its calls fail" in caplog.text
+    assert await written(batched, context, order)

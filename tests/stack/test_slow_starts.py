@@ -1,5 +1,5 @@
-"""Services that are killed under running streams, and take long to serve again after they have started: the self-test of
-a large model takes half a minute."""
+"""Services that are killed under running streams, and take long to serve again after they have started: the self-test
+of a large model takes half a minute."""
 
 import asyncio
 import sys
@@ -75,9 +75,7 @@ class SlowStarts:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def slow_starts(
-    stack_config: StackConfig, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[SlowStarts]:
+async def slow_starts(stack_config: StackConfig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SlowStarts]:
     folder, commands = tmp_path_factory.mktemp("delays"), dict(stack_config.commands)
     for role in stack_config.roles:
         (folder / role).write_text("0")

@@ -192,7 +192,7 @@ async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.Mon
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.stack.supervisor.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("semspec.background.FIRST_DELAY_S", 0.01)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -225,7 +225,7 @@ async def test_process_that_ends_is_started_again_at_its_address(name: str) -> N
 async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("semspec.stack.supervisor.MAX_DELAY_S", 0.08)
+    monkeypatch.setattr("semspec.background.MAX_DELAY_S", 0.08)
     reports = list[str]()
     async with Stack(config()) as stack:
         sound = stack.processes["target"]
@@ -244,6 +244,16 @@ async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it
     delays = [report.rpartition(" in ")[2] for report in reports]
     assert delays[:5] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s", "0.08 s"]
     assert "no model at /nowhere: name one with SEMSPEC_TARGET_MODEL" in reports[1]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_supervisor_ends_when_a_process_cannot_be_started_again() -> None:
+    async with Stack(config()) as stack:
+        sound = stack.processes["target"]
+        stack.processes["target"] = replace(sound, command=("/no/such/program",))
+        sound.kill()
+        with pytest.raises(StackError, match="cannot run /no/such/program"):
+            await asyncio.wait_for(keep_running(stack, str), GENEROUS_S)
 
 
 @pytest.mark.parametrize(
