@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
-from socket import AF_INET, AF_INET6
-from socketserver import TCPServer
-from threading import Thread
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
+from socketserver import ThreadingTCPServer
+from time import monotonic
+from typing import Any
 
 from prometheus_client import REGISTRY, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from semspec.background import keep_thread_running
 from semspec.certificates import renewing_context
 from semspec.errors import Unavailable
 from semspec.observability import STEP_SECONDS, Durations, Metric
@@ -21,21 +24,30 @@ BOUNDS = [*map(str, STEP_SECONDS), "+Inf"]
 logger = logging.getLogger(__name__)
 
 
+MAX_CLIENTS = 32
+"""Connections at the same time; a further one ends the oldest."""
+CLIENT_S = 5.0
+"""Seconds from connection to the end of the answer, after which a client is disconnected."""
+
+
 class _Handler(MetricsHandler):
-    timeout = 5.0
-    """Seconds that a client may send nothing while others wait."""
+    timeout = CLIENT_S
 
 
-class MetricsServer(TCPServer, Collector):
-    """Answers scrapes in a thread, one after another, with the service's certificate if it has one."""
+class MetricsServer(ThreadingTCPServer, Collector):
+    """Answers scrapes, each in a thread, with the service's certificate if it has one."""
 
     allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = MAX_CLIENTS
 
     def __init__(self, settings: ServiceSettings, port: int) -> None:
         """Raises: Unavailable when the port cannot be bound."""
         self.address_family = AF_INET6 if ":" in settings.host else AF_INET
         self.of_backend: Callable[[], Iterable[Metric]] = tuple
         """Set once there is a backend."""
+        self._connected_at: dict[Any, float] = {}
+        """Clients by their sockets, the oldest first."""
         try:
             super().__init__((settings.host, port), _Handler)
         except OSError as error:
@@ -44,7 +56,26 @@ class MetricsServer(TCPServer, Collector):
             context = renewing_context(settings.tls_certificate, settings.tls_key)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         REGISTRY.register(self)
-        Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+        keep_thread_running("the metrics server", self.serve_forever)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a client in a thread."""
+        if len(self._connected_at) >= MAX_CLIENTS:
+            _disconnect(next(iter(self._connected_at), None))
+        self._connected_at[request] = monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Disconnect clients that are too slow; called twice a second."""
+        overdue = monotonic() - CLIENT_S
+        for request, connected_at in list(self._connected_at.items()):
+            if connected_at < overdue:
+                _disconnect(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a client that has its answer, or is disconnected."""
+        self._connected_at.pop(request, None)
+        super().shutdown_request(request)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         for name, meaning, value in self.of_backend():
@@ -59,3 +90,10 @@ class MetricsServer(TCPServer, Collector):
     def handle_error(self, request: object, client_address: object) -> None:
         """A client went away, or speaks no TLS."""
         logger.debug("a scrape has failed", exc_info=True)
+
+
+def _disconnect(request: socket | None) -> None:
+    """Wake the thread that reads from a client or writes to it; a TLS socket's own method would race with it."""
+    with suppress(OSError):
+        if request is not None:
+            socket.shutdown(request, SHUT_RDWR)

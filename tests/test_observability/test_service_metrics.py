@@ -6,7 +6,9 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic, sleep
 
 import httpx
 import pytest
@@ -14,12 +16,13 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from semspec.errors import Unavailable
-from semspec.rpc.metrics import MetricsServer
+from semspec.rpc.metrics import MAX_CLIENTS, MetricsServer
 from semspec.rpc.server import EXIT_CANNOT_SERVE, serve
 from semspec.rpc.servicers import DraftServicer
 from tests.certificates import Authority
 from tests.gateway.support import free_port
 from tests.rpc.fakes import FakeEngine, settings
+from tests.rpc.pools import GENEROUS_S
 from tests.test_observability.conftest import Observed
 from tests.test_observability.test_monitoring import asked_of_services
 
@@ -87,5 +90,54 @@ def test_metrics_have_the_certificate_of_the_service_and_wait_for_no_silent_clie
             assert "python_info" in httpx.get(f"https://localhost:{port}/", verify=trusted, timeout=30).text
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"http://localhost:{port}/")
+        server.shutdown()
+    REGISTRY.unregister(server)
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /metrics HTTP/1.1\r\nx-dribble: "])
+def test_slow_clients_neither_delay_a_scrape_nor_stay_connected(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr("semspec.rpc.metrics.CLIENT_S", 1.0)
+    port = free_port()
+    with ExitStack() as stack, MetricsServer(settings(), port) as server:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(2 * MAX_CLIENTS)]
+        for client in clients:
+            client.sendall(head)
+        for _ in range(5):
+            assert "python_info" in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, timeout=5).text
+        deadline = monotonic() + GENEROUS_S
+        while clients and monotonic() < deadline:
+            clients = [client for client in clients if is_connected(client)]
+            sleep(0.1)  # less than the timeout of a single read
+        assert not clients
+        server.shutdown()
+    REGISTRY.unregister(server)
+
+
+def is_connected(client: socket.socket) -> bool:
+    """Send one more byte of a request that never ends."""
+    try:
+        client.sendall(b"x")
+        return True
+    except OSError:
+        return False
+
+
+def test_metrics_server_that_fails_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("semspec.background.FIRST_DELAY_S", 0.01)
+    port, failures = free_port(), [RuntimeError("no room for another thread")]
+
+    class Failing(MetricsServer):
+        def service_actions(self) -> None:
+            if failures:
+                raise failures.pop()
+
+    with Failing(settings(), port) as server:
+        deadline = monotonic() + GENEROUS_S
+        while "the metrics server failed; it starts again in 0.01 s" not in caplog.text:
+            assert monotonic() < deadline
+            sleep(0.01)
+        assert "python_info" in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, timeout=30).text
         server.shutdown()
     REGISTRY.unregister(server)
