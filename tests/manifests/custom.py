@@ -64,3 +64,29 @@ def check_monitors(objects: Objects) -> None:
         assert rule == {"targetLabel": "job", "replacement": f"semspec-{one.name}"}, name_of(monitor)
         assert not is_gateway or f'job="{rule["replacement"]}"' in ALERTS.read_text()
         assert network.is_allowed(objects, one, "Ingress", None, port), f"{name_of(monitor)}: not to be reached"
+
+
+NGINX = "nginx.ingress.kubernetes.io/"
+
+
+def check_ingresses(objects: Objects) -> None:
+    """Ingresses reach the gateway's port by the protocol that it speaks, and trust its certificate's authority."""
+    gateway = pod(objects, "gateway")
+    settings, services = settings_of(objects, gateway), named(objects, "Service")
+    assert isinstance(settings, GatewaySettings)
+    for ingress in of_kind(objects, "Ingress"):
+        name, metadata, spec = name_of(ingress), ingress["metadata"], ingress["spec"]
+        options = {key.removeprefix(NGINX): value for key, value in metadata["annotations"].items()}
+        [backend] = [path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]]
+        ports = {port["name"]: port["port"] for port in services[backend["name"]]["spec"]["ports"]}
+        port = ports[backend["port"]["name"]]
+        assert network.is_allowed(objects, gateway, "Ingress", None, port), f"{name}: may not reach the gateway"
+        assert spec["tls"][0]["hosts"] == [rule["host"] for rule in spec["rules"]], f"{name}: a host is without TLS"
+        assert int(options["proxy-body-size"].removesuffix("m")) << 20 >= settings.max_body_bytes, name
+        protocol = "HTTPS" if settings.tls_certificate else "HTTP"
+        assert options.get("backend-protocol", "HTTP") == protocol, f"{name}: the gateway speaks {protocol}"
+        if settings.tls_certificate:
+            certificate = named(objects, "Certificate")["gateway"]["spec"]
+            secret = f"{metadata['namespace']}/{certificate['secretName']}"
+            assert (options["proxy-ssl-secret"], options["proxy-ssl-verify"]) == (secret, "on"), name
+            assert options["proxy-ssl-name"] in certificate["dnsNames"], name

@@ -19,7 +19,8 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMMANDS = {"kubectl": ("kubectl", "kustomize"), "kustomize": ("kustomize", "build")}
 INCLUDED = {"cpu": (), "two-gpu": (), "scaled": ("monitoring",)}
 """Each overlay and the components that it has already."""
-OPTIONAL = ("monitoring", "tls", "redis-external")
+OPTIONAL = ("tensor-parallel", "monitoring", "ingress", "tls", "redis-external")
+"""Components in the order in which the guide has them listed; the first one is for GPUs."""
 
 Manifest = dict[str, Any]
 Objects = list[Manifest]
@@ -41,13 +42,12 @@ class Build:
 
 
 def builds() -> Iterator[Build]:
-    """Every overlay with every set of components that it has not; over several GPUs with none and with all."""
+    """Every overlay alone, with each component that it has not, with each pair of them, and with all."""
     for overlay, included in INCLUDED.items():
-        free = [component for component in OPTIONAL if component not in included]
-        for size in range(len(free) + 1):
+        left_out = {*included, *(["tensor-parallel"] if overlay == "cpu" else [])}
+        free = [component for component in OPTIONAL if component not in left_out]
+        for size in (0, 1, 2, len(free)):
             yield from (Build(overlay, components) for components in combinations(free, size))
-        if overlay != "cpu":
-            yield from (Build(overlay, ("tensor-parallel", "ingress", *added)) for added in ((), free))
 
 
 def has_tool() -> bool:

@@ -1,12 +1,13 @@
 """Every overlay, with every set of components, is what it should be."""
 
 import json
+from itertools import combinations
 
 import pytest
 
 from tests.manifests.checks import check
 from tests.manifests.custom import OWN_KINDS
-from tests.manifests.kustomize import Build, builds, has_tool
+from tests.manifests.kustomize import KUBERNETES, Build, builds, has_tool
 from tests.manifests.objects import mounts, named, pod
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
@@ -15,6 +16,12 @@ BUILDS = list(builds())
 RELEASES = Build("two-gpu", ("releases",)), Build("release-2")
 VERSIONS = ("1.30", "1.34", "1.37")
 """Of Kubernetes: the oldest that the guide promises, and newer ones."""
+
+
+def test_each_pair_of_components_is_built() -> None:
+    known = {path.name for path in (KUBERNETES / "components").iterdir()} - {"gpu", "releases"}  # parts of overlays
+    built = {frozenset(pair) for build in BUILDS for pair in combinations(build.components, 2)}
+    assert built == {frozenset(pair) for pair in combinations(known, 2)}
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=str)
