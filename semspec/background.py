@@ -22,7 +22,7 @@ class Backoff:
     def delay_s(self, ran_s: float) -> float:
         """Return the delay after work that ran for `ran_s` seconds."""
         self._num_ends = 1 if ran_s >= STEADY_S else self._num_ends + 1
-        return min(FIRST_DELAY_S * 2 ** min(self._num_ends - 1, 16), MAX_DELAY_S)
+        return min(FIRST_DELAY_S * 2.0 ** min(self._num_ends - 1, 16), MAX_DELAY_S)
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -21,6 +21,7 @@ from tests.security.support import edited, odd_json
 
 TARGET = ModelInfo("target", "fingerprint", "tokens", 2, 16, 600)
 MAX_LINE = 1500
+TRAINING = Path(__file__).resolve().parents[2] / "training" / "configs" / "r1-1.5b-r1-32b.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Kind:
     """Of the sound folder."""
 
 
-HOW = ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json")
+HOW = ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json", "deep", "deep")
 
 
 def spoil(path: Path, how: str, chance: Random) -> None:
@@ -54,9 +55,18 @@ def _spoilt(data: bytes, how: str, chance: Random) -> bytes:
     if how == "json":
         with suppress(ValueError):  # it is no JSON
             return json.dumps(odd_json(json.loads(data), chance)).encode()
+    if how == "deep":
+        return deep(chance)
     noise = chance.randbytes(chance.choice((1, 100, len(data))))
     flipped = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
     return {"edit": edited(data, chance), "cut": data[:place], "empty": b"", "noise": noise}.get(how, flipped)
+
+
+def deep(chance: Random) -> bytes:
+    """JSON of many levels, which is also YAML."""
+    number = chance.choice((200, 900, 5_000, 100_000))
+    lists, objects = "[" * number + "]" * number, '{"a":' * number + "1" + "}" * number
+    return chance.choice((lists, objects, f'{{"format": 1, "a": {lists}}}', f"[{objects}]")).encode()
 
 
 def check(kind: Kind, result: Json) -> None:
@@ -79,6 +89,11 @@ def kinds(folder: Path) -> list[Kind]:
     """The sound folders."""
     save_checkpoints(folder)
     shutil.copytree(BUNDLED_PAIR / "probes", folder / "probes")
+    (folder / "settings").mkdir()
+    shutil.copy(TRAINING, folder / "settings" / "training.yaml")
+    shutil.copy(BUNDLED_PAIR / "probes" / "pair.json", folder / "settings")
+    (folder / "settings" / "releases.json").write_text('[{"pair": "pair.json"}]')
+    (folder / "settings" / "equivalence.json").write_text('{"object": "semspec.demo.probe_data:ParserEquivalence"}')
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
     every: list[tuple[str, str, Callable[[Path], bool]]] = [
         ("model", "qwen2", lambda path: True),
@@ -86,6 +101,9 @@ def kinds(folder: Path) -> list[Kind]:
         ("likelihood", "probes", lambda path: path.name == "likelihood.json"),
         ("release", "probes", lambda path: path.name == "pair.json"),
         ("datastore", "datastore", lambda path: True),
+        ("training", "settings", lambda path: path.name == "training.yaml"),
+        ("releases", "settings", lambda path: path.name == "releases.json"),
+        ("equivalence", "settings", lambda path: path.name == "equivalence.json"),
     ]
     found = []
     for job, name, is_its in every:
@@ -103,7 +121,7 @@ async def opened(_: Victim, folder: Path) -> AsyncIterator[tuple[Draw, Run]]:
     def draw(seed: str, number: int) -> list[Case]:
         chance, cases = Random(seed), list[Case]()
         for i in range(number):
-            kind = by_job[chance.choices(list(by_job), (5, 4, 2, 1, 2))[0]]
+            kind = by_job[chance.choices(list(by_job), (5, 4, 2, 1, 2, 1, 1, 1))[0]]
             case = {"job": kind.job, "file": chance.choice(kind.names), "how": chance.choice(HOW)}
             cases.append({**case, "seed": f"{seed}/{i}"})
         return cases

@@ -133,4 +133,33 @@ def datastore(path: str) -> Json:
     return {"identity": [store.card.digest], "said": list(store.static.match("\x03\x01", 2).continuations)}
 
 
-JOBS = {function.__name__: function for function in (model, probes, likelihood, release, datastore)}
+def training(path: str) -> Json:
+    """Read a configuration of training, which may be another one after a change."""
+    from semspec.training.config import load_config
+
+    return {"identity": [str(load_config(Path(path) / "training.yaml"))], "said": []}
+
+
+def releases(path: str) -> Json:
+    """Read a list of releases as the gateway does while it runs."""
+    from semspec.errors import Mismatch
+    from semspec.gateway.options import Defaults
+    from semspec.gateway.routes import load_routes
+
+    try:
+        routes = load_routes(Path(path) / "releases.json", Defaults())
+    except ValueError as error:  # which the gateway logs
+        raise Mismatch(str(error)) from error
+    return {"identity": [str(routes)], "said": []}
+
+
+def equivalence(path: str) -> Json:
+    """Load the equivalence of meaning of a verifier."""
+    from semspec.clustering.loading import served_equivalence
+
+    name, _ = served_equivalence(str(Path(path) / "equivalence.json"), {})
+    return {"identity": [name], "said": []}
+
+
+_JOBS = (model, probes, likelihood, release, datastore, training, releases, equivalence)
+JOBS = {job.__name__: job for job in _JOBS}

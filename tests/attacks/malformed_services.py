@@ -17,6 +17,7 @@ import grpc
 import httpx
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
+from grpc_health.v1 import health_pb2
 
 from semspec.rpc.calls import path_of
 from tests.attacks.case import CRITICAL, HIGH, MEDIUM, Case, Draw, Family, Found, Run
@@ -29,7 +30,9 @@ from tests.test_openapi.support import CHAT
 from tests.variants import VARIANTS
 
 RECOVERY_S, LATE_S = 300.0, 3.0
-KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut", "late")
+KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut", "late", "early")
+NOTICED_S = 60.0
+CHECK = path_of(health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name["Check"])
 STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 ALTERED = ("Draft.Info", "Draft.Generate", "Draft.Propose", "Target.Info", "Target.Score", "Target.Generate",
         "Target.VerifyTokens", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
@@ -77,12 +80,20 @@ class AlteringProxy(grpc.GenericRpcHandler):
         self._upstream: Any = upstream
         self.altered: dict[str, Alter] = {}
         """By the path of a method."""
+        self.is_early = False
+        """Whether health checks report that the service is not serving, while it answers all calls."""
 
     def service(self, handler_call_details: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
 
     async def _answer(self, path: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """A stream, which is the same on the wire where there is one request or response."""
+        if self.is_early and path == CHECK:
+            async for request in requests:
+                name = health_pb2.HealthCheckRequest.FromString(request).service
+                status = health_pb2.HealthCheckResponse.NOT_SERVING if name else health_pb2.HealthCheckResponse.SERVING
+                yield health_pb2.HealthCheckResponse(status=status).SerializeToString()
+            return
         own = tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
         call = self._upstream.stream_stream(path)(requests, metadata=own)
         try:
@@ -116,15 +127,34 @@ class AlteredSite:
         answer: Json = response.json() if response.status_code == 200 else {}
         return answer
 
+    async def check_absence(self, service: str) -> None:
+        """Raises: Found unless a service that answers before it serves is taken for one that is away."""
+        self.proxies[service].is_early = True
+        try:
+            async with asyncio.timeout(NOTICED_S):
+                while '"ready"' in (readiness := (await self.http.get("/ready")).text) and "alone" not in readiness:
+                    await asyncio.sleep(0.2)
+            answer = await self.asked("semantic")
+        except TimeoutError:
+            raise Found(HIGH, f"the {service} counts as serving, though its health checks deny it") from None
+        finally:
+            self.proxies[service].is_early = False
+        if answer and (service == "Target" or not answer["semspec"]["fallback"]):
+            raise Found(HIGH, f"the {service} is called, though its health checks report that it is not serving")
+
     async def run(self, case: Case) -> None:
         method = _method(case)
         service = method.containing_service.name
         self.logs.restart()
-        self.proxies[service].altered = {path_of(method): altering(case)}
-        try:
-            answer = await self.asked(case["strategy"])
-        finally:
-            self.proxies[service].altered = {}
+        answer: Json = {}
+        if case["kind"] == "early":
+            await self.check_absence(service)
+        else:
+            self.proxies[service].altered = {path_of(method): altering(case)}
+            try:
+                answer = await self.asked(case["strategy"])
+            finally:
+                self.proxies[service].altered = {}
         async with asyncio.timeout(RECOVERY_S):
             while not (normal := await self.asked("semantic")) or normal["semspec"]["fallback"]:
                 await asyncio.sleep(0.2)
@@ -133,7 +163,7 @@ class AlteredSite:
         self.logs.check((b"Traceback",))
         if answer:
             _check(answer, self.texts[case["strategy"]], service, case["kind"])
-        elif service != "Target" and method.name != "Info":
+        elif service != "Target" and method.name != "Info" and case["kind"] != "early":
             raise Found(HIGH, "no answer, though the target was sound", is_of_load=True)
 
 

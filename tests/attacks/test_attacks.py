@@ -10,7 +10,15 @@ from tests.attacks.rest import SCHEMAS_AT, posted, with_schema
 from tests.test_openapi.support import BODIES, CHAT
 
 pytestmark = pytest.mark.slow
-NUMBERS = {"REST": 150, "odd HTTP": 26, "floods": 5, "gRPC": 24, "broken files": 4}
+NUMBERS = {
+    "REST": 150,
+    "odd HTTP": 26,
+    "floods": 5,
+    "gRPC": 24,
+    "broken files": 4,
+    "lying services": 0,
+    "watched files": 1,
+}
 TEXT = {"$grown": ["text: letters", 900_000]}
 COSTLY = (["schema: required", 30_000], ["schema: allOf", 59], ["schema: multiples", 4])
 LINES = {
@@ -20,6 +28,15 @@ LINES = {
     "GET /v1/models/%ff%00%ed%a0%80": 404, "POST /v1/chat/completions/": 404, "CONNECT example.org:1": 404,
     "OPTIONS /v1/models": 405, "TRACE /v1/models": 405, "BREW /v1/models": 405, "HEAD /v1/generations/abc/events": 405,
 }  # fmt: skip
+DEEP = (
+    ("release", "pair.json"),
+    ("likelihood", "likelihood.json"),
+    ("probes", "draft.json"),
+    ("datastore", "card.json"),
+    ("model", "config.json"),
+    ("training", "training.yaml"),
+    ("equivalence", "equivalence.json"),
+)
 KNOWN: dict[str, list[Case]] = {
     "REST": [
         *(with_schema(place, {"$grown": grown}) for place in SCHEMAS_AT for grown in COSTLY),
@@ -27,7 +44,15 @@ KNOWN: dict[str, list[Case]] = {
         posted(CHAT, {**BODIES[CHAT], "messages": [{"role": "user", "content": TEXT}]}),
         posted(CHAT, {**BODIES[CHAT], "repetition_penalty": 1e-300}),
     ],
-    "broken files": [{"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"}],
+    "broken files": [
+        {"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"},
+        *({"job": job, "file": file, "how": "deep", "seed": "1"} for job, file in DEEP),
+    ],
+    "lying services": [
+        {"method": f"semspec.v2.{service}.Info", "kind": "early", "after": 0, "strategy": "semantic", "seed": "1"}
+        for service in ("Draft", "Target", "Verifier")
+    ],
+    "watched files": [{"file": "release/pair.json", "how": "deep", "wait_s": 12, "seed": "1"}],
     "odd HTTP": [line(f"{asked} HTTP/1.1", status) for asked, status in LINES.items()],
     "gRPC": [
         {"method": method, "how": "grammar", "seed": "", "grown": grown} for method in WITH_GRAMMARS for grown in COSTLY

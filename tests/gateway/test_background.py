@@ -11,9 +11,10 @@ import pytest
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Unavailable
+from semspec.keys import entry
 from semspec.types import SegmentEnd, VerifierInfo
 from tests.gateway.fakes import Fakes, FakeVerifier
-from tests.gateway.support import OURS, THEIRS, GatewayFactory, bearer, entry, eventually, until
+from tests.gateway.support import OURS, THEIRS, GatewayFactory, bearer, eventually, until
 from tests.gateway.test_audit import SUPPORTED, Clustering
 from tests.gateway.test_releases import Start, folder, listed, start, versions
 
