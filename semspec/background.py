@@ -1,4 +1,4 @@
-"""Work beside the requests of a process: each task has an owner, which logs its failure or starts it again."""
+"""Work that goes on next to the requests of a process: an owner logs its failure, or starts it again."""
 
 import asyncio
 import logging
@@ -76,7 +76,7 @@ class Background:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds for the tasks to end, then cancel them."""
-        if self._tasks and timeout_s:
+        if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         await cancel_tasks(*self._tasks)
 

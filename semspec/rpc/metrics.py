@@ -21,13 +21,12 @@ from semspec.settings import ServiceSettings
 
 BOUNDS = [*map(str, STEP_SECONDS), "+Inf"]
 
-logger = logging.getLogger(__name__)
-
-
 MAX_CLIENTS = 32
 """Connections at the same time; a further one ends the oldest."""
 CLIENT_S = 5.0
 """Seconds from connection to the end of the answer, after which a client is disconnected."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Handler(MetricsHandler):
