@@ -46,7 +46,7 @@ READERS: dict[str, tuple[str, Read]] = {
     "list of releases": ("releases.json", lambda path: load_routes(path, Defaults())),
     "calibration": ("probes/likelihood.json", load_calibration),
     "probe": ("probes/draft.json", lambda path: load_probe(path.with_suffix(".safetensors"))),
-    "probe's verdict": ("probes/target.json", lambda path: StackConfig(pair=path.parent).bad_verdict),
+    "probe's verdict": ("probes/target.json", lambda path: StackConfig(pair=path.parent).bad_verdicts),
     "keys": ("keys", lambda path: read_entries("", path)),
     "datastore": ("datastore/card.json", lambda path: Datastore.load(path.parent)),
     "equivalence": ("equivalence.json", lambda path: served_equivalence(str(path), {})),
