@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from socket import (
     AF_INET6,
@@ -28,8 +28,8 @@ MAX_BACKLOG = 128
 """Most connections that are accepted before any other event is handled."""
 MAX_WAITING = 1024
 """Most connections that the kernel keeps until they are accepted; one more would be tried again after a second."""
-READ_BYTES = 64 * 1024
-"""Most bytes that are read from a connection before the application sees any of them."""
+READ_BYTES = 16 * 1024
+"""Most bytes that are read from a connection before others have their turn, and before the application sees any."""
 LOG_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -50,8 +50,11 @@ class Connections:
         self._open[connection.fileno()] = self._idle[connection.fileno()] = connection
         if len(self._open) > self.limit:
             self.warn(f"{self.limit} connections are open, so idle ones are closed for new ones")
-            with suppress(OSError):  # its client has closed it
-                self._idle.pop(next(iter(self._idle))).shutdown(SHUT_RDWR)  # after which its transport closes it
+            self._idle.pop(next(iter(self._idle))).abort()
+
+    def get(self, descriptor: int) -> "Accepted":
+        """An open connection."""
+        return self._open[descriptor]
 
     def remove(self, descriptor: int) -> None:
         """Forget a closed connection."""
@@ -79,7 +82,14 @@ class Accepted(socket):
     def __init__(self, descriptor: int, connections: Connections) -> None:
         super().__init__(fileno=descriptor)
         self._connections = connections
+        self.abort: Callable[[], None] = self._end
+        """Closes the connection from outside."""
         connections.add(self)
+
+    def _end(self) -> None:
+        """Have the event loop see the connection's end, and close it; for one without a transport as yet."""
+        with suppress(OSError):  # its client has closed it
+            self.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         self._connections.remove(self.fileno())
@@ -134,22 +144,23 @@ class Connection(H11Protocol):
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
-        self._accepted = connections
+        self._all = connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.max_size = READ_BYTES
         self._descriptor = transport.get_extra_info("socket").fileno()
+        self._all.get(self._descriptor).abort = transport.abort
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self._is_idle:
-            self._accepted.mark_busy(self._descriptor)
+            self._all.mark_busy(self._descriptor)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_idle and not self.transport.is_closing():
-            self._accepted.mark_idle(self._descriptor)
+            self._all.mark_idle(self._descriptor)
 
     @property
     def _is_idle(self) -> bool:

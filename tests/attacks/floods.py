@@ -149,7 +149,7 @@ def connections(address: Address, _: Random, is_over: threading.Event) -> None:
     with suppress(OSError):
         while len(opened) < NUM_IDLE // NUM_THREADS and not is_over.is_set():
             opened.append(socket.create_connection(address, SOCKET_S))
-    while not is_over.wait(PAUSE_S):
+    while not is_over.wait(10 * PAUSE_S):
         for number, connection in enumerate(opened[:100]):
             with suppress(OSError):
                 connection.close()

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +172,33 @@ async def test_every_encoding_of_json_is_read(gateway: Gateway, encoding: str, t
     assert (await gateway.http.post("/tokenize", content=body, headers=JSON)).status_code == 200
 
 
-@asynccontextmanager
-async def arriving(gateway: Gateway, key: str, num_bytes: int) -> AsyncIterator[asyncio.StreamReader]:
-    """A request of which only these bytes have arrived."""
+@contextmanager
+def arriving(gateway: Gateway, key: str, num_bytes: int) -> Iterator[socket.socket]:
+    """A request of which only these bytes arrive."""
     url = httpx.URL(gateway.base_url)
-    reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {BODY_BYTES}\r\n\r\n".encode() + b" " * num_bytes)
-    try:
-        yield reader
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+    head = f"{head}content-length: {BODY_BYTES}\r\n\r\n"
+    with socket.create_connection((url.host, url.port), GENEROUS_S) as connection:
+        with suppress(ConnectionError):  # of a request that is refused
+            connection.sendall(head.encode() + b" " * num_bytes)
+        yield connection
+
+
+async def arrived(stack: ExitStack, gateway: Gateway, key: str, num_bytes: int) -> socket.socket:
+    """The same, until the stack ends."""
+    return await asyncio.to_thread(lambda: stack.enter_context(arriving(gateway, key, num_bytes)))
+
+
+async def refusal(connection: socket.socket) -> bytes:
+    """What is answered to a request, most of which has arrived."""
+
+    def receive() -> bytes:
+        received = b""
+        while b"}}" not in received and (data := connection.recv(1 << 16)):
+            received += data
+        return received
+
+    return await asyncio.to_thread(receive)
 
 
 async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: GatewayFactory) -> None:
@@ -191,12 +206,12 @@ async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: 
     gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
     http = gateway.http
     tokenize = {"url": "/tokenize", "json": {"inputs": "x" * 1000}}
-    async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(arriving(gateway, OURS, BODY_BYTES - 9)) for _ in range(2)]
-        refused = await asyncio.wait_for(
-            held[1].readuntil(b"}}"), GENEROUS_S
-        )  # two of them and what a request takes are too much
-        assert refused.startswith(b"HTTP/1.1 429") and b"retry-after: 1" in refused
+    with ExitStack() as stack:
+        for _ in range(2):  # and what a request takes itself are too much
+            last = await arrived(stack, gateway, OURS, BODY_BYTES - 9)
+            await asyncio.sleep(0.5)  # until the gateway has read it
+        refused = await refusal(last)
+        assert refused.startswith(b"HTTP/1.1 429") and b"retry-after: 1" in refused and b"connection: close" in refused
         assert b"for one API key is 2097152 bytes" in refused
         assert (await http.post(**tokenize, headers=bearer(OURS))).status_code == 200
         assert (await http.post(**tokenize, headers=bearer(THEIRS))).status_code == 200
@@ -204,13 +219,13 @@ async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: 
 
 async def test_bytes_of_all_owners_are_bounded(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS, **{**FEW, "max_queued": 0})
-    async with arriving(gateway, OURS, BODY_BYTES - 9):
-        await asyncio.sleep(0.2)
-        async with arriving(gateway, THEIRS, BODY_BYTES - 9) as late:
-            refused = await asyncio.wait_for(late.readuntil(b"}}"), GENEROUS_S)
-            assert refused.startswith(b"HTTP/1.1 503") and b"for all clients is 1048576 bytes" in refused
-            assert (await gateway.http.get("/health")).status_code == 200
-            assert (await gateway.http.get("/ready")).status_code == 200
+    with ExitStack() as stack:
+        await arrived(stack, gateway, OURS, BODY_BYTES - 9)
+        await asyncio.sleep(0.5)  # until the gateway has read it
+        refused = await refusal(await arrived(stack, gateway, THEIRS, BODY_BYTES - 9))
+        assert refused.startswith(b"HTTP/1.1 503") and b"for all clients is 1048576 bytes" in refused
+        assert (await gateway.http.get("/health")).status_code == 200
+        assert (await gateway.http.get("/ready")).status_code == 200
 
 
 async def test_request_that_waits_or_runs_counts_and_one_that_ended_does_not(start_gateway: GatewayFactory) -> None:
@@ -231,9 +246,9 @@ async def test_request_that_waits_or_runs_counts_and_one_that_ended_does_not(sta
 async def test_number_of_requests_of_an_owner_is_bounded(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
     most = 2 * LEAST_SHARE
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         for _ in range(most):
-            await stack.enter_async_context(arriving(gateway, OURS, 0))
+            await arrived(stack, gateway, OURS, 0)
         await asyncio.sleep(0.2)
         response = await gateway.http.get("/v1/models", headers=bearer(OURS))
         assert_error(response, 429, code="overloaded")

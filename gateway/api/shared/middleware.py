@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semspec.errors import Overloaded, Unauthenticated, Unavailable, represent
+from semspec.errors import Overloaded, SemspecError, Unauthenticated, Unavailable, represent
 from semspec.gateway.api.shared.bodies import Bodies, HeldBody
 from semspec.gateway.api.shared.errors import (
     CLIENT_GONE_STATUS,
@@ -73,6 +73,17 @@ class HttpMiddleware:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
+
+
+def closing(send: Send) -> Send:
+    """`send`, which closes the connection after the response."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return send_and_close
 
 
 class Observed(HttpMiddleware):
@@ -143,18 +154,12 @@ class HttpFraming(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
-
         if scope["http_version"].partition(".")[0] != "1":
             error = HttpError(HTTPException(505, "this server speaks HTTP/1.1"))
-            await error_response(error, scope["path"])(scope, receive, send_and_close)
+            await error_response(error, scope["path"])(scope, receive, closing(send))
             return
         is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
-        await self._app(scope, receive, send_and_close if is_ambiguous else send)
+        await self._app(scope, receive, closing(send) if is_ambiguous else send)
 
 
 class Authenticated(HttpMiddleware):
@@ -252,7 +257,7 @@ class BodyGuard(HttpMiddleware):
                 body = stack.enter_context(self._bodies.hold(scope.get("state", {}).get("owner", "")))
             except (Overloaded, Unavailable) as error:
                 self._metrics.refusals.labels(represent(error).code).inc()
-                await error_response(error, scope["path"])(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, closing(send))
             else:
                 scope.setdefault("state", {})["body"] = body
                 await self._handle(body, scope, receive, send)
@@ -261,9 +266,10 @@ class BodyGuard(HttpMiddleware):
         announced, max_bytes = Headers(scope=scope).get("content-length", "0"), self._bodies.max_body_bytes
         is_too_large, num_bytes = announced.isdecimal() and int(announced) > max_bytes, 0
         deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
+        respond = send
 
         async def receive_guarded() -> Message:
-            nonlocal num_bytes, is_whole
+            nonlocal num_bytes, is_whole, respond
             if is_too_large:
                 raise self._too_large()
             try:  # the disconnect, for which a request waits after the body, may come as late as the response's end
@@ -277,13 +283,17 @@ class BodyGuard(HttpMiddleware):
             num_bytes += num_new_bytes
             if num_bytes > max_bytes:
                 raise self._too_large()
-            body.add(num_new_bytes)
+            try:
+                body.add(num_new_bytes)
+            except SemspecError:
+                respond = closing(send)  # reading the rest would take as long as reading it for an answer
+                raise
             return message
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 body.shrink()
-            await send(message)
+            await respond(message)
 
         await self._app(scope, receive_guarded, send_guarded)
 
