@@ -90,12 +90,13 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
     logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
+    raise_limit()
     services = AsyncExitStack()
     with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
         try:
             backends, connect = runner.run(_connect(settings, services))
             app = create_app(settings, backends, Store(settings), connect, strategies)
-            connections = Connections(raise_limit())
+            connections = Connections()
             config = _server_config(settings, app, connections)
             server = _Server(config, app.state.readiness, app.state.drain, settings)
             gc.freeze()  # what lives as long as the process is not looked at again

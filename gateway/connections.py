@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from socket import (
@@ -28,19 +29,24 @@ MAX_BACKLOG = 128
 """Most connections that are accepted before any other event is handled."""
 MAX_WAITING = 1024
 """Most connections that the kernel keeps until they are accepted; one more would be tried again after a second."""
-READ_BYTES = 16 * 1024
+READ_BYTES = 64 * 1024
 """Most bytes that are read from a connection before others have their turn, and before the application sees any."""
 LOG_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
+def max_connections() -> int:
+    """Most connections of this process: half of its descriptors, since the services and Redis need some, too."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
 class Connections:
     """All open connections; those without a request are in the order in which they became idle."""
 
-    def __init__(self, max_descriptors: int) -> None:
-        self.limit = min(MAX_CONNECTIONS, max_descriptors // 2)
-        self.backlog = min(MAX_BACKLOG, max_descriptors // 8)
+    def __init__(self) -> None:
+        self.limit = max_connections()
+        self.backlog = min(MAX_BACKLOG, self.limit // 4)
         self._open: dict[int, Accepted] = {}
         self._idle: dict[int, Accepted] = {}
         self._logged_at = -LOG_INTERVAL_S

@@ -6,11 +6,9 @@ MAX_DESCRIPTORS = 65_536
 """As many as any process of ours needs; some systems state no hard limit, or refuse to grant it."""
 
 
-def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return it."""
+def raise_limit() -> None:
+    """Raise the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if wanted > soft != resource.RLIM_INFINITY:
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return soft if soft != resource.RLIM_INFINITY else MAX_DESCRIPTORS

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from semspec.background import Background
+from semspec.descriptors import raise_limit
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
@@ -143,6 +144,7 @@ def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound.
     """
     configure_logging(settings.log_level, settings.log_json)
+    raise_limit()
     _keep_freed_memory()
     try:
         with exported_traces(servicer.name.lower().replace("semspec.v2.", "semspec-")):

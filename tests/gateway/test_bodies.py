@@ -14,7 +14,7 @@ import pytest
 
 from semspec.bench.stalls import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
-from semspec.gateway.api.shared.bodies import LEAST_SHARE, SMALL_BYTES, Bodies
+from semspec.gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
 from semspec.gateway.api.shared.errors import TGI_PATHS
 from semspec.gateway.settings import GatewaySettings
 from tests.gateway.processes import gateway_process
@@ -243,9 +243,12 @@ async def test_request_that_waits_or_runs_counts_and_one_that_ended_does_not(sta
         assert_error(response, 400, code="context_length_exceeded")
 
 
-async def test_number_of_requests_of_an_owner_is_bounded(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
-    most = 2 * LEAST_SHARE
+async def test_number_of_requests_of_an_owner_is_bounded(
+    start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 16
+    monkeypatch.setattr("semspec.gateway.connections.MAX_CONNECTIONS", most * OWNER_SHARE)
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
     with ExitStack() as stack:
         for _ in range(most):
             await arrived(stack, gateway, OURS, 0)

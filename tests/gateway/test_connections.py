@@ -17,6 +17,13 @@ from semspec.gateway.connections import Connection, Connections, listen
 from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
 
 LIMIT = 8
+
+
+@pytest.fixture(autouse=True)
+def _few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.gateway.connections.MAX_CONNECTIONS", LIMIT)
+
+
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -37,7 +44,7 @@ class Answering:
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
     """The address of an application whose server accepts `LIMIT` connections."""
-    connections = Connections(max_descriptors=2 * LIMIT)
+    connections = Connections()
     options: Any = {"http": partial(Connection, connections), "backlog": connections.backlog, "lifespan": "off"}
     server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options))
     sockets = list(listen("127.0.0.1", 0, connections))
@@ -112,7 +119,7 @@ async def test_head_that_drips_keeps_no_connection_open() -> None:
 
 def test_connection_without_a_descriptor_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     """A connection that stays in the queue wakes the event loop again and again."""
-    [listener] = listen("127.0.0.1", 0, Connections(max_descriptors=100))
+    [listener] = listen("127.0.0.1", 0, Connections())
     listener.listen()
     listener.setblocking(False)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

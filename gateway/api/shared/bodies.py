@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
 from semspec.gateway.api.shared.errors import ClientGone
 from semspec.gateway.api.shared.json_size import JsonSize, field_beyond, size_of
+from semspec.gateway.connections import max_connections
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.settings import GatewaySettings
 
@@ -37,8 +38,9 @@ bytes, and one list or object for each 64 bytes."""
 VALUE_BYTES, STRING_BYTES, CONTAINER_BYTES = 48, 64, 1024
 """Memory that each takes once the body is parsed and validated."""
 
-LEAST_SHARE = 32
-"""A request counts for at least this part of the largest body until it ends."""
+OWNER_SHARE = 4
+"""An owner's requests may take one in so many connections: each counts, until it ends, as if it had that part of the
+bytes. So two owners leave half of the connections to others."""
 
 NUM_TURNS = 4
 """Owners of whom a large body is parsed or waits for the only thread that parses; each owner has one turn."""
@@ -54,9 +56,9 @@ class Bodies:
     def __init__(self, settings: GatewaySettings) -> None:
         max_requests = settings.max_concurrent + settings.max_queued
         self.max_body_bytes = settings.max_body_bytes
-        self.least_bytes = settings.max_body_bytes // LEAST_SHARE
         self.max_bytes = settings.max_body_bytes * max_requests
         self.max_bytes_per_owner = self.max_bytes // 2
+        self.least_bytes = self.max_bytes_per_owner // (max_connections() // OWNER_SHARE)
         self.max_size = JsonSize(
             *(settings.max_body_bytes // length for length in (STRING_LENGTH, CONTAINER_LENGTH, VALUE_LENGTH))
         )
