@@ -18,13 +18,18 @@ import os, socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 BODY = b""
+MODELS = b'''{
+    "detail": "ready",
+    "data": [{"id": "semspec-demo", "strategy": "semantic"}, {"id": "semspec-demo:target", "strategy": "target"}],
+    "unsupported": {"semantic": "no probes", "retrieval": "no datastore"}
+}'''
 HOST = os.environ["SEMSPEC_HOST"]
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if BODY else 200)
         self.end_headers()
-        self.wfile.write(BODY or b'{"detail": "ready", "data": [{"id": "semspec-demo", "strategy": "semantic"}]}')
+        self.wfile.write(BODY or MODELS)
 
 HTTPServer.address_family = socket.AF_INET6 if ":" in HOST else socket.AF_INET
 HTTPServer((HOST, int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()

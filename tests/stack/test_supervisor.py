@@ -156,6 +156,7 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
     await asyncio.wait([serving])
     address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
     assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
+    assert "It supports target, but not semantic (no probes), retrieval (no datastore).\n" in printed
 
 
 @pytest.mark.parametrize(
