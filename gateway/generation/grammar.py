@@ -20,29 +20,24 @@ ANY_OBJECT: Json = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON: none but a space after a separator, since some models go on with it until their budget ends."""
 
-_ABOUT = re.compile(
-    r"at 1\(8\): (failed to compile JSON schema: |invalid regex .*\(in regex\): (.*\nerror: )?)?", re.DOTALL
-)
-"""What the library's errors say before the reason: a place in the rule, and the whole regular expression."""
-
 _CHECKED = re.compile(r"^// (\S+)\n\w+: (.+)$", re.MULTILINE)
 """A rule that the client wrote, after a comment with the field of the request."""
 
 
-async def check_grammar(grammar: str, compiler: Compiler) -> None:
+async def check_grammar(grammar: str, compiler: Compiler, owner: str) -> None:
     """Raises: InvalidRequest naming the field of the schema or expression that is invalid, is strict and not supported,
     allows no text, or needs too much time or memory; Overloaded."""
     rules = _CHECKED.findall(grammar)
-    flaw = await compiler.flaw([f"start: {rule}" for _, rule in rules])
+    flaw = await compiler.flaw([f"start: {rule}" for _, rule in rules], owner)
     if flaw is None:
         return
     field, rule = rules[flaw.index or 0]
     if flaw.index is None and len(rules) > 1:
         field = field.partition(".")[0]
-    reason = _ABOUT.sub("", flaw.reason.partition("\n   1 |")[0])
+    reason = flaw.reason
     if flaw.is_empty:  # as for a schema that is a reference to itself
         reason = "no JSON is valid by it" if rule.startswith("%json") else "no text matches it"
-    raise InvalidRequest(f"{field}: {' '.join(reason.split())[:300]}", field)
+    raise InvalidRequest(f"{field}: {reason}", field)
 
 
 def json_grammar(schema: Json, is_strict: bool, field: str) -> str:
@@ -103,7 +98,7 @@ def _rule(name: str, rule: str, field: str) -> str:
 
 def _json(schema: Json, is_strict: bool) -> str:
     options = {**_COMPACT, "lenient": not is_strict, "coerce_one_of": not is_strict}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def _quoted(literal: str) -> str:

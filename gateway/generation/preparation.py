@@ -90,7 +90,7 @@ class Preparation:
         """
         async with self.admitted(request.owner):
             if request.plan.grammar:
-                await check_grammar(request.plan.grammar, self._compiler)
+                await check_grammar(request.plan.grammar, self._compiler, request.owner)
             choices = list[Choice]()
             for prompt in request.prompts:
                 prompts = await self._prompts(request, prompt, turns, served)

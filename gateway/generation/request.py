@@ -1,5 +1,6 @@
 """A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,6 +12,7 @@ from semspec.decoding import Generation, Prompts, RetrievalOptions
 from semspec.decoding.generation import RewriteName
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.grammar import of_output
+from semspec.gateway.store.store import choice_id
 from semspec.records import Body
 from semspec.types import (
     Acceptance,
@@ -191,7 +193,7 @@ class Request:
 
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""
-        return f"{self.id}-{index}" if index else self.id
+        return choice_id(self.id, index)
 
     @property
     def num_choices_per_prompt(self) -> int:
@@ -208,6 +210,7 @@ class Request:
             sampling=sampling,
             max_tokens=max_tokens,
             session=self.session or self.choice_id(index),
+            owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
             draft_prompt=prompts.draft,
             grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,

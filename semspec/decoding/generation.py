@@ -81,6 +81,8 @@ class Generation:
     show_drafts: bool = False
     """Emit a `Drafted` event as soon as segments are drafted."""
     session: str = ""
+    owner: str = ""
+    """See `GenerationParams`."""
     draft_prompt: Piece | None = None
     """The prompt as the draft reads it, in its own chat template; None: the prompt in `context`."""
     grammar: str = ""
@@ -144,6 +146,7 @@ class Progress:
             want_states=want_states,
             num_logprobs=generation.num_logprobs,
             session=generation.session,
+            owner=generation.owner,
             grammar=generation.grammar,
             penalties=generation.penalties,
         )

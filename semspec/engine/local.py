@@ -86,7 +86,7 @@ class LocalEngine(Engine):
         tokens = self.tokenizer.context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         if params.grammar and self._grammars:
-            await self._grammars.check(params.grammar)
+            await self._grammars.check(params.grammar, params.owner)
         request = Generate(params, ended_by_look_ahead(context, params.segmentation))
         if request.is_shaped:
             segments = (piece for piece in context.pieces if isinstance(piece, Segment))

@@ -1,11 +1,12 @@
 """What a request changes of a copy of the logits before each draw: biases, penalties, a grammar by llguidance, and
 end-of-sequence, which is not to be drawn yet."""
 
+import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from threading import Lock, Thread
 from time import thread_time
@@ -18,8 +19,9 @@ from torch import Tensor
 from semspec.engine.requests import Generate
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InternalError, InvalidRequest
-from semspec.grammars.compiler import Compiler
+from semspec.grammars.compiler import Compiled, Compiler
 from semspec.grammars.limits import check_grammar
+from semspec.grammars.turns import Turns
 from semspec.types import GRAMMAR, Penalties
 
 if TYPE_CHECKING:
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
     from semspec.grammars.worker import Vocabulary
 
-MAX_KEPT = 16
-"""Number of compiled grammars kept."""
+MAX_KEPT, MAX_KEPT_BYTES = 16, 64 << 20
+"""Compiled grammars kept, and their bytes as compiled."""
+NUM_COMPILING = 2
+"""Grammars that this process compiles at once; one owner's compile one after another."""
 
 _ONE_BY_ONE = '%llguidance {"no_forcing": true}'
 """Else the text that a grammar forces would be computed at once, though it has no end, as a list of lists of lists."""
@@ -95,9 +99,9 @@ class Grammars:
         self._raw, self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary)), tokenizer
         tokens = [token.decode("latin-1") for token in vocabulary.tokens]
         facts = {"tokens": tokens, "special": vocabulary.special_token_ids, "eos": vocabulary.eos_token_id}
-        self._compiler = Compiler(facts, num_processes=1)
-        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        """By digest of the grammar."""
+        self._compiler, self._turns = Compiler(facts), Turns(NUM_COMPILING)
+        self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        """By digest of the grammar, with the bytes that it takes."""
         self._compiling: dict[bytes, Thread] = {}
         self._lock = Lock()
 
@@ -123,47 +127,79 @@ class Grammars:
             raise InvalidRequest("context: its segments do not follow the grammar", "context")
         return Matcher(matcher, self._tokenizer)
 
-    def is_compiled(self, grammar: str) -> bool:
+    def is_compiled(self, grammar: str, num_bytes: int) -> bool:
         """Whether a grammar that was checked before is compiled, or cannot be, as its request then finds; else that
-        begins now."""
+        begins now. `num_bytes`: what it takes."""
         if (digest := _digest(grammar)) in self._compiled:
             return True
         if thread := self._compiling.get(digest):
             return not thread.is_alive() and self._compiling.pop(digest) is thread
-        self._compiling[digest] = Thread(target=self._first, args=(grammar,), daemon=True)
+        self._compiling[digest] = Thread(target=self._first, args=(grammar, num_bytes), daemon=True)
         self._compiling[digest].start()
         return False
+
+    @property
+    def num_compiled(self) -> int:
+        """Number of compiled grammars kept."""
+        return len(self._compiled)
 
     def close(self) -> None:
         self._compiler.close()
 
-    def _first(self, grammar: str) -> "LLMatcher":
-        """The first state of `grammar`."""
-        from semspec.grammars.worker import compiled, on_large_stack
+    def _first(self, grammar: str, num_bytes: int | None = None) -> "LLMatcher":
+        """The first state of `grammar`; `num_bytes`: what it takes; None: not known."""
+        from semspec.grammars.worker import LARGE_BYTES, compiled, on_large_stack
 
-        digest = _digest(grammar)
-        first = self._compiled.get(digest)
+        digest, size = _digest(grammar), LARGE_BYTES if num_bytes is None else num_bytes
+        first, size = self._compiled.get(digest, (None, size))
         if first is None:
             first, _ = on_large_stack(partial(compiled, self._raw, f"{_ONE_BY_ONE}\n{grammar}"))
         with self._lock:
             self._compiling.pop(digest, None)
-            self._compiled[digest] = first
+            self._compiled[digest] = first, size
             self._compiled.move_to_end(digest)
-            if len(self._compiled) > MAX_KEPT:
+            while len(self._compiled) > 1 and self._has_too_many:
                 self._compiled.popitem(last=False)
         return first
 
-    async def check(self, grammar: str) -> None:
+    @property
+    def _has_too_many(self) -> bool:
+        return len(self._compiled) > MAX_KEPT or sum(size for _, size in self._compiled.values()) > MAX_KEPT_BYTES
+
+    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the owner's turn to compile in the process that writes."""
+        return self._turns.taken(owner)
+
+    async def compile(self, grammar: str, owner: str) -> None:
+        """Compile a grammar that was checked before. When the caller is cancelled, its turn lasts until the thread has
+        ended, which cannot be interrupted."""
+        if _digest(grammar) in self._compiled:
+            return
+        num_bytes = await self.size(grammar, owner)
+        async with self.turn(owner):
+            compiling = asyncio.ensure_future(asyncio.to_thread(self._first, grammar, num_bytes))
+            try:
+                await asyncio.shield(compiling)
+            finally:
+                await asyncio.wait([compiling])
+
+    async def check(self, grammar: str, owner: str) -> None:
         """Raises: InvalidRequest when the grammar is invalid or too costly; Overloaded."""
         if _digest(grammar) in self._compiled:
             return
-        grammar = f"{_ONE_BY_ONE}\n{grammar}"
         try:
             check_grammar(grammar)
         except ValueError as error:
             raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
-        if flaw := await self._compiler.flaw([grammar]):
-            raise InvalidRequest(f"{GRAMMAR}: {flaw.reason.partition('<')[0].strip()}", GRAMMAR)
+        if flaw := (await self._found(grammar, owner)).flaw:
+            raise InvalidRequest(f"{GRAMMAR}: {flaw.reason}", GRAMMAR)
+
+    async def size(self, grammar: str, owner: str) -> int:
+        """The bytes that a compiled grammar takes. Raises: Overloaded."""
+        return (await self._found(grammar, owner)).num_bytes
+
+    async def _found(self, grammar: str, owner: str) -> Compiled:
+        return await self._compiler.compile([f"{_ONE_BY_ONE}\n{grammar}"], owner)
 
 
 def _digest(grammar: str) -> bytes:

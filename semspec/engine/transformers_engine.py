@@ -234,6 +234,8 @@ class TransformersEngine(LocalEngine):
     async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
         shaping, is_ahead = None, isinstance(request, Generate) and request.params.is_ahead
         if isinstance(request, Generate) and request.is_shaped:
+            if request.params.grammar and self._grammars:
+                await self._grammars.compile(request.params.grammar, request.params.owner)
             shaping = await asyncio.to_thread(shaping_of, request, tokens, self.tokenizer, self._grammars)
         async with aclosing(self.steps.stream(self.calls.run(tokens, request, session, shaping), is_ahead)) as results:
             async for result in results:

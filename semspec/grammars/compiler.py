@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from semspec.errors import InternalError, Overloaded
+from semspec.grammars.turns import Turns
 
 NUM_PROCESSES = 2
-"""Grammars that compile at once."""
+"""Grammars that compile at once; one owner's compile one after another."""
 TIMEOUT_S = 10.0
 """Seconds that a process may take in all; on a quiet machine its limit of CPU time ends it before."""
 MAX_KNOWN = 256
@@ -32,31 +33,46 @@ class Flaw:
     index: int | None
     """Of the grammar in its list; None: not known."""
     reason: str
+    """In one line of at most `worker.MAX_REASON` characters, without the text of the grammar."""
     is_empty: bool = False
     """Whether it is well-formed, but allows no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What compiling grammars has shown."""
+
+    flaw: Flaw | None
+    num_bytes: int
+    """Memory that they take."""
 
 
 TOO_COSTLY = "it takes too much time or memory to compile; make it smaller"
 
 
 class Compiler:
-    """Processes that compile grammars for one vocabulary. Each is killed when its caller is cancelled."""
+    """Processes that compile grammars for one vocabulary; owners take turns. A process is killed when its caller is
+    cancelled."""
 
-    def __init__(self, vocabulary: Any = None, num_processes: int = NUM_PROCESSES) -> None:
+    def __init__(self, vocabulary: Any = None) -> None:
         """`vocabulary`: as `worker` reads it; None: single bytes."""
         self._vocabulary = vocabulary
         self._idle: list[_Process] = []
-        self._slots = asyncio.Semaphore(num_processes)
-        self._known: OrderedDict[bytes, Flaw | None] = OrderedDict()
+        self._turns = Turns(NUM_PROCESSES)
+        self._known: OrderedDict[bytes, Compiled] = OrderedDict()
         """By digest of the grammars; the least recently used come first."""
 
-    async def flaw(self, grammars: Sequence[str]) -> Flaw | None:
+    async def flaw(self, grammars: Sequence[str], owner: str = "") -> Flaw | None:
         """The first of `grammars` that does not compile, or needs too much for it; None if all do. Raises:
         Overloaded."""
+        return (await self.compile(grammars, owner)).flaw
+
+    async def compile(self, grammars: Sequence[str], owner: str = "") -> Compiled:
+        """Find out whether `grammars` compile, and what memory they take. Raises: Overloaded."""
         task = json.dumps(list(grammars)).encode()
         digest = hashlib.blake2b(task, digest_size=16).digest()
         if digest not in self._known:
-            async with self._slots:
+            async with self._turns.taken(owner):
                 if digest not in self._known:  # by another caller, meanwhile
                     self._known[digest] = await self._found(task)
         self._known.move_to_end(digest)
@@ -64,12 +80,17 @@ class Compiler:
             self._known.popitem(last=False)
         return self._known[digest]
 
+    @property
+    def num_known(self) -> int:
+        """Number of results kept."""
+        return len(self._known)
+
     def close(self) -> None:
         """End the processes."""
         while self._idle:
             self._idle.pop().kill()
 
-    async def _found(self, task: bytes) -> Flaw | None:
+    async def _found(self, task: bytes) -> Compiled:
         process = self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -83,10 +104,10 @@ class Compiler:
         if not answer:
             if process.kill() >= 0:  # it was not ended by its limits
                 raise InternalError("a process that compiles grammars has failed; retry")
-            return Flaw(None, TOO_COSTLY)
+            return Compiled(Flaw(None, TOO_COSTLY), 0)
         self._idle.append(process)
-        found = json.loads(answer)
-        return None if found is None else Flaw(*found)
+        flaw, num_bytes = json.loads(answer)
+        return Compiled(flaw and Flaw(*flaw), num_bytes)
 
 
 class _Process:

@@ -78,6 +78,8 @@ class GenerationParams:
     """Number of alternatives to return per token; 0: only logprobs of the generated tokens; None: no logprobs."""
     session: str = ""
     """Hint for prefix caching and routing."""
+    owner: str = ""
+    """Digest of the name of the request's owner: owners take turns to have grammars compiled."""
     projection: str = ""
     """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
     is_ahead: bool = False

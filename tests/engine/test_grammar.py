@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
-from semspec.engine.shaping import Grammars
+from semspec.engine.shaping import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.grammar import json_grammar, of_output, tools_grammar
@@ -148,6 +148,46 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     assert refusal.value.parameter == "grammar" and "\n" not in refusal.value.message
 
 
+async def test_compiled_grammars_are_dropped_beyond_a_number_and_beyond_their_bytes(spelling: Path, load: Load) -> None:
+    grammars = Grammars.of(load(spelling).tokenizer)
+    assert grammars
+    for number in range(MAX_KEPT + 5):
+        await compile_checked(grammars, grammar_of({"const": number}))
+        assert grammars.num_compiled == min(number + 1, MAX_KEPT)
+    large = [grammar_of({"const": {f"k{i}": number for i in range(4000)}}) for number in range(8)]
+    for grammar in large:
+        await compile_checked(grammars, grammar)
+    kept = [grammar for grammar in large if grammars.is_compiled(grammar, 1)]
+    sizes = [await grammars.size(grammar, "") for grammar in large]
+    assert kept == large[-len(kept) :] and sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(sizes[-len(kept) - 1 :])
+    grammars.close()
+
+
+async def compile_checked(grammars: Grammars, grammar: str) -> None:
+    await grammars.check(grammar, "")
+    await grammars.compile(grammar, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("are_known", [False, True])
+async def test_costly_grammars_of_one_owner_leave_room_for_another(engine: TransformersEngine, are_known: bool) -> None:
+    """`are_known`: they were found to compile before, but are not kept."""
+    costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
+    grammars = engine._grammars
+    assert grammars
+    for grammar in costly if are_known else ():
+        await grammars.check(grammar, "")
+    order = [params(1, grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
+    asked = [asyncio.create_task(answered(engine, one)) for one in order]
+    await asyncio.sleep(0.2)
+    answer = await answered(engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour"))
+    assert text_of(answer) == f'"{are_known}"'
+    assert sum(not task.done() for task in asked) >= 4
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:
     grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
     thought = segment(engine, "So.</think>")
@@ -201,11 +241,11 @@ def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammars = Grammars.of(engine.tokenizer)
-    assert grammars and not grammars.is_compiled(GRAMMAR)
-    while not grammars.is_compiled(GRAMMAR):
+    assert grammars and not grammars.is_compiled(GRAMMAR, 1)
+    while not grammars.is_compiled(GRAMMAR, 1):
         time.sleep(0.01)
     monkeypatch.setattr("semspec.grammars.worker.on_large_stack", Mock(side_effect=MemoryError))
-    while not grammars.is_compiled("start: other"):
+    while not grammars.is_compiled("start: other", 1):
         time.sleep(0.01)
     with pytest.raises(MemoryError):
         grammars.matcher("start: other", ())

@@ -6,10 +6,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from string import ascii_lowercase
 from threading import Event
 from typing import Any
 
+import psutil
 import pytest
+from transformers import AutoTokenizer
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer
@@ -19,11 +23,13 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.reasoning import FORMS as FORMS_OF_REASONING
 from semspec.reasoning import ReasoningForm
+from semspec.stack import BUNDLED_PAIR
 from semspec.types import (
     Context,
     Conversation,
     GenerationParams,
     Message,
+    ModelInfo,
     Penalties,
     Piece,
     SamplingParams,
@@ -327,3 +333,18 @@ async def test_marks_of_an_unknown_form_are_told_at_the_start(
         lines = [record.getMessage() for record in caplog.records]
         warnings = [line for line in lines if line.startswith("reasoning is not told apart")]
         assert len(warnings) == is_told and all(marks[0] in line and "\n" not in line for line in warnings)
+
+
+@pytest.mark.slow
+def test_words_and_tokens_that_are_remembered_are_bounded() -> None:
+    """Distinct words would take 90 MB if all were remembered; each token is remembered once."""
+    raw = AutoTokenizer.from_pretrained(BUNDLED_PAIR / "target")
+    info = ModelInfo("target", "fingerprint", "tokens", 1, 1, 1 << 30)
+    tokenizer, chance = ModelTokenizer(raw, info, frozenset({0}), len(raw)), Random(1)
+    before = psutil.Process().memory_info().rss
+    for _ in range(300):
+        words = ["".join(chance.choices(ascii_lowercase, k=length)) for length in (*[100] * 100, 100_000)]
+        for token in tokenizer.encode(" ".join(words)).token_ids:
+            tokenizer.token_text(token)
+            tokenizer.token_bytes(token)
+    assert psutil.Process().memory_info().rss - before < 48 << 20

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from semspec.grammars.compiler import TOO_COSTLY, Compiler, Flaw
+from semspec.grammars.compiler import MAX_KNOWN, TOO_COSTLY, Compiler, Flaw
+from semspec.grammars.worker import MAX_REASON
 from tests.grammars.schemas import COSTLY, HARMLESS, grammar_of
 
 SOUND = 'start: %json {"type": "integer"}'
@@ -18,7 +19,7 @@ def processes() -> list[psutil.Process]:
 
 @pytest.fixture
 def compiler() -> Iterator[Compiler]:
-    compiler = Compiler(num_processes=1)
+    compiler = Compiler()
     yield compiler
     compiler.close()
     assert processes() == []
@@ -64,7 +65,73 @@ async def test_process_ends_when_its_caller_leaves(compiler: Compiler) -> None:
     assert await compiler.flaw([grammar_of({"type": "boolean"})]) is None
 
 
-async def test_callers_of_one_process_wait_in_turn(compiler: Compiler) -> None:
+async def test_grammars_of_one_owner_compile_one_after_another(compiler: Compiler) -> None:
     schemas = [grammar_of({"const": number}) for number in range(20)]
-    assert await asyncio.gather(*(compiler.flaw([one]) for one in schemas)) == [None] * 20
+    assert await asyncio.gather(*(compiler.flaw([schema]) for schema in schemas)) == [None] * 20
     assert len(processes()) == 1
+
+
+async def test_costly_grammars_of_one_owner_leave_a_process_to_another(compiler: Compiler) -> None:
+    costly = [grammar_of({**COSTLY["patterns"], "title": f"{number}"}) for number in range(6)]
+    waiting = [asyncio.create_task(compiler.flaw([grammar], "attacker")) for grammar in costly]
+    await asyncio.sleep(0.1)
+    assert await compiler.flaw([SOUND], "neighbour") is None
+    assert not any(task.done() for task in waiting[1:])
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+QUOTED = {
+    "description": {"type": "objekt", "description": "d" * 1_000_000},
+    "name of a property": {"properties": {"n" * 1_000_000: {"type": "objekt"}}},
+    "wrong value": {"type": "objekt" + "v" * 1_000_000},
+    "reference": {"$ref": "#/" + "r" * 1_000_000},
+    "another alphabet": {"type": "objekt", "title": "\u4e2d" * 300_000},
+}
+"""Schemas whose errors quote a long text."""
+
+
+@pytest.mark.parametrize("name", QUOTED)
+async def test_refusal_is_short_whatever_the_grammar_quotes(compiler: Compiler, name: str) -> None:
+    flaw = await compiler.flaw([grammar_of(QUOTED[name])])
+    assert flaw and 0 < len(flaw.reason) <= MAX_REASON and "\n" not in flaw.reason
+    if "reference" not in name:
+        assert flaw.reason.startswith("Invalid type: objekt")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("start: /(a/", "unclosed group"),
+        (f"start: /(?=x)({'a' * 19_000})/", "look-around, including look-ahead and look-behind, is not supported"),
+        ("start: answer\nanswer: /[/", "unclosed character class"),
+        (f"start: ] {'b' * 900_000}", "expecting rule, token or statement (at \"]\" (']'))"),
+        (grammar_of({"type": "string", "pattern": "(?=a)b"}), "look-around, including look-ahead"),
+        ("start: x\nx: x", "NoExtensionBias"),
+    ],
+)
+async def test_reason_is_what_the_compiler_says_without_the_grammar(
+    compiler: Compiler, grammar: str, reason: str
+) -> None:
+    flaw = await compiler.flaw([grammar])
+    assert flaw and flaw.reason.startswith(reason)
+
+
+@pytest.mark.slow
+async def test_refused_grammars_leave_little_memory(compiler: Compiler) -> None:
+    async def refuse(number: int) -> None:
+        schema = {"type": "objekt", "description": f"{number}" + "d" * 1_000_000}
+        assert await compiler.flaw([grammar_of(schema)]) is not None
+
+    await refuse(-1)
+    before = psutil.Process().memory_info().rss
+    for number in range(64):
+        await refuse(number)
+    assert psutil.Process().memory_info().rss - before < 24 << 20, "kept texts would take 64 MB"
+
+
+async def test_results_are_forgotten_beyond_a_number(compiler: Compiler) -> None:
+    for number in range(MAX_KNOWN + 20):
+        assert await compiler.flaw([grammar_of({"type": "objekt", "title": f"{number}"})]) is not None
+    assert compiler.num_known == MAX_KNOWN

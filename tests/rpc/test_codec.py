@@ -124,7 +124,7 @@ surprisals = st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=Fal
 scores = st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))
 tokens = st.builds(lambda one, said, a, b: Token(one, said, min(a, b), max(a, b)), uint32, text, uint32, uint32)
 OF_GENERATION = frozenset(
-    {"want_states", "num_logprobs", "projection", "is_ahead", "grammar", "penalties", "min_tokens"}
+    {"want_states", "num_logprobs", "owner", "projection", "is_ahead", "grammar", "penalties", "min_tokens"}
 )
 BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_tokens", "session"})
 

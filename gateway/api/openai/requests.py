@@ -370,4 +370,4 @@ def tools_json(functions: Sequence[Function]) -> str:
     """The functions as a chat template takes them; empty if there are none."""
     fields = {"name", "description", "parameters"}
     given = [{"type": "function", "function": one.model_dump(exclude_none=True, include=fields)} for one in functions]
-    return json.dumps(given) if given else ""
+    return json.dumps(given, ensure_ascii=False) if given else ""

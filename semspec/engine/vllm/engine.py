@@ -103,9 +103,12 @@ class VllmEngine(LocalEngine):
     async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
         if self._num_calls >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
-        if isinstance(request, Generate) and request.params.grammar:
-            while not await self._core.ask("is_compiled", request.params.grammar):
-                await asyncio.sleep(0.01)
+        if isinstance(request, Generate) and request.params.grammar and self._grammars:
+            grammar, owner = request.params.grammar, request.params.owner
+            num_bytes = await self._grammars.size(grammar, owner)
+            async with self._grammars.turn(owner):
+                while not await self._core.ask("is_compiled", grammar, num_bytes):
+                    await asyncio.sleep(0.01)
         self._num_calls += 1
         start = perf_counter()
         parameters = _parameters(request, self._info.max_context_tokens - len(tokens))

@@ -118,9 +118,9 @@ class SemspecWorker(Worker):
             tokenizer, wire.writer, self.device, model.compute_logits, self._projections, self._grammars
         )
 
-    def is_compiled(self, grammar: str) -> bool:
+    def is_compiled(self, grammar: str, num_bytes: int) -> bool:
         """See `Grammars.is_compiled`."""
-        return self._grammars is not None and self._grammars.is_compiled(grammar)
+        return self._grammars is not None and self._grammars.is_compiled(grammar, num_bytes)
 
     def read_probes(self) -> tuple[str, ...]:
         """Read the folder of probes again, and tell as `projections`."""

@@ -157,7 +157,7 @@ class Core:
                 async for output in outputs:
                     yield output
 
-    async def ask(self, method: str, *arguments: str) -> Any:
+    async def ask(self, method: str, *arguments: str | int) -> Any:
         """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable."""
         with _alive():
             return (await self._llm.collective_rpc(method, args=arguments))[0]
