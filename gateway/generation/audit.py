@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
 from time import monotonic
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 
 MAX_WAITING = 256
 """Most segments waiting for the audit; the oldest is skipped for a new one."""
+MAX_WAITING_BYTES = 32 << 20
+"""Of the contexts of all waiting cases, about."""
 WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0
@@ -43,7 +46,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """An accepted segment and where it stands."""
 
@@ -54,6 +57,12 @@ class Case:
     segment: Segment
     target_probability: float
     """As the probe said."""
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Memory, about."""
+        messages = sum(len(message.content) + len(message.tool_calls) for message in self.request.messages)
+        return 4 * messages + sum(piece.num_bytes for piece in self.context.pieces)
 
     @property
     def alternatives(self) -> Alternatives:
@@ -242,7 +251,7 @@ class Audit:
         return audited is not None and audited.test.has_alarm
 
     def _drop_surplus(self) -> None:
-        while len(self._cases) > MAX_WAITING:
+        while len(self._cases) > MAX_WAITING or sum(case.num_bytes for case in self._cases) > MAX_WAITING_BYTES:
             self._cases.popleft()
             self._skip("no spare capacity", "raise max_running or lower share of SEMSPEC_GATEWAY_AUDIT")
 

@@ -38,7 +38,7 @@ class _Chain:
         digests, sizes = list(self.digests[:num_common]), list(self.sizes[:num_common])
         digest, size = (digests[-1], sizes[-1]) if num_common else (b"", 0)
         for piece in pieces[num_common:]:
-            digest, size = _digest(digest, piece), size + _size(piece)
+            digest, size = _digest(digest, piece), size + piece.num_bytes
             digests.append(digest)
             sizes.append(size)
         return _Chain(pieces, tuple(digests), tuple(sizes))
@@ -60,12 +60,13 @@ class LastContexts:
         """Remember the context of a call; nothing without a session."""
         if not session:
             return
-        before = self._chains.pop(session, _Chain())
-        chain = before.of(context.pieces)
-        self._chains[session] = chain
-        self._num_bytes += chain.size - before.size
+        before = self._chains.pop(session, None)
+        if before is not None:
+            self._num_bytes -= _size(session, before)
+        chain = self._chains[session] = (before or _Chain()).of(context.pieces)
+        self._num_bytes += _size(session, chain)
         while self._num_bytes > self._max_bytes:
-            self._num_bytes -= self._chains.popitem(last=False)[1].size
+            self._num_bytes -= _size(*self._chains.popitem(last=False))
 
     def rest(self, session: str, context: Context) -> tuple[Context, bytes]:
         """What a caller has to send: the pieces that are new, and the digest of those before them; b"" if all are."""
@@ -135,6 +136,6 @@ def _digest(before: bytes, piece: Piece) -> bytes:
     return digest.digest()
 
 
-def _size(piece: Piece) -> int:
-    """Bytes of memory, about: a number of a tuple takes 8 and itself 32."""
-    return 200 + 40 * len(piece.token_ids) + 4 * len(piece.text)
+def _size(session: str, chain: _Chain) -> int:
+    """Bytes of memory, about, of a session's name and context."""
+    return 200 + 4 * len(session) + chain.size

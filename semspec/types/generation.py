@@ -58,6 +58,11 @@ class Piece:
     tokenizer: str
     """Fingerprint of the tokenizer the ids belong to."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory, about: a number of a tuple takes 8 bytes and itself 32."""
+        return 200 + 40 * len(self.token_ids) + 4 * len(self.text)
+
 
 def shares_ordinary_tokens(tokenizer: str, other: str) -> bool:
     """Whether tokenizers with these fingerprints have the same ordinary tokens with the same ids.

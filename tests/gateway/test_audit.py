@@ -109,17 +109,23 @@ async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: G
     assert await gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
 
 
+@pytest.mark.parametrize(("limit", "value", "num_waiting"), [("MAX_WAITING", 2, 2), ("MAX_WAITING_BYTES", 1, 0)])
 async def test_audit_without_spare_capacity_says_so_and_skips(
-    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_gateway: GatewayFactory,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    value: int,
+    num_waiting: int,
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.generation.audit.MAX_WAITING", 2)
+    monkeypatch.setattr(f"semspec.gateway.generation.audit.{limit}", value)
     gateway, verifier = await audited(start_gateway)
     gateway.fakes.drafter.pause_at = NUM_SEGMENTS - 1
     with caplog.at_level(logging.WARNING):
         requests = [asyncio.create_task(gateway.chat(seed=seed)) for seed in range(2)]
         skipped = 'semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}'
-        await gateway.metric_becomes(skipped, 2 * NUM_ACCEPTED - 2)
-        assert await gateway.metric("semspec_gateway_audit_waiting_segments") == 2
+        await gateway.metric_becomes(skipped, 2 * NUM_ACCEPTED - num_waiting)
+        assert await gateway.metric("semspec_gateway_audit_waiting_segments") == num_waiting
         assert verifier.groups == []
         gateway.fakes.drafter.resume.set()
         assert [response.status_code for response in await asyncio.gather(*requests)] == [200, 200]

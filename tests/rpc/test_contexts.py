@@ -97,6 +97,14 @@ def test_memory_is_bounded_and_the_oldest_forgotten() -> None:
     assert not any(contexts.rest(f"s{number}", WHOLE)[1] for number in range(50))
 
 
+def test_names_of_sessions_count() -> None:
+    contexts, small = LastContexts(max_bytes=4_000_000), Context((segment(1),))
+    names = [f"{number}" + "s" * 400_000 for number in range(10)]
+    for name in names:
+        contexts.note(name, small)
+    assert sum(bool(contexts.rest(name, small)[1]) for name in names) == 2
+
+
 class Contexts(FakeEngine):
     """Notes the contexts of its calls."""
 
