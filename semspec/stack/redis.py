@@ -7,6 +7,9 @@ from pathlib import Path
 
 from semspec.stack.child import StackError
 
+MAX_MEMORY = "400mb"
+"""What the private server may take, as in docker-compose.yml; beyond it, what was used longest ago is forgotten."""
+
 
 def given_url() -> str | None:
     """URL of a running Redis server, if configured."""
@@ -17,6 +20,7 @@ def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
     """URL and command of a redis-server without persistence that listens only on a Unix socket in `folder`."""
     socket = folder / "redis.sock"
     options = {"port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "save": "", "appendonly": "no"}
+    options |= {"maxmemory": MAX_MEMORY, "maxmemory-policy": "volatile-lru", "maxmemory-samples": "10"}
     options["dir"] = str(folder)
     arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     return f"unix://{socket}", (find_server(), *arguments)
