@@ -16,6 +16,7 @@ from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.bodies import Bodies
 from semspec.gateway.api.shared.document import DocumentedApp
 from semspec.gateway.api.shared.errors import install_handlers
+from semspec.gateway.api.shared.idempotency import IdempotencyKeys
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
 from semspec.gateway.api.shared.resolver import Api, Resolver
 from semspec.gateway.api.shared.sse import GENERATION_ID, Format, Responder
@@ -85,7 +86,8 @@ def create_app(
         "responses": responses.ResponsesFormat,
         "tgi": tgi.TgiFormat,
     }
-    responder = Responder(Resolver(readiness, settings, audit), generations, store, settings, formats)
+    resolver, idempotency_keys = Resolver(readiness, settings, audit), IdempotencyKeys(store)
+    responder = Responder(resolver, generations, idempotency_keys, settings, formats)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -5,7 +5,7 @@ The stored fields suffice to resume a generation and to explain it.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -206,25 +206,45 @@ _PIECE = TypeAdapter(Piece)
 
 
 def stored_fields(choice: Choice) -> dict[str, str]:
-    """The fields that Redis stores when a generation begins; its segments are stored separately."""
-    prompts = choice.prompts
-    return {
-        "status": "running",
-        "prompt": _PIECE.dump_json(prompts.target).decode(),
-        "draft_prompt": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
-        "fallback": prompts.fallback or "",
-        "models": json.dumps(choice.served.identity),
-        "index": str(choice.index),
-        "budget": str(choice.generation.max_tokens),
-        "num_turns": str(choice.num_turns),
-        "call": _REQUEST.dump_json(choice.request).decode(),
+    """The fields of one choice that Redis stores when it begins; its segments are stored separately."""
+    request = choice.request
+    return {"status": "running", "request": request.id, "owner": request.owner, "index": str(choice.index)}
+
+
+def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
+    """The fields that all choices of a request share: each text once, and not as JSON in JSON."""
+    request, step = choices[0].request, choices[0].request.num_choices_per_prompt
+    bare = replace(request, tools="", plan=replace(request.plan, grammar=""))
+    fields = {
+        "call": _REQUEST.dump_json(bare).decode(),
+        "grammar": request.plan.grammar,
+        "tools": request.tools,
+        "models": json.dumps(choices[0].served.identity),
+        "num_turns": str(choices[0].num_turns),
     }
+    for number, choice in enumerate(choices[::step]):
+        prompts = choice.prompts
+        fields |= {
+            f"prompt:{number}": _PIECE.dump_json(prompts.target).decode(),
+            f"draft_prompt:{number}": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
+            f"fallback:{number}": prompts.fallback or "",
+            f"budget:{number}": str(choice.generation.max_tokens),
+        }
+    return fields
 
 
 def stored_request(id: str, meta: Mapping[str, str]) -> Request:
     """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
     with reading(f"generation {id}"):
-        return _REQUEST.validate_json(meta["call"])
+        request = _REQUEST.validate_json(meta["call"])
+        if "request" not in meta:  # stored by version 0.2
+            return request
+        return replace(request, tools=meta["tools"], plan=replace(request.plan, grammar=meta["grammar"]))
+
+
+def stored_owner(id: str, meta: Mapping[str, str]) -> str:
+    """The owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
+    return meta["owner"] if "owner" in meta else stored_request(id, meta).owner
 
 
 async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
@@ -234,26 +254,37 @@ async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRec
         return list(map(read_stored, lines))
 
 
-def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> Choice:
-    """The choice stored in the fields of the generation `id`.
+def stored_choice(id: str, meta: Mapping[str, str], served: Served, request: Request | None = None) -> Choice:
+    """The choice stored in the fields of the generation `id`; `request`, if they were read before.
 
     Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
     """
-    request = stored_request(id, meta)
+    request = request or stored_request(id, meta)
     with reading(f"generation {id}"):
         if meta["status"] not in ("finished", "cancelled") and json.loads(meta["models"]) != served.identity:
             raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-        index, max_tokens, num_turns = (int(meta[name]) for name in ("index", "budget", "num_turns"))
-        return Choice(request, index, _stored_prompts(meta), max_tokens, served, num_turns)
+        index = int(meta["index"])
+        prompts, max_tokens = _stored_prompts(request, index, meta)
+        return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
 
 
 def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Generation]:
     """The request of the generation `id`, and the decoding loop's input. Raises: Unavailable if they cannot be read."""
     request = stored_request(id, meta)
     with reading(f"generation {id}"):
-        return request, request.generation(int(meta["index"]), _stored_prompts(meta), int(meta["budget"]))
+        index = int(meta["index"])
+        return request, request.generation(index, *_stored_prompts(request, index, meta))
 
 
-def _stored_prompts(meta: Mapping[str, str]) -> Prompts:
-    draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
-    return Prompts(_PIECE.validate_json(meta["prompt"]), draft, meta.get("fallback") or None)
+def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict[str, str]:
+    """The fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
+    suffix = f":{index // request.num_choices_per_prompt}" if "request" in meta else ""  # none by version 0.2
+    return {name: meta.get(f"{name}{suffix}", "") for name in ("prompt", "draft_prompt", "fallback", "budget")}
+
+
+def _stored_prompts(request: Request, index: int, meta: Mapping[str, str]) -> tuple[Prompts, int]:
+    """The prompt as each model reads it, and the budget of tokens."""
+    fields = prompt_fields(request, index, meta)
+    draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None
+    prompts = Prompts(_PIECE.validate_json(fields["prompt"]), draft, fields["fallback"] or None)
+    return prompts, int(fields["budget"])

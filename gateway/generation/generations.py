@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -10,13 +10,21 @@ from typing import Self
 from semspec.background import cancel_tasks
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.gateway.generation.admission import Admission
-from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, stored_choice, stored_fields, stored_trace
+from semspec.gateway.generation.choice import (
+    Choice,
+    ChoiceEvent,
+    Ended,
+    request_fields,
+    stored_choice,
+    stored_fields,
+    stored_trace,
+)
 from semspec.gateway.generation.preparation import Preparation, check_session_size, deadline_s
 from semspec.gateway.generation.request import Request
 from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
-from semspec.gateway.store.leases import Leases
+from semspec.gateway.store.leases import Account, Leases
 from semspec.gateway.store.store import FIRST_FENCE, reading
 from semspec.types import FinishReason
 
@@ -100,11 +108,12 @@ class Generations:
             turns = lease.turns if lease else ()
             check_session_size(request, turns, self.runner.settings.max_session_bytes)
             choices = await self.preparation.choices(request, turns, served)
-            was_cancelled = asyncio.Event()
+            was_cancelled, account = asyncio.Event(), _account(request)
+            is_kept = await self.leases.keep_request(account, request_fields(choices))
 
             async def work(choice: Choice) -> None:
-                journal = self.leases.journal(choice.id, was_cancelled)
-                await journal.begin(stored_fields(choice))
+                journal = self.leases.journal(choice.id, account, was_cancelled)
+                await journal.begin(stored_fields(choice), is_kept)
                 await self.runner.run(choice, journal, lease)
 
             async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
@@ -118,7 +127,7 @@ class Generations:
         """
         meta = await self.leases.store.generation(id)
         first = stored_choice(id, meta, self.readiness.known(meta.get("models", "")))
-        choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
+        choices = [await self._stored_choice(first, index, meta) for index in range(first.request.num_choices)]
         was_cancelled, num_seen = asyncio.Event(), [*seen, *[0] * len(choices)]
         lock, have_slots = asyncio.Lock(), False
         async with AsyncExitStack() as stack:
@@ -138,18 +147,17 @@ class Generations:
             async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
                 yield run
 
-    async def _stored_choice(self, first: Choice, index: int) -> Choice:
-        """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
+    async def _stored_choice(self, first: Choice, index: int, meta: Mapping[str, str]) -> Choice:
+        """One choice of a request, of whose choice `first` all fields are in `meta`; it is begun now if the request's
+        gateway stopped before beginning it."""
         request, id = first.request, first.request.choice_id(index)
         try:
-            return stored_choice(id, await self.leases.store.generation(id), first.served)
+            return stored_choice(id, {**meta, **await self.leases.store.state(id)}, first.served, request)
         except NotFound:
-            if index // request.num_choices_per_prompt == first.index // request.num_choices_per_prompt:
-                max_tokens = first.generation.max_tokens
-                choice = Choice(request, index, first.prompts, max_tokens, first.served, first.num_turns)
-            else:
-                choice = (await self.preparation.choices(request, (), first.served))[index]
-            await self.leases.journal(choice.id, asyncio.Event()).begin(stored_fields(choice))
+            if "request" not in meta:  # stored by version 0.2
+                raise
+            choice = stored_choice(id, {**meta, "index": str(index)}, first.served, request)
+            await self.leases.journal(id, _account(request), asyncio.Event()).begin(stored_fields(choice))
             return choice
 
     async def _follow(
@@ -161,14 +169,14 @@ class Generations:
         is in use; Overloaded; Unavailable; what the decoding loop raises.
         """
         event = "0"
-        while isinstance(fence := await self.leases.store.take(choice.id), str):
+        while isinstance(fence := await self._taken(choice), str):
             await self._emit_stored(choice)
             if fence == "ended":
                 choice.emit(await self._outcome(choice))
                 return
             event = await self.leases.store.next_event(choice.id, event, POLL_S)
         async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
-            journal = self.leases.journal(choice.id, was_cancelled, fence)
+            journal = self.leases.journal(choice.id, _account(choice.request), was_cancelled, fence)
             journal.beat()
             stack.callback(journal.leave)
             await take_slots()
@@ -176,6 +184,14 @@ class Generations:
             request = choice.request
             lease = await self.leases.session(request.session, request.owner, f"{request.id} {fence}", stack)
             await self.runner.run(choice, journal, lease)
+
+    async def _taken(self, choice: Choice) -> int | str:
+        """The fence of the generation's new writer, or "held" or "ended". All followers share a look at its state, so
+        that only those that may become the writer try to."""
+        status = (await self.leases.store.state(choice.id))["status"]
+        if status == "running":
+            return "held"
+        return "ended" if status in ("finished", "cancelled") else await self.leases.store.take(choice.id)
 
     async def _emit_stored(self, choice: Choice, num_seen: int = 0) -> None:
         """Emit the segments stored since the last call.
@@ -192,7 +208,7 @@ class Generations:
             choice.add(record)
 
     async def _outcome(self, choice: Choice) -> Ended:
-        meta = await self.leases.store.generation(choice.id)
+        meta = await self.leases.store.state(choice.id)
         if meta["status"] == "cancelled":
             raise Cancelled(f"generation {choice.id} was cancelled")
         with reading(f"generation {choice.id}"):
@@ -200,3 +216,7 @@ class Generations:
         if is_degraded:
             raise Conflict(f"generation {choice.id} was not stored in full; start a new one", "id")
         return choice.finish(reason)
+
+
+def _account(request: Request) -> Account:
+    return Account(request.id, request.owner, request.num_choices)

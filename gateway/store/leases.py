@@ -12,13 +12,28 @@ from functools import partial
 
 from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
-from semspec.gateway.store.store import FIRST_FENCE, Store
+from semspec.gateway.store.store import FIRST_FENCE, OVERHEAD_BYTES, Store, stored_name
 from semspec.types import Message
 
 SESSION_LEASE_S = 30.0
 """Seconds that a dead gateway holds its sessions."""
+TURN_BYTES = 256
+"""What Redis takes for a turn next to its text."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The request whose bytes are counted together."""
+
+    request: str
+    owner: str
+    num_choices: int
+
+    @property
+    def name(self) -> str:
+        return f"generation {self.request} {self.num_choices}"
 
 
 class Journal:
@@ -28,11 +43,14 @@ class Journal:
     stored in its order when a heartbeat, or the end, finds Redis again, so records have no gaps.
     """
 
-    def __init__(self, leases: "Leases", generation: str, cancelled: asyncio.Event, fence: int) -> None:
+    def __init__(
+        self, leases: "Leases", generation: str, account: Account, cancelled: asyncio.Event, fence: int
+    ) -> None:
         """`cancelled` is set when the generation is cancelled, here or through another gateway."""
         self._leases, self._store = leases, leases.store
-        self._generation = generation
+        self._generation, self._account = generation, account
         self._fence = fence
+        self._num_uncounted_bytes = 0
         self.cancelled = cancelled
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_stored = True
@@ -44,8 +62,12 @@ class Journal:
         self.degraded = False
         """Whether something is missing in Redis."""
 
-    async def begin(self, meta: Mapping[str, str]) -> None:
-        """Create the generation. Raises: Conflict when its id exists."""
+    async def begin(self, meta: Mapping[str, str], is_request_kept: bool = True) -> None:
+        """Create the generation, unless what it shares with other choices is not stored. Raises: Conflict when its id
+        exists."""
+        if not is_request_kept:
+            self._is_stored, self.degraded = False, True
+            return
         try:
             await self._store.begin(self._generation, meta)
         except Unavailable as error:
@@ -72,6 +94,7 @@ class Journal:
         if self._is_stored and await self._catch_up():
             fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
             await self._try(self._store.finish(self._generation, self._fence, fields))
+            self._leases.background.spawn(self._count(use_s=0.0))
 
     def leave(self) -> None:
         """Release the generation; if it has not ended, another writer can resume it."""
@@ -89,6 +112,7 @@ class Journal:
             try:
                 await self._store.hold(self._generation, self._fence)
                 await self._catch_up()
+                await self._count(self._leases.writer_lease_s)
             except Cancelled:
                 self.cancelled.set()
             except Unavailable:
@@ -104,9 +128,17 @@ class Journal:
             while self._missing and not self._is_refused:
                 if not await self._try(self._store.append(self._generation, self._fence, *self._missing[0])):
                     return self._is_refused or self.cancelled.is_set()
+                self._num_uncounted_bytes += len(self._missing[0][1].encode())
                 del self._missing[0]
         self.degraded = self._is_refused
         return True
+
+    async def _count(self, use_s: float) -> None:
+        """Count what was stored since the last time, and keep the request as long as this choice."""
+        num_bytes, account = self._num_uncounted_bytes, self._account
+        if await self._try(self._store.account(account.owner, account.name, num_bytes, use_s)):
+            self._num_uncounted_bytes -= num_bytes
+            await self._try(self._store.touch_request(account.request))
 
     async def _try(self, work: Awaitable[None]) -> bool:
         try:
@@ -123,11 +155,6 @@ class Journal:
         if not self.degraded:
             _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
         self.degraded = True
-
-
-def stored_name(session: str, owner: str) -> str:
-    """The session's name in the store; sessions of different owners are separate, even with the same name."""
-    return f"{owner}/{session}" if owner else session
 
 
 class SessionLease:
@@ -156,13 +183,19 @@ class SessionLease:
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
         """Append turns after the first `version` ones and release the session; False if they could not be stored."""
-        if not await self._end(self._store.commit(self._session, self._token, version, turns)):
+        if not await self._end(self._commit(turns, version)):
             return False
         try:
             await self._store.list_session(self._owner, self._name, self._session)
         except SemspecError as error:
             _log.warning("session %s is not in its owner's list: %s", self._session, error.message)
         return True
+
+    async def _commit(self, turns: Sequence[Message], version: int) -> None:
+        """Raises: Conflict, Unavailable."""
+        num_bytes = sum(len((turn.content + turn.tool_calls).encode()) + TURN_BYTES for turn in turns)
+        await self._store.account(self._owner, f"session {self._name}", num_bytes)
+        await self._store.commit(self._session, self._token, version, turns)
 
     async def release(self) -> None:
         """Release the session unchanged, if it was not committed."""
@@ -200,8 +233,19 @@ class Leases:
     background: Background
     writer_lease_s: float
 
-    def journal(self, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
-        return Journal(self, generation, cancelled, fence)
+    def journal(self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
+        return Journal(self, generation, account, cancelled, fence)
+
+    async def keep_request(self, account: Account, fields: Mapping[str, str]) -> bool:
+        """Store what all choices of a request share; False, with a line in the log, if that fails."""
+        num_bytes = sum(len(value.encode()) for value in fields.values()) + OVERHEAD_BYTES * account.num_choices
+        try:
+            await self.store.account(account.owner, account.name, num_bytes, self.writer_lease_s)
+            await self.store.keep_request(account.request, fields)
+        except SemspecError as error:
+            _log.warning("generation %s is not stored in full: %s", account.request, error.message)
+            return False
+        return True
 
     async def session(self, session: str | None, owner: str, writer: str, stack: AsyncExitStack) -> SessionLease | None:
         """Claim an owner's session, if there is one, until `stack` is closed; `writer` is a generation's id and fence.

@@ -3,10 +3,13 @@
 Keys have a hash tag per generation or session, so that a script's keys share a cluster slot:
 `semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the writer's fence,
 as long as its lease lasts), `semspec:{ID}:events` (stream with the last change, which wakes followers),
+`semspec:{ID}:request` (hash with what all choices of a request share; ID is that of the first),
 `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
-session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:idempotency:{DIGEST}` (the id
+session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:{owner:OWNER}:uses` and
+`semspec:{owner:OWNER}:bytes` (what an owner stores, by last use and by size), `semspec:idempotency:{DIGEST}` (the id
 and content of a key's request), `semspec:collection` (stream of the ids of collected generations) and
-`semspec:handshake:{TARGET}` (the services' models and probes). A session's ID begins with its owner, see `leases.py`.
+`semspec:handshake:{TARGET}` (the services' models and probes). A session's ID begins with its owner, see
+`stored_name`.
 """
 
 import asyncio
@@ -31,6 +34,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
 from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.sharing import Shared
 from semspec.types import Message
 
 _log = logging.getLogger(__name__)
@@ -46,10 +50,23 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
     "conflict": lambda subject: Conflict(f"{subject} was changed or is used by another request"),
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
+    "quota": lambda subject: Conflict(f"{subject} fill the key's share of the store, and are all in use"),
 }
 
 MAX_LISTED = 50
 """Sessions in an owner's list."""
+
+OWNER_SHARE = 4
+"""An owner may store Redis' `maxmemory` divided by this."""
+UNLIMITED_OWNER_BYTES = 256 << 20
+"""What an owner may store in a Redis that has no `maxmemory`, or does not tell it."""
+OVERHEAD_BYTES = 2048
+"""What Redis takes for a choice, its idempotency key and the account of both, next to what is stored of them."""
+
+NUM_CONNECTIONS = 32
+"""Calls at once. Others wait: a call takes a millisecond."""
+NUM_WATCHES = 32
+"""Generations at once whose next event is waited for, each with a connection of its own."""
 
 
 @contextmanager
@@ -61,6 +78,16 @@ def reading(subject: str) -> Iterator[None]:
         _log.error("what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0])
         message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
         raise Unavailable(message) from error
+
+
+def choice_id(request: str, index: int) -> str:
+    """The id of one choice's generation; the first one has the request's id."""
+    return f"{request}-{index}" if index else request
+
+
+def stored_name(session: str, owner: str) -> str:
+    """The session's name in the store; sessions of different owners are separate, even with the same name."""
+    return f"{owner}/{session}" if owner else session
 
 
 class Store:
@@ -80,14 +107,47 @@ class Store:
         folder = files("semspec.gateway").joinpath("store", "lua")
         self._scripts = {name: client.register_script(folder.joinpath(f"{name}.lua").read_text()) for name in _SCRIPTS}
         self._calls: set[asyncio.Future[Any]] = set()
+        self._connections, self._watches = asyncio.Semaphore(NUM_CONNECTIONS), asyncio.Semaphore(NUM_WATCHES)
+        self._shared = Shared()
+        self.max_owner_bytes = UNLIMITED_OWNER_BYTES
+        """What an owner may store, by the last `check`."""
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Called with the operation's name whenever Redis fails."""
 
     async def close(self) -> None:
         """Wait for calls whose callers were cancelled, or their connections would stay open; then disconnect."""
+        await self._shared.close()
         if self._calls:
             await asyncio.wait(self._calls)
         await self._client.aclose()
+
+    async def account(self, owner: str, name: str, num_bytes: int, use_s: float = 0.0) -> None:
+        """Count bytes that an owner stores under a name, which is in use for `use_s` from now on.
+
+        Beyond its share, the owner's generations and sessions that are not in use are deleted, those used longest ago
+        first. Raises: Conflict when that does not suffice; Unavailable.
+        """
+        use_ms = int(use_s * 1000)
+        limits = self.max_owner_bytes, use_ms, self._ttl_s
+        _, *displaced = await self._run("account", owner, name, num_bytes, *limits)
+        if not displaced:
+            return
+        steps = self._client.pipeline(transaction=False)  # of keys in several slots
+        for key in (key for other in displaced for key in _keys_of(owner, other)):
+            steps.unlink(key)
+        await self._guarded("account", steps.execute(), f"what {owner or 'everybody'} stores")
+
+    async def keep_request(self, request: str, fields: Mapping[str, str]) -> None:
+        """Store what all choices of a request share. Raises: Unavailable."""
+        steps, key = self._client.pipeline(), _key("generation", request, "request")
+        steps.hset(key, items=[*chain(*fields.items())])
+        steps.expire(key, self._ttl_s)
+        await self._guarded("begin", steps.execute(), f"generation {request}")
+
+    async def touch_request(self, request: str) -> None:
+        """Keep what all choices of a request share as long as a choice that is stored now. Raises: Unavailable."""
+        call = self._client.expire(_key("generation", request, "request"), self._ttl_s)
+        await self._guarded("hold", call, f"generation {request}")
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
         """Create a generation, whose writer gets `FIRST_FENCE`. Raises: Conflict, Unavailable."""
@@ -119,6 +179,16 @@ class Store:
         """The value of an idempotency key, which a new key takes from `value`. Raises: Unavailable."""
         return (await self._run("remember", digest, value, self._ttl_s))[1]
 
+    async def recall(self, digest: str) -> str | None:
+        """The value of an idempotency key; None for a new key. Raises: Unavailable."""
+        call = self._client.get(_key("idempotency", digest, ""))
+        value: str | None = await self._guarded("remember", call, _SUBJECTS["idempotency"])
+        return value
+
+    async def replace(self, digest: str, value: str, new_value: str) -> bool:
+        """Whether an idempotency key had this `value`, and has `new_value` now. Raises: Unavailable."""
+        return (await self._run("replace", digest, value, new_value, self._ttl_s))[1] == "replaced"
+
     async def disown(self, digest: str, value: str) -> None:
         """Delete an idempotency key if it has this `value`. Raises: Unavailable."""
         await self._run("disown", digest, value)
@@ -134,39 +204,73 @@ class Store:
         return served
 
     async def check(self) -> tuple[int, int]:
-        """Write a key that expires. Returns: bytes that Redis takes and may take, 0: not told. Raises: Unavailable."""
+        """Write a key that expires, and learn what an owner may store.
+
+        Returns: bytes that Redis takes and may take, 0: not told. Raises: Unavailable.
+        """
         await self._guarded("check", self._client.set("semspec:check", "", ex=60), "this gateway")
         told = {}
         with suppress(Unavailable):  # a user of Redis may lack this command
             told = await self._guarded("", self._client.info("memory"), "this gateway")
-        return told.get("used_memory", 0), told.get("maxmemory", 0)
+        used_bytes, max_bytes = told.get("used_memory", 0), told.get("maxmemory", 0)
+        self.max_owner_bytes = max_bytes // OWNER_SHARE or UNLIMITED_OWNER_BYTES
+        return used_bytes, max_bytes
+
+    async def state(self, generation: str) -> dict[str, str]:
+        """The fields of a generation that its choice has alone; the status is `interrupted` once a running writer's
+        lease has expired. Raises: NotFound, Unavailable."""
+
+        async def read() -> dict[str, str]:
+            _, *pairs = await self._run("read", generation)
+            return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+        return await self._shared.fresh(("state", generation), read)
 
     async def generation(self, generation: str) -> dict[str, str]:
-        """The metadata of a generation; its status is `interrupted` once a running writer's lease has expired.
+        """All fields of a generation: its `state`, and what all choices of its request share.
 
         Raises: NotFound, Unavailable.
         """
-        _, *pairs = await self._run("read", generation)
-        return dict(zip(pairs[::2], pairs[1::2], strict=True))
+        state = await self.state(generation)
+        if (request := state.get("request")) is None:  # stored by version 0.2
+            return state
+
+        async def read() -> dict[str, str]:
+            call = self._client.hgetall(_key("generation", request, "request"))
+            found: dict[str, str] = await self._guarded("read", call, f"generation {generation}")
+            return found
+
+        if not (shared := await self._shared.fresh(("request", request), read)):
+            raise _REFUSALS["missing"](f"generation {generation}")
+        return shared | state
 
     async def trace(self, generation: str, start: int = 0) -> list[str]:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
-        call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
-        return list(await self._guarded("read", call, f"generation {generation}"))
+
+        async def read() -> list[str]:
+            call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
+            return list(await self._guarded("read", call, f"generation {generation}"))
+
+        return await self._shared.fresh(("trace", generation, start), read)
 
     async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
         """Wait until a generation has changed since the event `after`; "0" stands before every event.
 
-        Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
+        Returns: the id of the last event; `after` if none came within `timeout_s`, or within that of a caller who has
+        waited for the same event before. Raises: Unavailable.
         """
         block_ms = max(1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2)))  # 0: without a timeout
-        call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
-        reply = await self._guarded("read", call, f"generation {generation}")
-        if not reply:
-            return after
-        with reading(f"generation {generation}"):
-            [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
-            return str(entries[-1][0])
+
+        async def read() -> str:
+            call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
+            reply = await self._guarded("read", call, f"generation {generation}", self._watches)
+            if not reply:
+                return after
+            with reading(f"generation {generation}"):
+                [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
+                return str(entries[-1][0])
+
+        return await self._shared.underway(("event", generation, after), read)
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
@@ -181,9 +285,10 @@ class Store:
         with reading(subject):
             return tuple(map(_MESSAGE.validate_json, lines))
 
-    async def forget(self, session: str) -> None:
-        """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
-        await self._run("forget", session)
+    async def forget(self, session: str, owner: str) -> None:
+        """Delete the turns of an owner's session. Raises: Conflict while a generation has it; NotFound, Unavailable."""
+        await self._run("forget", stored_name(session, owner))
+        await self._run("unaccount", owner, f"session {session}")
 
     async def list_session(self, owner: str, name: str, session: str) -> None:
         """Put an owner's session first in the list of the last ones. Raises: Unavailable."""
@@ -234,9 +339,9 @@ class Store:
         await self._run("release", session, token)
 
     async def _run(self, name: str, id: str, *arguments: str | int) -> list[str]:
-        """Run a script on the generation, session or idempotency key `id`."""
+        """Run a script on the generation, session or idempotency key `id`, or on the account of an owner."""
         kind, *parts = _SCRIPTS[name]
-        subject = "this idempotency key" if kind == "idempotency" else f"{kind} {id}"
+        subject = _SUBJECTS.get(kind) or f"{kind} {id}"
         script = self._scripts[name](keys=[_key(kind, id, part) for part in parts], args=arguments)
         reply = await self._guarded(name, script, subject)
         with reading(subject):
@@ -245,10 +350,20 @@ class Store:
                 raise _REFUSALS[lines[0]](subject)
         return lines
 
-    async def _guarded(self, operation: str, reply: Awaitable[Any], subject: str) -> Any:
-        """The reply of Redis to an operation on `subject`; one without a name may fail. Raises: Unavailable."""
+    async def _guarded(
+        self, operation: str, reply: Awaitable[Any], subject: str, places: asyncio.Semaphore | None = None
+    ) -> Any:
+        """The reply of Redis to an operation on `subject`; one without a name may fail.
+
+        `places`: bound the number of connections; None: those of ordinary calls. Raises: Unavailable.
+        """
+
+        async def placed() -> Any:
+            async with places or self._connections:
+                return await reply
+
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
-        call = asyncio.ensure_future(reply)
+        call = asyncio.ensure_future(placed())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         call.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be cancelled
@@ -282,7 +397,10 @@ _SCRIPTS = {
     "take": ("generation", "meta", "writer"),
     "read": ("generation", "meta", "writer", "segments"),
     "cancel": ("generation", "meta", "writer", "events"),
+    "account": ("owner", "uses", "bytes"),
+    "unaccount": ("owner", "uses", "bytes"),
     "remember": ("idempotency", ""),
+    "replace": ("idempotency", ""),
     "disown": ("idempotency", ""),
     "claim": ("session", "claim", "turns"),
     "renew": ("session", "claim"),
@@ -292,9 +410,24 @@ _SCRIPTS = {
 }
 """What each script is about, and the parts of it that are its keys."""
 
+_SUBJECTS = {"idempotency": "this idempotency key", "owner": "the stored answers of this API key"}
+"""How errors name what is not named by its id."""
+
 
 def _key(kind: str, id: str, part: str) -> str:
-    """A key of a generation, a session or an idempotency key."""
+    """A key of a generation, a session, an owner or an idempotency key."""
     if kind == "idempotency":
         return f"semspec:idempotency:{id}"
+    if kind == "owner":
+        return f"semspec:{{owner:{id}}}:{part}"
     return f"semspec:{'session:' if kind == 'session' else ''}{{{id}}}:{part}"
+
+
+def _keys_of(owner: str, name: str) -> list[str]:
+    """The keys of what an owner has stored under a name: "session NAME" or "generation ID NUMBER_OF_CHOICES"."""
+    kind, id, *numbers = name.split()
+    if kind == "session":
+        return [_key(kind, stored_name(id, owner), "turns")]
+    choices = [choice_id(id, index) for index in range(*map(int, numbers))]
+    parts = ("meta", "segments", "writer", "events")
+    return [_key(kind, id, "request"), *(_key(kind, choice, part) for choice in choices for part in parts)]

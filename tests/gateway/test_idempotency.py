@@ -2,20 +2,26 @@
 
 import asyncio
 import secrets
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from semspec.gateway.store.store import NUM_CONNECTIONS, NUM_WATCHES
 from tests.gateway.support import (
     API_KEY,
+    GENEROUS_S,
     MESSAGES,
     OURS,
     RENEWED,
     THEIRS,
+    TLS,
     TWO_OWNERS,
     Gateway,
     GatewayFactory,
+    RedisServer,
     bearer,
     content,
     eventually,
@@ -132,3 +138,94 @@ async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway:
     answers = [await first, await second, running.response]
     assert [answer.status_code for answer in answers] == [200] * 3
     assert answers[0].json()["id"] == answers[1].json()["id"] != answers[2].json()["id"]
+
+
+@pytest.mark.slow
+async def test_many_requests_of_one_key_share_a_wait(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer, key: str
+) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url, redis_timeout_s=10)
+    target, go = gateway.fakes.target, asyncio.Event()
+    target.before_encode = go.wait
+    headers, most = {**bearer(API_KEY), "idempotency-key": key}, 0
+    async with (
+        AsyncExitStack() as stack,
+        Redis.from_url(mortal_redis.url, decode_responses=True) as redis,
+    ):
+        options: Any = {"base_url": gateway.base_url, "headers": headers, "timeout": 2 * GENEROUS_S, "verify": TLS}
+        clients = [await stack.enter_async_context(httpx.AsyncClient(**options)) for _ in range(16)]
+
+        async def num_calls() -> int:
+            return int((await redis.info("stats"))["total_commands_processed"])
+
+        body = {"model": "semspec-demo:target", "messages": MESSAGES}
+        asked = [asyncio.create_task(http.post("/v1/chat/completions", json=body)) for http in clients * 50]
+        await eventually(lambda: gateway.app.state.admission.num_running == 1)
+        await asyncio.sleep(3)  # until all have arrived
+        before = await num_calls()
+        await asyncio.sleep(1)
+        assert await num_calls() - before < 100, "one of them asks, not each"
+        for task in asked[400:500]:
+            task.cancel()
+        go.set()
+        while not all(task.done() for task in asked):
+            most = max(most, len(await redis.client_list()))
+            await asyncio.sleep(0.05)
+        answers = [task.result() for task in asked if not task.cancelled()]
+        assert {answer.status_code for answer in answers} == {200} and len(answers) >= 700
+        assert len({answer.headers["x-generation-id"] for answer in answers}) == 1
+        assert len({content(answer) for answer in answers}) == 1 and len(target.prompts) == 1
+        assert most <= NUM_CONNECTIONS + NUM_WATCHES + 2
+
+
+async def test_wait_goes_on_when_the_first_to_wait_hangs_up(start_gateway: GatewayFactory, key: str) -> None:
+    gateway, go = await start_gateway(), asyncio.Event()
+    gateway.fakes.target.before_encode = go.wait
+    asked = []
+    for _ in range(4):
+        asked.append(asyncio.create_task(ask(gateway, key, **TARGET)))
+        await asyncio.sleep(0.1)
+    asked[1].cancel()
+    await asyncio.wait([asked[1]])
+    go.set()
+    answers = [await asked[index] for index in (0, 2, 3)]
+    assert [answer.status_code for answer in answers] == [200] * 3 and len({one.json()["id"] for one in answers}) == 1
+
+
+async def test_next_request_gets_the_key_of_one_that_hung_up_before_it_began(
+    start_gateway: GatewayFactory, key: str
+) -> None:
+    gateway, go = await start_gateway(), asyncio.Event()
+    gateway.fakes.target.before_encode = go.wait
+    asked = []
+    for _ in range(4):
+        asked.append(asyncio.create_task(ask(gateway, key, **TARGET)))
+        await asyncio.sleep(0.1)
+    asked[0].cancel()
+    await asyncio.wait([asked[0]])
+    go.set()
+    answers = [await task for task in asked[1:]]
+    assert [answer.status_code for answer in answers] == [200] * 3 and len({one.json()["id"] for one in answers}) == 1
+
+
+async def test_request_of_a_dead_gateway_is_taken_over_by_one_of_those_that_wait(
+    start_gateway: GatewayFactory, redis: Redis, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.gateway.api.shared.sse.ENCODE_DEADLINE_S", 0.0)
+    first, second = await start_gateway(), await start_gateway(queue_timeout_s=0.5)
+    answer = await ask(first, key, **TARGET)
+    await redis.delete(*await redis.keys(f"semspec:{{{answer.json()['id']}}}:*"))  # as if it had not begun
+    answers = await asyncio.gather(*(ask(second, key, **TARGET) for _ in range(5)))
+    assert [one.status_code for one in answers] == [200] * 5
+    assert len({one.json()["id"] for one in answers}) == 1 and len(second.fakes.target.prompts) == 1
+
+
+async def test_other_content_is_refused_while_requests_wait(start_gateway: GatewayFactory, key: str) -> None:
+    gateway, go = await start_gateway(), asyncio.Event()
+    gateway.fakes.target.before_encode = go.wait
+    asked = [asyncio.create_task(ask(gateway, key, **TARGET)) for _ in range(3)]
+    await eventually(lambda: gateway.app.state.admission.num_running == 1)
+    other = await ask(gateway, key, **{**TARGET, "seed": 8})
+    assert other.status_code == 400 and "used for another request" in other.text
+    go.set()
+    assert [one.status_code for one in await asyncio.gather(*asked)] == [200] * 3

@@ -9,10 +9,16 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec.errors import Cancelled, Conflict, NotFound
-from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.stack.redis import servers
+from semspec.gateway.store.store import (
+    FIRST_FENCE,
+    NUM_CONNECTIONS,
+    NUM_WATCHES,
+    UNLIMITED_OWNER_BYTES,
+    Store,
+)
+from semspec.stack.redis import private_redis, servers
 from semspec.types import Message
-from tests.gateway.support import make_settings, redis_server
+from tests.gateway.support import eventually, make_settings, redis_server
 
 TTL_S = 1000
 FIRST, SECOND = "first 1 a", "second 1 b"
@@ -231,3 +237,127 @@ async def test_follower_wakes_at_a_change_and_not_before(store: Store, begun: st
     assert len({first, second, third}) == 3
     for timeout_s in (0.01, 0.0001):
         assert await store.next_event(begun, third, timeout_s) == third
+
+
+async def stored_bytes(redis: Redis, owner: str) -> int:
+    """What the account of an owner counts."""
+    counted = await redis.hgetall(f"semspec:{{owner:{owner}}}:bytes")
+    total = int(counted.pop("", 0))
+    assert total == sum(map(int, counted.values()))
+    return total
+
+
+async def test_owner_over_its_quota_loses_what_it_used_longest_ago(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 1000
+    ids = [f"{name}x{number}" for number in range(4)]
+    for id in ids[:3]:
+        await store.account(name, f"generation {id} 2", 300)
+        await store.keep_request(id, {"call": "{}"})
+        for choice in (id, f"{id}-1"):
+            await store.begin(choice, {"status": "running"})
+            await store.append(choice, FIRST_FENCE, 0, "{}")
+        await asyncio.sleep(0.002)
+    await store.account(name, f"generation {ids[0]} 2", 0)
+    await store.account(name, f"generation {ids[3]} 1", 300)
+    assert await redis.keys(f"semspec:{{{ids[1]}*") == []
+    for id in (ids[0], ids[2]):
+        assert len(await redis.keys(f"semspec:{{{id}*")) == 9
+    assert await stored_bytes(redis, name) == 900
+
+
+async def test_session_is_dropped_like_a_generation(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 1000
+    for session, num_bytes in (("first", 600), ("second", 300), ("third", 300)):
+        await store.account(name, f"session {session}", num_bytes)
+        await store.claim(f"{name}/{session}", FIRST, 100)
+        await store.commit(f"{name}/{session}", FIRST, 0, [Message("user", "q")])
+        await asyncio.sleep(0.002)
+    assert [len(await store.turns(f"{name}/{session}")) for session in ("first", "second", "third")] == [0, 1, 1]
+    await store.forget("second", name)
+    assert await stored_bytes(redis, name) == 300
+
+
+async def test_quota_of_one_owner_takes_nothing_from_another(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 1000
+    await store.account(f"{name}-other", "session s", 900)
+    for number in range(10):
+        await store.account(name, f"generation {name}{number} 1", 400)
+    assert await stored_bytes(redis, f"{name}-other") == 900
+    assert await stored_bytes(redis, name) == 800
+
+
+async def test_what_is_in_use_is_not_dropped(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 1000
+    await store.account(name, "generation idle 1", 300)
+    for id in ("first", "second"):
+        await store.account(name, f"generation {id} 1", 300, use_s=60)
+    await assert_conflicts(store.account(name, "generation large 1", 500), match="share of the store")
+    assert await stored_bytes(redis, name) == 900, "nothing is dropped in vain"
+    await store.account(name, "generation third 1", 300, use_s=60)
+    assert await stored_bytes(redis, name) == 900
+    assert "generation idle 1" not in await redis.hkeys(f"semspec:{{owner:{name}}}:bytes")
+
+
+async def test_account_forgets_what_has_expired(redis_url: str, redis: Redis, name: str) -> None:
+    store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=1))
+    for id in ("first", "second"):
+        await store.account(name, f"generation {id} 1", 300)
+        await asyncio.sleep(0.7)
+    await store.account(name, "generation third 1", 300)
+    assert await stored_bytes(redis, name) == 600
+    await store.close()
+
+
+@pytest.mark.parametrize("lost", ["uses", "bytes"])
+async def test_account_of_which_redis_lost_a_part_begins_anew(store: Store, redis: Redis, name: str, lost: str) -> None:
+    store.max_owner_bytes = 1000
+    await store.account(name, "generation first 1", 900)
+    await redis.delete(f"semspec:{{owner:{name}}}:{lost}")
+    await store.account(name, "generation second 1", 900)
+    assert await stored_bytes(redis, name) == 900
+
+
+async def test_share_of_an_owner_follows_the_memory_of_redis(redis_url: str, redis: Redis) -> None:
+    store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5))
+    await store.check()
+    assert store.max_owner_bytes == UNLIMITED_OWNER_BYTES
+    await redis.config_set("maxmemory", 400 << 20)
+    await store.check()
+    assert store.max_owner_bytes == 100 << 20
+    await redis.config_set("maxmemory", 0)
+    await store.close()
+
+
+async def test_connections_are_bounded(store: Store, redis: Redis, begun: str) -> None:
+    others = [f"{begun}-other-{number}" for number in range(2 * NUM_WATCHES)]
+    watching = [asyncio.create_task(store.next_event(other, "0", 0.2)) for other in others]
+    await asyncio.gather(*(store.trace(begun, number) for number in range(4 * NUM_CONNECTIONS)))
+    assert len(await redis.client_list()) <= NUM_CONNECTIONS + NUM_WATCHES + 2
+    assert await asyncio.gather(*watching) == ["0"] * len(others)
+
+
+async def test_followers_of_a_generation_share_a_connection(store: Store, redis: Redis, begun: str) -> None:
+    await store.append(begun, FIRST_FENCE, 0, "{}")
+    first = await store.next_event(begun, "0", 60)
+    watching = [asyncio.create_task(store.next_event(begun, first, 60)) for _ in range(800)]
+    await asyncio.sleep(0.1)
+    blocked = [client for client in await redis.client_list() if client["cmd"] == "xread" and "b" in client["flags"]]
+    assert len(blocked) == 1
+    for task in watching[:400]:
+        task.cancel()
+    await store.append(begun, FIRST_FENCE, 1, "{}")
+    events = await asyncio.gather(*watching[400:])
+    assert len(set(events)) == 1 and events[0] != first
+
+
+async def test_redis_that_semspec_starts_has_a_limit_as_deployed_ones_have(tmp_path: Path) -> None:
+    url, command = private_redis(tmp_path)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        await eventually((tmp_path / "redis.sock").exists)
+        async with Redis.from_url(url, decode_responses=True) as redis:
+            told = await redis.config_get("maxmemory*")
+        assert told["maxmemory"] == str(400 << 20) and told["maxmemory-policy"] == "volatile-lru"
+    finally:
+        process.kill()
+        await process.wait()

@@ -83,8 +83,8 @@ async def test_key_of_a_wrong_type_is_named(gateway: Gateway, redis: Redis, key:
     ("command", "routes", "values"),
     [
         ("LSET segments 1", ROUTES[1:], [b"\xff\xfe", b"", b"{", b"7", b"null", b'{"verdict": 1}']),
-        ("HSET meta call", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
-        ("HSET meta prompt", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
+        ("HSET request call", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
+        ("HSET request prompt:0", ROUTES, [b"\xff\xfe", b"", b"[", b"7", b"{}"]),
     ],
     ids=["record", "call", "prompt"],
 )

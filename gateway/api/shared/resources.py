@@ -17,13 +17,18 @@ from semspec.gateway.api.shared.middleware import OwnerOf
 from semspec.gateway.api.shared.requests import SESSION_NAME
 from semspec.gateway.api.shared.resolver import model_names
 from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.generation.choice import stored_generation, stored_request, stored_trace
+from semspec.gateway.generation.choice import (
+    prompt_fields,
+    stored_generation,
+    stored_owner,
+    stored_request,
+    stored_trace,
+)
 from semspec.gateway.generation.collection import Collection, CollectionPage, GenerationPrompt
 from semspec.gateway.generation.request import Parameters
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.leases import stored_name
-from semspec.gateway.store.store import Store, reading
+from semspec.gateway.store.store import Store, reading, stored_name
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
 
@@ -234,7 +239,7 @@ def sessions(store: Store) -> APIRouter:
     async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
         """Delete a conversation; answers 409 while a request uses it."""
         try:
-            await store.forget(stored_name(id, owner))
+            await store.forget(id, owner)
             await store.unlist(owner, id)
         except NotFound:
             raise _missing(id) from None
@@ -283,8 +288,8 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
     """
     fields = await store.generation(id)
-    request, has_ended = stored_request(id, fields), fields["status"] not in ("running", "interrupted")
-    if request.owner != owner or (has_ended and not request.is_kept):
+    has_ended = fields["status"] not in ("running", "interrupted")
+    if stored_owner(id, fields) != owner or (has_ended and not stored_request(id, fields).is_kept):
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
@@ -295,7 +300,8 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
     parameters = Parameters.of(generation, request.strictness, request.stops)
     asked = {"created": request.created, "model": request.model, "session": request.session, "parameters": parameters}
     with reading(f"generation {id}"):
-        parsed = {name: json.loads(meta.get(name) or "null") for name in ("models", "prompt", "draft_prompt", "usage")}
+        texts = {**meta, **prompt_fields(request, int(meta["index"]), meta)}
+        parsed = {name: json.loads(texts.get(name) or "null") for name in ("models", "prompt", "draft_prompt", "usage")}
         state = {"finish_reason": meta.get("finish_reason"), "degraded": json.loads(meta.get("degraded", "false"))}
         fields = {**asked, **parsed, **state, "seed": generation.sampling.seed, "status": meta["status"]}
         return StoredGeneration.model_validate({"id": id, "object": "generation", **fields})

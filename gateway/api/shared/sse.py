@@ -19,7 +19,7 @@ from semspec import records
 from semspec.errors import SemspecError
 from semspec.gateway.api.shared.answers import AnswerMetrics, ChoiceStatistics, Statistics
 from semspec.gateway.api.shared.errors import ClientGone, error_body, internal_error
-from semspec.gateway.api.shared.idempotency import IdempotencyKey
+from semspec.gateway.api.shared.idempotency import IdempotencyKey, IdempotencyKeys
 from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of, unless_disconnected
 from semspec.gateway.api.shared.resolver import AnswerOptions, Api, ClientRequest, Resolver, naming, new_id
 from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, Kept, numbers
@@ -27,7 +27,6 @@ from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec.gateway.generation.request import Request
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.store import Store
 from semspec.records import SegmentTrace
 from semspec.types import Drafted
 
@@ -112,7 +111,7 @@ class Responder:
 
     resolver: Resolver
     generations: Generations
-    store: Store
+    keys: IdempotencyKeys
     settings: GatewaySettings
     formats: Mapping[Api, type[Format]]
 
@@ -124,7 +123,7 @@ class Responder:
             opened: AbstractAsyncContextManager[Opened] = self._begin(asked, id, owner)
         else:
             content = (api, json.dumps(body.model_dump(exclude_unset=True)))
-            idempotency = IdempotencyKey(key, owner, content, self.store)
+            idempotency = IdempotencyKey(key, owner, content, self.keys)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(http.receive, idempotency.recall(id, timeout_s))
             opened = self._attach(id) if has_begun else idempotency.unless_refused(self._begin(asked, id, owner))
