@@ -20,11 +20,20 @@ import httpx
 
 from semspec.training.report.document import Table
 from tests.attacks import case as case_module
-from tests.attacks import files, floods, malformed_services, messages, odd_http, rest, watched_files
+from tests.attacks import files, floods, malformed_services, messages, odd_http, rest, sound_floods, watched_files
 from tests.attacks.case import HIGH, KEPT, MEDIUM, Case, Family, Found, Result, Run, Severity, seed_of_commit
 from tests.attacks.victim import Victim, victim_of
 
-MODULES: tuple[Any, ...] = (rest, odd_http, floods, messages, files, malformed_services, watched_files)
+MODULES: tuple[Any, ...] = (
+    rest,
+    odd_http,
+    floods,
+    sound_floods,
+    messages,
+    files,
+    malformed_services,
+    watched_files,
+)
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in MODULES}
 RESULTS, FINDINGS = Path("bench/results/attacks"), Path(".work/attacks")
 END_S = 600.0  # of a case

@@ -14,6 +14,7 @@ NUMBERS = {
     "REST": 150,
     "odd HTTP": 26,
     "floods": 5,
+    "floods within the limits": 4,
     "gRPC": 24,
     "broken files": 4,
     "lying services": 0,

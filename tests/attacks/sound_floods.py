@@ -1,0 +1,143 @@
+"""Many requests within the limits: what they leave in memory and in Redis, and what a neighbour waits for meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+import httpx
+from redis.asyncio import Redis
+
+from tests.attacks.case import HIGH, LOW, MEDIUM, Case, Draw, Family, Found, Run
+from tests.attacks.victim import ATTACKER, LONGEST_S, SLOW_S, Victim
+from tests.processes import GENEROUS_S
+from tests.test_openapi.support import BODIES, CHAT
+
+KINDS = ("refused grammars", "stored bytes", "costly grammars", "one key")
+SIZE = 950_000
+"""Characters of a refused schema's description: about what a gateway reads."""
+STORED_SIZE, MAX_MEMORY = 250_000, 6 << 20
+"""Characters of a stored schema's title, and bytes that Redis may take meanwhile."""
+NUM_REFUSED, NUM_STORED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 24, 12, 240, 4
+MAX_CONNECTIONS = 150
+"""Of all gateways to Redis."""
+
+
+def with_schema(schema: Any, **fields: Any) -> dict[str, Any]:
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {**BODIES[CHAT], "max_tokens": 8, "response_format": format, **fields}
+
+
+def check(responses: Sequence[httpx.Response], *statuses: int) -> None:
+    """Raises: Found when a response has another status, or repeats a long text."""
+    if wrong := [response for response in responses if response.status_code not in statuses]:
+        is_defect = wrong[0].status_code >= 500
+        raise Found(
+            MEDIUM if is_defect else LOW, f"{wrong[0].status_code}: {wrong[0].text[:300]}", is_of_load=is_defect
+        )
+    if long := [response for response in responses if response.status_code >= 400 and len(response.text) > 3000]:
+        raise Found(LOW, f"a refusal of {len(long[0].text)} characters")
+
+
+async def send(victim: Victim, bodies: Sequence[dict[str, Any]], at_once: int = AT_ONCE) -> list[httpx.Response]:
+    places = asyncio.Semaphore(at_once)
+
+    async def post(body: dict[str, Any]) -> httpx.Response:
+        async with places:
+            return await victim.http.post(CHAT, json=body)
+
+    return await asyncio.gather(*map(post, bodies))
+
+
+async def refuse_grammars(victim: Victim, chance: Random) -> None:
+    """What is kept of each refusal is found by the memory of the processes."""
+    letters = [chance.choice(("d", "x", "\u00e9", "\u4e2d")) for _ in range(NUM_REFUSED)]
+    texts = [f"{chance.random()}" + letter * (SIZE // len(letter.encode())) for letter in letters]
+    bodies = [with_schema({"type": "objekt", "description": text}) for text in texts]
+    check(await send(victim, bodies), 400)
+
+
+async def store(victim: Victim, chance: Random) -> None:
+    """That a neighbour's session is lost is found by the neighbour."""
+    async with Redis.from_url(victim.stack.addresses["redis"]) as redis:
+        before = int((await redis.config_get("maxmemory"))["maxmemory"] or 0)
+        await redis.config_set("maxmemory", MAX_MEMORY)
+        try:
+            await until_known(victim, MAX_MEMORY)
+            titles = [f"{chance.random()}" + "t" * STORED_SIZE for _ in range(NUM_STORED)]
+            bodies = [with_schema({"type": "boolean", "title": title}, n=8) for title in titles]
+            check(await send(victim, bodies, at_once=2), 200)
+            if (num_evicted := (await redis.info("stats"))["evicted_keys"]) > 0:
+                raise Found(MEDIUM, f"Redis evicted {num_evicted} keys, of any owner")
+        finally:
+            await redis.config_set("maxmemory", before)
+            await until_known(victim, before)
+
+
+async def until_known(victim: Victim, max_memory: int) -> None:
+    """Wait until the gateway knows what Redis may take."""
+    name = "semspec_gateway_redis_max_memory_bytes "
+    async with asyncio.timeout(GENEROUS_S):
+        while True:
+            lines = (await victim.neighbour.get("/metrics")).text.splitlines()
+            if float(next(line for line in lines if line.startswith(name)).removeprefix(name)) == max_memory:
+                return
+            await asyncio.sleep(0.5)
+
+
+async def compile_grammars(victim: Victim, chance: Random) -> None:
+    """A neighbour's new schema is answered while an owner's costly ones compile."""
+    costly = [{"const": {f"k{i}": chance.random() for i in range(4000)}} for _ in range(NUM_COSTLY)]
+    flood = asyncio.create_task(send(victim, [with_schema(schema) for schema in costly], NUM_COSTLY))
+    await asyncio.sleep(2)
+    begin = monotonic()
+    response = await victim.neighbour.post(CHAT, json=with_schema({"const": chance.random()}))
+    wait_s = monotonic() - begin
+    check([response], 200)
+    check(await flood, 200, 400, 429)
+    if wait_s > SLOW_S:
+        told = f"the neighbour's new schema took {wait_s:.1f} s"
+        raise Found(HIGH if wait_s > LONGEST_S else MEDIUM, told, is_of_load=True)
+
+
+async def repeat(victim: Victim, chance: Random) -> None:
+    """Requests under one key share what they wait for."""
+    headers = {"authorization": f"Bearer {ATTACKER}", "idempotency-key": f"{chance.random()}"}
+    body = json.dumps({**BODIES[CHAT], "max_tokens": 200, "seed": 1}).encode()
+    headers["content-type"] = "application/json"
+
+    options: Any = {"base_url": victim.stack.base_url, "headers": headers, "timeout": 120.0, "verify": False}
+    async with AsyncExitStack() as stack, Redis.from_url(victim.stack.addresses["redis"]) as redis:
+        clients = [await stack.enter_async_context(httpx.AsyncClient(**options)) for _ in range(8)]
+        posts = [http.post(CHAT, content=body) for http in clients * (NUM_REPEATED // len(clients))]
+        asked, most = [asyncio.create_task(post) for post in posts], 0
+        while not all(task.done() for task in asked):
+            most = max(most, (await redis.info("clients"))["connected_clients"])
+            await asyncio.sleep(0.1)
+        responses = await asyncio.gather(*asked)
+    check(responses, 200)
+    if len({response.headers["x-generation-id"] for response in responses}) > 1:
+        raise Found(MEDIUM, "one key began several generations")
+    if most > MAX_CONNECTIONS:
+        raise Found(MEDIUM, f"{most} connections to Redis")
+
+
+RUNS = dict(zip(KINDS, (refuse_grammars, store, compile_grammars, repeat), strict=True))
+
+
+@asynccontextmanager
+async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
+    async def run(case: Case) -> None:
+        await RUNS[case["kind"]](victim, Random(case["seed"]))
+
+    def draw(seed: str, number: int) -> list[Case]:
+        return [{"kind": KINDS[i % len(KINDS)], "seed": f"{seed}/{i}"} for i in range(number)]
+
+    yield draw, run
+
+
+FAMILY = Family("floods within the limits", 8, opened)
