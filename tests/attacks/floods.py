@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -101,11 +102,16 @@ def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[
                 exchange(connection, next_request())
 
 
+@cache
+def costly_requests() -> list[bytes]:
+    """Requests that are refused for their bodies; making them takes seconds."""
+    refused = [costly for name, costly in costly_bodies().items() if " of " in name or name.startswith("JSON")]
+    return [request(costly.path, costly.body) for costly in refused]
+
+
 def refused_bodies(address: Address, chance: Random, is_over: threading.Event) -> None:
     """Bodies of a megabyte that are costly to refuse."""
-    refused = [costly for name, costly in costly_bodies().items() if " of " in name or name.startswith("JSON")]
-    bodies = [request(costly.path, costly.body) for costly in refused]
-    _repeat(address, is_over, lambda: chance.choice(bodies))
+    _repeat(address, is_over, lambda: chance.choice(costly_requests()))
 
 
 def refused_grammars(address: Address, chance: Random, is_over: threading.Event) -> None:
@@ -170,6 +176,7 @@ FLOODS: Mapping[str, Flood] = {
 
 async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
     """Flood the gateway, and tell how it held."""
+    await asyncio.to_thread(costly_requests)  # before the flood begins
     is_over, held = threading.Event(), Held(quiet_s=victim.quiet_s)
     process = psutil.Process(victim.stack.processes["gateway"].pid)
     begun = len(victim.waits_s)
@@ -188,7 +195,8 @@ async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
                     held.peak_bytes = max(held.peak_bytes, process.memory_info().rss)
     finally:
         is_over.set()
-        await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
     held.neighbour_s = median(victim.waits_s[begun:] or [monotonic() - end + seconds])
     await asyncio.sleep(SETTLE_S)
     with suppress(psutil.NoSuchProcess, httpx.TransportError):

@@ -205,7 +205,7 @@ async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: 
     """450 connections with a megabyte each took 450 MB."""
     gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
     http = gateway.http
-    tokenize = {"url": "/tokenize", "json": {"inputs": "x" * 1000}}
+    tokenize: Any = {"url": "/tokenize", "json": {"inputs": "x" * 1000}}
     with ExitStack() as stack:
         for _ in range(2):  # and what a request takes itself are too much
             last = await arrived(stack, gateway, OURS, BODY_BYTES - 9)
