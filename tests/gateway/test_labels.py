@@ -62,7 +62,12 @@ async def send_odd(gateway: Gateway, number: int) -> None:
     head = f"host: {odd}\r\nauthorization: Bearer {OURS}\r\nx-request-id: {odd}\r\nconnection: close\r\n\r\n"
     await asyncio.gather(*(exchange(gateway.base_url, f"{line} HTTP/1.1\r\n{head}".encode()) for line in lines))
     chat: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
-    fields: list[dict[str, Any]] = [{"model": odd}, {"model": f"semspec-demo:{odd}"}, {"model": f"semspec-demo@{odd}"}, {odd: 1}]
+    fields: list[dict[str, Any]] = [
+        {"model": odd},
+        {"model": f"semspec-demo:{odd}"},
+        {"model": f"semspec-demo@{odd}"},
+        {odd: 1},
+    ]
     fields += [{"user": odd}, {"service_tier": odd}, {"metadata": {odd: odd}}, {"semspec": {"session": odd}}]
     fields += [{"semspec": {name: odd}} for name in ("strategy", "rewrite", "probes", "segmentation")]
     fields += [{"semspec": {"probes": odd}, "model": "semspec-demo:semantic"}, {"tools": [{"type": odd}]}]
