@@ -47,7 +47,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Pa
 def test_datastore_whose_card_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "card.json").write_text("{}")
 
-    def denied(path: Path) -> str:
+    def denied(path: Path, encoding: str) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_text", denied)

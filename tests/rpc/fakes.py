@@ -20,6 +20,7 @@ from semspec.types import (
     Distribution,
     GenerationParams,
     Message,
+    ModelInfo,
     Piece,
     Proposal,
     SamplingParams,
@@ -75,7 +76,7 @@ def sound_requests(context: Context, params: GenerationParams = ORDER) -> dict[s
 
 
 class FakeEngine(FakeModel):
-    """Writes segments without end, each in some steps, or raises `error`, whatever it is asked."""
+    """Writes segments without end, each in some steps, or raises `error` for every call but `info`."""
 
     def __init__(self, error: Exception | None = None, step_s: float = 0.0, num_steps_per_segment: int = 1) -> None:
         super().__init__(Writer.TARGET, num_segments=10**9, delay_s=step_s)
@@ -84,6 +85,9 @@ class FakeEngine(FakeModel):
         self.freed = False
         self.num_readings = 0
         """Of the probes' folder."""
+
+    async def info(self) -> ModelInfo:
+        return self.model_info
 
     async def read_probes(self) -> None:
         self.num_readings += 1
