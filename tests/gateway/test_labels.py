@@ -101,13 +101,14 @@ async def test_every_label_of_every_metric_is_of_a_closed_set(start_gateway: Gat
     assert len(text) < MAX_EXPOSITION_BYTES
 
 
-async def test_unknown_method_is_in_no_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unknown_method_ends_its_connection_and_is_in_no_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("DEBUG"):
         for method in (ODD, ODD * 1500):
-            line = (
-                f"{method} /health HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\nconnection: close\r\n\r\n"
-            )
-            assert (await exchange(gateway.base_url, line.encode())).startswith(b"HTTP/1.1 405")
+            line = f"{method} /health HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n\r\n"
+            answer = await exchange(gateway.base_url, line.encode())
+            assert answer.startswith(b"HTTP/1.1 405") and b"connection: close" in answer.lower()
     records = [record for record in caplog.records if record.name.startswith("semspec.")]
     assert not any(ODD in str(vars(record)) for record in records)
-    assert any(record.getMessage() == "other /health -> 405" for record in records)
+    assert any(record.getMessage() == "other unmatched -> 405" for record in records)

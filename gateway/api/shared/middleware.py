@@ -58,7 +58,9 @@ OwnerOf = Annotated[str, Depends(owner_of)]
 _log = logging.getLogger(__name__)
 POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 METHODS = frozenset(HTTPMethod)
-"""Methods that appear in metrics, spans and logs; any other is `other`."""
+"""Methods that HTTP has. Any other is refused, and is `other` in metrics, spans and logs."""
+ALLOWED = "DELETE, GET, HEAD, OPTIONS, POST"
+"""Methods that some route has."""
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
@@ -149,17 +151,25 @@ def _request_span(scope: Scope, id: str) -> Iterator[Span]:
 
 
 class HttpFraming(HttpMiddleware):
-    """Refuses versions of HTTP that this server does not speak, and closes connections after a request that others may
-    have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
+    """Refuses versions and methods that HTTP/1.1 does not have. Closes connections after such a request, and after one
+    that others may have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if scope["http_version"].partition(".")[0] != "1":
-            error = HttpError(HTTPException(505, "this server speaks HTTP/1.1"))
-            await error_response(error, scope["path"])(scope, receive, closing(send))
+        if refusal := _refusal(scope):
+            await error_response(HttpError(refusal), scope["path"])(scope, receive, closing(send))
             return
         is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
         await self._app(scope, receive, closing(send) if is_ambiguous else send)
+
+
+def _refusal(scope: Scope) -> HTTPException | None:
+    """Why the server does not read a request with this first line; None if it does."""
+    if scope["http_version"].partition(".")[0] != "1":
+        return HTTPException(505, "this server speaks HTTP/1.1")
+    if scope["method"] not in METHODS:
+        return HTTPException(405, "HTTP has no such method; use one of those allowed", {"allow": ALLOWED})
+    return None
 
 
 class Authenticated(HttpMiddleware):
