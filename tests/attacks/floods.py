@@ -26,7 +26,7 @@ import psutil
 from semspec.bench.stalls import CHAT, SOUND, costly_bodies
 from semspec.training.report.document import Table
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
-from tests.attacks.victim import ATTACKER, MAX_DESCRIPTORS, Victim, victim_of
+from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
 
 HEALTH_S, WORST_HEALTH_S, SLOWER, RESIDENT_BYTES, METRICS_BYTES = 0.2, 1.0, 3.0, 300 << 20, 1 << 20
 """The bars: health in the median and at worst, the neighbour's wait by that in quiet, memory afterwards, /metrics."""
@@ -60,8 +60,11 @@ class Held:
         sizes = (f"{number / 1e6:.1f}" for number in (self.peak_bytes, self.resident_bytes, self.metrics_bytes))
         return [*health, f"{self.neighbour_s / self.quiet_s:.1f}", *sizes]
 
-    def check(self) -> None:
-        """Raises: Found for the first bar that is not held."""
+    def check(self, least_s: float = 0.0) -> None:
+        """Check the bars; the neighbour's wait counts if it is longer than `least_s` seconds.
+
+        Raises: Found for the first bar that is missed.
+        """
         slower = self.neighbour_s / self.quiet_s
         if self.resident_bytes > RESIDENT_BYTES:
             raise Found(MEDIUM, f"the gateway keeps {self.resident_bytes >> 20} MB")
@@ -70,7 +73,7 @@ class Held:
         if median(self.health_s) > HEALTH_S or max(self.health_s) > WORST_HEALTH_S:
             waits = f"{median(self.health_s):.2f} s in the median, {max(self.health_s):.2f} s at worst"
             raise Found(MEDIUM, f"health took {waits}", is_of_load=True)
-        if slower > SLOWER:
+        if slower > SLOWER and self.neighbour_s > least_s:
             raise Found(MEDIUM, f"the neighbour waited {slower:.1f} times as long as in quiet", is_of_load=True)
 
 
@@ -219,7 +222,7 @@ async def _ask_health(http: httpx.AsyncClient, held: Held) -> None:
 @asynccontextmanager
 async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     async def run(case: Case) -> None:
-        (await flooded(victim, case["kind"], case["seed"], case["seconds"])).check()
+        (await flooded(victim, case["kind"], case["seed"], case["seconds"])).check(LEAST_S)
 
     def draw(seed: str, number: int) -> list[Case]:
         kinds = list(FLOODS)
@@ -240,7 +243,7 @@ async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
                 held = await flooded(victim, kind, "0", seconds)
                 is_alive = victim.stack.processes["gateway"].is_alive
                 rows.append([kind, "yes" if is_alive else "no", *held.row])
-                print("  ".join(rows[-1]), flush=True)
+                print("  ".join(rows[-1]), file=sys.stderr, flush=True)
                 with suppress(Found):
                     held.check()
                     continue
