@@ -106,7 +106,7 @@ def main(strategies: Strategies = STRATEGIES) -> None:
 
 
 def _listening(settings: GatewaySettings, connections: Connections) -> list[socket]:
-    """The sockets of the gateway's address. Ends the process when it cannot listen there."""
+    """Open the sockets of the gateway's address. Ends the process if it cannot listen there."""
     try:
         sockets = list(listen(settings.host, settings.port, connections))
     except OSError as error:

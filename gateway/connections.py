@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def max_connections() -> int:
-    """Most connections of this process: half of its descriptors, since the services and Redis need some, too."""
+    """Return the most connections of this process: half of its descriptors. The services and Redis need some, too."""
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
@@ -59,7 +59,7 @@ class Connections:
             self._idle.pop(next(iter(self._idle))).abort()
 
     def get(self, descriptor: int) -> "Accepted":
-        """An open connection."""
+        """Return an open connection."""
         return self._open[descriptor]
 
     def remove(self, descriptor: int) -> None:
@@ -115,7 +115,7 @@ class Listener(socket):
         super().listen(max(backlog, MAX_WAITING))
 
     def accept(self) -> tuple[socket, Any]:
-        """The next connection. Raises: BlockingIOError when there is none, or no descriptor for it."""
+        """Accept the next connection. Raises: BlockingIOError if there is none, or no descriptor for it."""
         try:
             connection, address = super().accept()
         except OSError as error:
@@ -135,7 +135,7 @@ class Listener(socket):
 
 
 def listen(host: str, port: int, connections: Connections) -> Iterator[socket]:
-    """Sockets bound to all addresses of a host. Raises: OSError."""
+    """Yield sockets bound to all addresses of a host. Raises: OSError."""
     for family, _, _, _, address in getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE):
         listener = Listener(family, connections)
         listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)

@@ -126,7 +126,7 @@ class Readiness:
 
     @property
     def unsupported(self) -> dict[str, str]:
-        """What the pair lacks for each other strategy; empty before the first handshake."""
+        """Reasons against the strategies that the pair does not support; empty before the first handshake."""
         served = self.status.served
         return {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
 

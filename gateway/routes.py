@@ -51,7 +51,7 @@ _LISTED = TypeAdapter(list[Listed])
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file lists releases; else it is one. Raises: OSError when it cannot be read."""
+    """Return whether a file lists releases instead of being one. Raises: OSError if it cannot be read."""
     return path.is_file() and path.read_bytes().lstrip().startswith(b"[")
 
 

@@ -121,14 +121,15 @@ class Served:
         return tuple(role for role, digests in missing.items() if digests)
 
     def unsupported(self, defaults: Defaults) -> dict[str, str]:
-        """What this pair lacks for each strategy that it does not support under the default options."""
+        """Name what this pair lacks for each strategy that it does not support under the default options."""
         lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
         return {name: " and ".join(lack.name for lack in found) for name, found in lacks.items() if found}
 
     def support(self, defaults: Defaults) -> str:
-        """The strategies that this pair supports under the default options, and what it lacks for each other one."""
-        others = ", ".join(f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items())
-        return f"this pair supports {', '.join(map(repr, self.supported(defaults)))}{others and f', but not {others}'}"
+        """Name the strategies that this pair supports under the default options, and what it lacks for the others."""
+        supported = ", ".join(map(repr, self.supported(defaults)))
+        unsupported = ", ".join(f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items())
+        return f"this pair supports {supported}{unsupported and f', but not {unsupported}'}"
 
     def unsupported_reason(self, strategy: Strategy) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""

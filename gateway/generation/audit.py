@@ -34,7 +34,7 @@ from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 MAX_WAITING = 256
 """Most segments waiting for the audit; the oldest is skipped for a new one."""
 MAX_WAITING_BYTES = 32 << 20
-"""Of the contexts of all waiting cases, about."""
+"""Approximate bytes of the contexts of all waiting cases."""
 WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0

@@ -206,13 +206,13 @@ _PIECE = TypeAdapter(Piece)
 
 
 def stored_fields(choice: Choice) -> dict[str, str]:
-    """The fields of one choice that Redis stores when it begins; its segments are stored separately."""
+    """Return the fields of one choice that Redis stores when it begins; its segments are stored separately."""
     request = choice.request
     return {"status": "running", "request": request.id, "owner": request.owner, "index": str(choice.index)}
 
 
 def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
-    """The fields that all choices of a request share: each text once, and not as JSON in JSON."""
+    """Return the fields that all choices of a request share: each text once, and not as JSON in JSON."""
     request, step = choices[0].request, choices[0].request.num_choices_per_prompt
     bare = replace(request, tools="", plan=replace(request.plan, grammar=""))
     fields = {
@@ -243,7 +243,7 @@ def stored_request(id: str, meta: Mapping[str, str]) -> Request:
 
 
 def stored_owner(id: str, meta: Mapping[str, str]) -> str:
-    """The owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
+    """Return the owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
     return meta["owner"] if "owner" in meta else stored_request(id, meta).owner
 
 
@@ -255,7 +255,7 @@ async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRec
 
 
 def stored_choice(id: str, meta: Mapping[str, str], served: Served, request: Request | None = None) -> Choice:
-    """The choice stored in the fields of the generation `id`; `request`, if they were read before.
+    """Return the choice stored in the fields of the generation `id`; `request`, if they were read before.
 
     Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
     """
@@ -277,13 +277,13 @@ def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Genera
 
 
 def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict[str, str]:
-    """The fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
+    """Return the fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
     suffix = f":{index // request.num_choices_per_prompt}" if "request" in meta else ""  # none by version 0.2
     return {name: meta.get(f"{name}{suffix}", "") for name in ("prompt", "draft_prompt", "fallback", "budget")}
 
 
 def _stored_prompts(request: Request, index: int, meta: Mapping[str, str]) -> tuple[Prompts, int]:
-    """The prompt as each model reads it, and the budget of tokens."""
+    """Return the prompt as each model reads it, and the budget of tokens."""
     fields = prompt_fields(request, index, meta)
     draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None
     prompts = Prompts(_PIECE.validate_json(fields["prompt"]), draft, fields["fallback"] or None)

@@ -186,8 +186,8 @@ class Generations:
             await self.runner.run(choice, journal, lease)
 
     async def _taken(self, choice: Choice) -> int | str:
-        """The fence of the generation's new writer, or "held" or "ended". All followers share a look at its state, so
-        that only those that may become the writer try to."""
+        """Return the fence of the generation's new writer, or "held" or "ended". All followers share a look at its
+        state, so that only those that may become the writer try to."""
         status = (await self.leases.store.state(choice.id))["status"]
         if status == "running":
             return "held"

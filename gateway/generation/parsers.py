@@ -63,7 +63,7 @@ class StopChecker:
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
         self._call_parser = call_parser
         self._has_answer = False
-        """Whether the content has begun after the reasoning, if there is any."""
+        """True once the content has begun, after the reasoning if there is any."""
         self._buffer = ""
         self.seen = Delta()
         """All visible text so far."""
@@ -90,7 +90,7 @@ class StopChecker:
         return delta
 
     def _before_stop(self, content: str) -> str:
-        """The part of the content so far that becomes visible with the next `content`."""
+        """Return the part of the content so far that becomes visible with the next `content`."""
         space = ""
         if not self._has_answer and self._reasoning_parser.spans:
             space, content = content[: len(content) - len(content.lstrip())], content.lstrip()
@@ -111,21 +111,21 @@ class StopChecker:
 
 
 Part = Literal["unknown", "reasoning", "content", "header"]
-"""What the next text is: unknown until it begins with an opening or not; a header names the channel of a message."""
+"""Kind of the next text. It is unknown until an opening is there or ruled out; a header names a message's channel."""
 
 
 class ReasoningParser:
     """Splits text into reasoning and content by the marks of a `ReasoningForm`, which belong to neither."""
 
     def __init__(self, part: Part, form: ReasoningForm | None = None) -> None:
-        """`part` and `form` of the next text. A form that is not given is that of the first opening."""
+        """Set `part` and `form` of the next text. The default form is that of the first opening."""
         self.form = form
         """None: unknown, or the text is content alone."""
         self.spans: list[tuple[int, int | None]] = [(0, None)] if part == "reasoning" else []
         """Start and end of the reasoning in the text, in characters; None: it goes on."""
         self._part = part
         self._start = 0
-        """Where the part begins, with its marks."""
+        """Position at which the part begins, with its marks."""
         self._num_read = 0
         """Characters before the buffer."""
         self._buffer = ""
@@ -142,7 +142,7 @@ class ReasoningParser:
         return cls("reasoning" if form else "unknown", form)
 
     def split(self, text: str) -> Delta:
-        """What `text` adds to reasoning and content."""
+        """Return what `text` adds to reasoning and content."""
         self._buffer += text
         if self._part == "unknown":
             self._begin()
@@ -156,7 +156,7 @@ class ReasoningParser:
         return shown
 
     def close(self) -> Delta:
-        """The buffered text, at the end of the output."""
+        """Return the buffered text at the end of the output."""
         self._part = "content" if self._part == "unknown" else self._part
         return self._shown(self._read(len(self._buffer)))
 
@@ -174,7 +174,7 @@ class ReasoningParser:
             self._part = "content"
 
     def _next_mark(self) -> str:
-        """The mark that ends the part; empty if nothing does."""
+        """Return the mark that ends the part; empty if nothing does."""
         if self.form is None or self._part == "unknown":
             return ""
         if self._part == "header":

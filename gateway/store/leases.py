@@ -18,7 +18,7 @@ from semspec.types import Message
 SESSION_LEASE_S = 30.0
 """Seconds that a dead gateway holds its sessions."""
 TURN_BYTES = 256
-"""What Redis takes for a turn next to its text."""
+"""Bytes that Redis takes for a turn next to its text."""
 
 _log = logging.getLogger(__name__)
 

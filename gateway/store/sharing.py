@@ -15,11 +15,11 @@ class Shared:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def fresh(self, key: Hashable, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call that begins after now: it is shared by those who ask in the same moment."""
+        """Return the result of a call that begins after now. All who ask in the same moment share it."""
         return await self._result(key, call, is_joined_underway=False)
 
     async def underway(self, key: Hashable, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of the call that is under way, if there is one, else of a new call."""
+        """Return the result of the call under way if there is one, else of a new call."""
         return await self._result(key, call, is_joined_underway=True)
 
     async def close(self) -> None:

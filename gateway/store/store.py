@@ -59,9 +59,9 @@ MAX_LISTED = 50
 OWNER_SHARE = 4
 """An owner may store Redis' `maxmemory` divided by this."""
 UNLIMITED_OWNER_BYTES = 256 << 20
-"""What an owner may store in a Redis that has no `maxmemory`, or does not tell it."""
+"""Bytes that an owner may store in a Redis that has no `maxmemory`, or does not tell it."""
 OVERHEAD_BYTES = 2048
-"""What Redis takes for a choice, its idempotency key and the account of both, next to what is stored of them."""
+"""Bytes that Redis takes for a choice, its idempotency key and the account of both, next to their contents."""
 
 NUM_CONNECTIONS = 32
 """Calls at once. Others wait: a call takes a millisecond."""
@@ -81,12 +81,12 @@ def reading(subject: str) -> Iterator[None]:
 
 
 def choice_id(request: str, index: int) -> str:
-    """The id of one choice's generation; the first one has the request's id."""
+    """Return the id of one choice's generation; the first one has the request's id."""
     return f"{request}-{index}" if index else request
 
 
 def stored_name(session: str, owner: str) -> str:
-    """The session's name in the store; sessions of different owners are separate, even with the same name."""
+    """Return the session's name in the store; sessions of different owners are separate, even with the same name."""
     return f"{owner}/{session}" if owner else session
 
 
@@ -110,7 +110,7 @@ class Store:
         self._connections, self._watches = asyncio.Semaphore(NUM_CONNECTIONS), asyncio.Semaphore(NUM_WATCHES)
         self._shared = Shared()
         self.max_owner_bytes = UNLIMITED_OWNER_BYTES
-        """What an owner may store, by the last `check`."""
+        """Bytes that an owner may store, by the last `check`."""
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Called with the operation's name whenever Redis fails."""
 
@@ -133,7 +133,7 @@ class Store:
         if not displaced:
             return
         steps = self._client.pipeline(transaction=False)  # of keys in several slots
-        for key in (key for other in displaced for key in _keys_of(owner, other)):
+        for key in (key for dropped in displaced for key in _keys_of(owner, dropped)):
             steps.unlink(key)
         await self._guarded("account", steps.execute(), f"what {owner or 'everybody'} stores")
 
@@ -180,13 +180,13 @@ class Store:
         return (await self._run("remember", digest, value, self._ttl_s))[1]
 
     async def recall(self, digest: str) -> str | None:
-        """The value of an idempotency key; None for a new key. Raises: Unavailable."""
+        """Return the value of an idempotency key; None for a new key. Raises: Unavailable."""
         call = self._client.get(_key("idempotency", digest, ""))
         value: str | None = await self._guarded("remember", call, _SUBJECTS["idempotency"])
         return value
 
     async def replace(self, digest: str, value: str, new_value: str) -> bool:
-        """Whether an idempotency key had this `value`, and has `new_value` now. Raises: Unavailable."""
+        """Set an idempotency key to `new_value` if it has this `value`; return whether it had. Raises: Unavailable."""
         return (await self._run("replace", digest, value, new_value, self._ttl_s))[1] == "replaced"
 
     async def disown(self, digest: str, value: str) -> None:
@@ -217,8 +217,8 @@ class Store:
         return used_bytes, max_bytes
 
     async def state(self, generation: str) -> dict[str, str]:
-        """The fields of a generation that its choice has alone; the status is `interrupted` once a running writer's
-        lease has expired. Raises: NotFound, Unavailable."""
+        """Return the fields of a generation that its choice has alone. The status is `interrupted` once a running
+        writer's lease has expired. Raises: NotFound, Unavailable."""
 
         async def read() -> dict[str, str]:
             _, *pairs = await self._run("read", generation)
@@ -227,7 +227,7 @@ class Store:
         return await self._shared.fresh(("state", generation), read)
 
     async def generation(self, generation: str) -> dict[str, str]:
-        """All fields of a generation: its `state`, and what all choices of its request share.
+        """Return all fields of a generation: its `state`, and what all choices of its request share.
 
         Raises: NotFound, Unavailable.
         """
@@ -353,7 +353,7 @@ class Store:
     async def _guarded(
         self, operation: str, reply: Awaitable[Any], subject: str, places: asyncio.Semaphore | None = None
     ) -> Any:
-        """The reply of Redis to an operation on `subject`; one without a name may fail.
+        """Return the reply of Redis to an operation on `subject`; one without a name may fail.
 
         `places`: bound the number of connections; None: those of ordinary calls. Raises: Unavailable.
         """
@@ -411,11 +411,11 @@ _SCRIPTS = {
 """What each script is about, and the parts of it that are its keys."""
 
 _SUBJECTS = {"idempotency": "this idempotency key", "owner": "the stored answers of this API key"}
-"""How errors name what is not named by its id."""
+"""Names in errors of subjects without an id."""
 
 
 def _key(kind: str, id: str, part: str) -> str:
-    """A key of a generation, a session, an owner or an idempotency key."""
+    """Return a key of a generation, a session, an owner or an idempotency key."""
     if kind == "idempotency":
         return f"semspec:idempotency:{id}"
     if kind == "owner":
@@ -424,7 +424,7 @@ def _key(kind: str, id: str, part: str) -> str:
 
 
 def _keys_of(owner: str, name: str) -> list[str]:
-    """The keys of what an owner has stored under a name: "session NAME" or "generation ID NUMBER_OF_CHOICES"."""
+    """Return the keys of what an owner has stored under a name: "session NAME" or "generation ID NUMBER_OF_CHOICES"."""
     kind, id, *numbers = name.split()
     if kind == "session":
         return [_key(kind, stored_name(id, owner), "turns")]

@@ -67,7 +67,7 @@ class CompletionTokens(Body):
     """What the output tokens are."""
 
     reasoning_tokens: int
-    """Those of the reasoning; in a segment with a mark of it, by the share of characters."""
+    """Tokens of the reasoning; a segment with one of its marks is split by the share of characters."""
 
 
 class PromptTokens(Body):

@@ -39,8 +39,8 @@ VALUE_BYTES, STRING_BYTES, CONTAINER_BYTES = 48, 64, 1024
 """Memory that each takes once the body is parsed and validated."""
 
 OWNER_SHARE = 4
-"""An owner's requests may take one in so many connections: each counts, until it ends, as if it had that part of the
-bytes. So two owners leave half of the connections to others."""
+"""An owner's requests may take one in this many connections. Until it ends, each request counts as if it had that part
+of the bytes. So two owners leave half of the connections to others."""
 
 NUM_TURNS = 4
 """Owners of whom a large body is parsed or waits for the only thread that parses; each owner has one turn."""
@@ -179,16 +179,16 @@ class _ReadRequest(Request):
         self._data, self._value = data, value
 
     async def body(self) -> bytes:
-        """Bytes of which FastAPI only asks whether there are any, unless the body is not JSON."""
+        """Return bytes of which FastAPI only asks whether there are any, unless the body is not JSON."""
         return self._data
 
     async def json(self) -> Any:
-        """The validated value, which FastAPI validates again in no time."""
+        """Return the validated value, which FastAPI validates again in no time."""
         return self._value
 
 
 async def _received(request: Request) -> bytes:
-    """The whole body. Raises: ClientGone; what `BodyGuard` raises."""
+    """Read the whole body. Raises: ClientGone; what `BodyGuard` raises."""
     try:
         return b"".join([chunk async for chunk in request.stream()])
     except ClientDisconnect:
@@ -203,7 +203,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def decode(data: bytes) -> str:
-    """The text of a body, in any encoding of JSON. Raises: InvalidRequest."""
+    """Decode a body in any encoding of JSON. Raises: InvalidRequest."""
     try:
         return data.decode(json.detect_encoding(data), "surrogatepass")
     except UnicodeDecodeError as error:
@@ -211,7 +211,7 @@ def decode(data: bytes) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises: InvalidRequest."""
+    """Parse a JSON text. Raises: InvalidRequest."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -223,7 +223,7 @@ def parse_json(text: str) -> Any:
 
 
 def memory_of(text: str, limit: JsonSize) -> int:
-    """Bytes that a JSON text and its validated value take.
+    """Return the bytes that a JSON text and its validated value take.
 
     Raises: InvalidRequest naming the field in which the text exceeds the limit.
     """

@@ -49,7 +49,7 @@ class IdempotencyKeys:
 
     @contextmanager
     def waiting(self, digest: str) -> Iterator[_Waiting]:
-        """What the requests under a key share while they wait. The last one to leave ends the watch."""
+        """Yield the state that the requests under a key share while they wait. The last one to leave ends the watch."""
         waiting = self._waiting.setdefault(digest, _Waiting())
         waiting.num_requests += 1
         try:
@@ -130,7 +130,7 @@ class IdempotencyKey:
 
 
 def _parsed(value: str) -> tuple[str, str]:
-    """The id and the content of a key's value. Raises: Unavailable when it cannot be read."""
+    """Return the id and the content of a key's value. Raises: Unavailable when it cannot be read."""
     with reading("this idempotency key"):
         stored = json.loads(value)
         return str(stored["id"]), str(stored["request"])

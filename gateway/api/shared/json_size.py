@@ -1,4 +1,4 @@
-"""What a JSON text holds, counted without parsing it, which is far faster and takes no memory for values."""
+"""Counts the contents of a JSON text without parsing it, which is far faster and takes no memory for values."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ STEP = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """What a JSON text holds, or the most that one may hold. Numbers take less time and memory than the others."""
+    """Contents of a JSON text, or the most that a text may hold. Numbers take less time and memory than the others."""
 
     strings: int
     """Also the names of members."""
@@ -24,7 +24,7 @@ class JsonSize:
     """Texts, containers, numbers and constants, without the names of members."""
 
     def excess(self, limit: "JsonSize") -> str | None:
-        """The first kind of which there are more than in `limit`."""
+        """Return the first kind that exceeds `limit`; None if each is within it."""
         kinds = ("strings", "containers", "values")
         return next((kind for kind in kinds if getattr(self, kind) > getattr(limit, kind)), None)
 
@@ -41,7 +41,7 @@ def size_of(text: str, max_strings: int) -> JsonSize:
 
 
 def field_beyond(text: str, limit: JsonSize) -> str | None:
-    """The path of the field in which a text exceeds `limit`; None if the text is not valid."""
+    """Return the path of the field in which a text exceeds `limit`; None if the text is not valid."""
     ends = range(0, len(text), STEP)
     num_within = bisect_left(ends, True, key=lambda end: size_of(text[:end], limit.strings).excess(limit) is not None)
     try:

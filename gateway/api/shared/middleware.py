@@ -78,7 +78,7 @@ class HttpMiddleware:
 
 
 def closing(send: Send) -> Send:
-    """`send`, which closes the connection after the response."""
+    """Return `send` with a header that closes the connection after the response."""
 
     async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -164,7 +164,7 @@ class HttpFraming(HttpMiddleware):
 
 
 def _refusal(scope: Scope) -> HTTPException | None:
-    """Why the server does not read a request with this first line; None if it does."""
+    """Return the refusal of a request with this first line; None if the server reads it."""
     if scope["http_version"].partition(".")[0] != "1":
         return HTTPException(505, "this server speaks HTTP/1.1")
     if scope["method"] not in METHODS:

@@ -117,7 +117,7 @@ def at_most(limit: int) -> BeforeValidator:
 
 
 def items(max_length: int | None = MAX_ITEMS) -> Any:
-    """A list of at most this many items, of which only the first wrong one is reported."""
+    """Return the type of a list of at most this many items, of which only the first wrong one is reported."""
     return Field(max_length=max_length, fail_fast=True)
 
 
@@ -127,7 +127,7 @@ MaxTokens = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises: ValueError when the text is not JSON, is too large, is nested too deep, or has strings without UTF-8.
     """
