@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningForm:
-    """How a model marks its reasoning in what it writes."""
+    """Marks with which a model separates its reasoning from its answer."""
 
     opening: str
     """Begins the reasoning. The model writes it, or the chat template ends with it."""
@@ -22,7 +22,7 @@ class ReasoningForm:
     """Begins an answer without reasoning."""
 
     def is_reasoning(self, header: str) -> bool:
-        """Whether a message with this header, which is the text before the last mark of it, is reasoning."""
+        """Return whether a message with this header, which is the text before the last mark of it, is reasoning."""
         if self.header is None:
             return False
         start, stop = self.header
@@ -48,16 +48,16 @@ HARMONY = ReasoningForm(
     header=("<|channel|>", "<|message|>"),
     plain="<|channel|>final<|message|>",
 )
-"""That of gpt-oss."""
+"""Form of gpt-oss."""
 FORMS = (THINK, MISTRAL, HARMONY)
 ENDS = tuple(form.answer.rstrip() for form in FORMS)
-"""What stands between reasoning and answer in each form."""
+"""Text between reasoning and answer in each form."""
 
 _SUSPECT = re.compile(r"think|thought|reason|channel|reflect", re.IGNORECASE)
 
 
 def known_forms(added_tokens: Collection[str]) -> list[ReasoningForm]:
-    """The forms of which a tokenizer with these added tokens has all marks."""
+    """Return the forms of which a tokenizer with these added tokens has all marks."""
     return [form for form in FORMS if form.marks <= set(added_tokens)]
 
 
@@ -68,12 +68,12 @@ def unknown_marks(added_tokens: Collection[str]) -> list[str]:
 
 
 def opened_form(prompt: str) -> ReasoningForm | None:
-    """The form of the reasoning that a prompt has opened; None if it has opened none."""
+    """Return the form of the reasoning that a prompt has opened; None if it has opened none."""
     return next((form for form in FORMS if prompt.rstrip().endswith(form.opening)), None)
 
 
 def expected_form(prompt: str) -> ReasoningForm:
-    """The form in which a model is expected to open its reasoning after a prompt that has not."""
+    """Return the form in which a model is expected to open its reasoning after a prompt that has not."""
     if prompt.endswith("<|start|>assistant"):
         return HARMONY
     return MISTRAL if MISTRAL.opening in prompt else THINK

@@ -85,7 +85,7 @@ def _authorization(stack: Stack) -> str:
 
 
 def _support(models: dict[str, Any]) -> str:
-    """Name the strategies that the pair supports, and what it lacks for each other one."""
+    """Name the strategies that the pair supports, and what it lacks for the others."""
     strategies = [model["strategy"] for model in models["data"] if ":" in model["id"]]
-    others = ", ".join(f"{name} ({lacks})" for name, lacks in models["unsupported"].items())
-    return f"It supports {', '.join(strategies)}{others and f', but not {others}'}."
+    unsupported = ", ".join(f"{name} ({lacks})" for name, lacks in models["unsupported"].items())
+    return f"It supports {', '.join(strategies)}{unsupported and f', but not {unsupported}'}."

@@ -151,5 +151,5 @@ def _reasoning(prompt: str) -> str:
 
 
 def _is_closed(reasoning: str) -> bool:
-    """Whether what a prompt ends with leaves the reasoning out."""
+    """Return whether the end of a prompt leaves the reasoning out."""
     return any(form.closing in reasoning for form in FORMS)

@@ -29,7 +29,7 @@ def check_architecture(name: str, config: PretrainedConfig) -> None:
 
 
 def _refusal(config: PretrainedConfig) -> str | None:
-    """Why these engines cannot run a model, and what can; None if they can."""
+    """Return why these engines cannot run a model, and which engine can; None if they can."""
     kind = (config.architectures or [type(config).__name__])[0]
     if method := _quantization(config):
         reason = f"its weights are quantised ({method}), which the engines transformers and fast do not run"
@@ -43,7 +43,7 @@ def _refusal(config: PretrainedConfig) -> str | None:
 
 
 def _quantization(config: PretrainedConfig) -> str | None:
-    """The method by which the weights are quantised; None if they are not."""
+    """Return the method by which the weights are quantised; None if they are not."""
     for part in (config, config.get_text_config()):
         if stated := getattr(part, "quantization_config", None):
             fields = stated if isinstance(stated, Mapping) else stated.to_dict()
@@ -52,7 +52,7 @@ def _quantization(config: PretrainedConfig) -> str | None:
 
 
 def _keeps_other_state(config: PretrainedConfig) -> bool:
-    """Whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
+    """Return whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
     model: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model._is_stateful or any(
         type(layer) not in CROPPABLE_LAYERS for layer in DynamicCache(config=config).layers
@@ -60,7 +60,7 @@ def _keeps_other_state(config: PretrainedConfig) -> bool:
 
 
 def context_window(config: PretrainedConfig) -> int:
-    """The longest context of a model, in tokens.
+    """Return the longest context of a model, in tokens.
 
     - `max_position_embeddings` is the window of most models, also of those with the rotary embedding llama3.
     - yarn and linear stretch the trained window by their factor. Models with several rotary embeddings, such as
@@ -77,14 +77,14 @@ def context_window(config: PretrainedConfig) -> int:
 
 
 def rotary_embeddings(config: PretrainedConfig) -> list[Mapping[str, Any]]:
-    """The parameters of each kind of rotary embedding in a model, whose layers may have several kinds."""
+    """Return the parameters of each kind of rotary embedding in a model, whose layers may have several kinds."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [part for part in parameters.values() if isinstance(part, Mapping)]
     return by_layer_type or ([parameters] if parameters else [])
 
 
 def _rotary_window(rotary: Mapping[str, Any], stated: int, is_only: bool) -> int:
-    """The window of a rotary embedding, in tokens; `stated`: `max_position_embeddings`."""
+    """Return the window of a rotary embedding, in tokens; `stated`: `max_position_embeddings`."""
     kind, factor = rotary["rope_type"], rotary.get("factor")
     trained = int(rotary.get("original_max_position_embeddings") or stated)
     if factor and (kind == "yarn" or (kind == "linear" and is_only)):

@@ -175,7 +175,7 @@ class StateHooks:
 
 
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The blocks of the language model, whichever other towers `model` has. Raises: Mismatch when there are none."""
+    """Return the blocks of the language model; `model` may have other towers. Raises: Mismatch if there are none."""
     num_layers = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
     candidates = [modules for modules in lists if len(modules) == num_layers]
@@ -186,5 +186,5 @@ def _blocks(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _are_layers(modules: nn.ModuleList) -> bool:
-    """Whether `modules` are what transformers derives layers from; few old models have others."""
+    """Return whether transformers derives layers from `modules`; few old models have other blocks."""
     return all(isinstance(module, GradientCheckpointingLayer) for module in modules)

@@ -41,7 +41,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StrictDataclassError,
     SafetensorError, RecursionError,
 )  # fmt: skip
-"""What transformers raises for a checkpoint whose files are missing or hold values of other types, or JSON
+"""Errors that transformers raises for a checkpoint whose files are missing or hold values of other types, or JSON
 of too many levels."""
 
 LEAST_BYTES = 64 << 20
@@ -153,7 +153,7 @@ def generation_config(folder: str) -> GenerationConfig | None:
 
 
 def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int) -> frozenset[int]:
-    """The tokens that end a sequence: those that generation_config.json, config.json or the tokenizer names.
+    """Return the tokens that end a sequence: those that generation_config.json, config.json or the tokenizer names.
 
     Any of these files may be the only one that names the end of a turn. If the chat template ends an assistant's turn
     with none of these tokens, the special token that follows the turn is an end as well. Ids without one of the
@@ -180,7 +180,7 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
 
 
 def _named_ids(eos_token_id: Any, file: str) -> list[int]:
-    """The ids that `file` gives as `eos_token_id`. Raises: Mismatch when it gives anything else."""
+    """Return the ids that `file` gives as `eos_token_id`. Raises: Mismatch when it gives anything else."""
     if eos_token_id is None:
         return []
     ids: list[int] = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]

@@ -133,7 +133,7 @@ def _rendered(
 ) -> tuple[str, Callable[[str], Any]]:
     """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
     has it, or their JSON text, as in OpenAI's format."""
-    forms: list[Callable[[str], Any]] = [_parse_arguments, str] if any(one.tool_calls for one in messages) else [str]
+    forms: list[Callable[[str], Any]] = [_parse_arguments, str] if any(turn.tool_calls for turn in messages) else [str]
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
@@ -183,7 +183,7 @@ REMEDY = "choose another strategy, or a target that can be asked"
 
 
 def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The tokens that the chat template writes after an assistant's turn; empty if no template renders one."""
+    """Return the tokens that the chat template writes after an assistant's turn; empty if no template renders one."""
     turns = [{"role": "user", "content": "A task."}, {"role": "assistant", "content": EARLIER_TURN}]
     try:
         rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))

@@ -107,7 +107,7 @@ def end_after(
     max_tokens: int,
     budget: int | None = None,
 ) -> SegmentEnd | None:
-    """Why the segment `tokens` ends with its last token; None if it does not.
+    """Return why the segment `tokens` ends with its last token; None if it does not.
 
     A segment ends at a character's border: inside a character it goes on to the character's end, also beyond
     `max_tokens`. Three more tokens complete every character; if they do not, the segment ends without it. The end of
@@ -125,7 +125,7 @@ def end_after(
 
 
 def _has_boundary(tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether the tokens of the last character complete a boundary."""
+    """Return whether the tokens of the last character complete a boundary."""
     start = tokenizer.character_start(tokens, len(tokens) - 1)
     may_end = any(_may_end(rule, tokenizer.token_text(token)) for token in tokens[start:])
     return may_end and rule.ends_inside(tokenizer.text_of(context, tokens))

@@ -42,7 +42,10 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
 
 
 async def _compare(engine: Engine, settings: "ModelSettings") -> str:
-    """The line of result. Raises: Mismatch with the first difference; what the engine raises."""
+    """Compare the engine with itself and with plain transformers, and return the line of result.
+
+    Raises: Mismatch with the first difference; what the engine raises.
+    """
     from semspec.engine.device import device_of  # imports torch, once the model is loaded
 
     began, is_cpu = time.perf_counter(), device_of(settings.device, "the model") == "cpu"
@@ -88,7 +91,7 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
 
 
 def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", str]:
-    """The model that plain transformers runs to compare with, and words for the result.
+    """Return the model that plain transformers runs to compare with, and words for the result.
 
     Of a small checkpoint it is another copy, in fp32 on the CPU, else the copy that the engine holds.
 
@@ -110,7 +113,7 @@ def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", s
 
 
 def _plain_score(lm: "CausalLM", prefix: list[int], segment: list[int]) -> SegmentScore:
-    """The score of `segment`, token ids after `prefix`, from one forward pass of transformers without a cache."""
+    """Score `segment`, token ids after `prefix`, by one forward pass of transformers without a cache."""
     import torch
     from transformers import DynamicCache
 

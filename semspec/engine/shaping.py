@@ -147,7 +147,7 @@ class Grammars:
         self._compiler.close()
 
     def _first(self, grammar: str, num_bytes: int | None = None) -> "LLMatcher":
-        """The first state of `grammar`; `num_bytes`: what it takes; None: not known."""
+        """Return the first state of `grammar`; `num_bytes`: what it takes; None: not known."""
         from semspec.grammars.worker import LARGE_BYTES, compiled, on_large_stack
 
         digest, size = _digest(grammar), LARGE_BYTES if num_bytes is None else num_bytes
@@ -195,7 +195,7 @@ class Grammars:
             raise InvalidRequest(f"{GRAMMAR}: {flaw.reason}", GRAMMAR)
 
     async def size(self, grammar: str, owner: str) -> int:
-        """The bytes that a compiled grammar takes. Raises: Overloaded."""
+        """Return the bytes that a compiled grammar takes. Raises: Overloaded."""
         return (await self._found(grammar, owner)).num_bytes
 
     async def _found(self, grammar: str, owner: str) -> Compiled:
@@ -207,8 +207,11 @@ def _digest(grammar: str) -> bytes:
 
 
 def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
-    """llguidance's view of the tokenizer, with added tokens such as `</think>` as the text that they are in outputs,
-    also if they are special; llguidance itself takes them for special tokens. Raises: ImportError, ValueError."""
+    """Return llguidance's view of the tokenizer. Added tokens such as `</think>` have the text that they are in
+    outputs, also if they are special; llguidance itself takes them for special tokens.
+
+    Raises: ImportError, ValueError.
+    """
     from llguidance.hf import from_tokenizer
 
     from semspec.grammars.worker import Vocabulary

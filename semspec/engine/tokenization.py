@@ -52,7 +52,7 @@ class Inside:
     head: str
     num_head_ids: int
     ids: list[int]
-    """Those of the text itself."""
+    """Ids of the text itself."""
     tail: str
 
 
@@ -178,7 +178,7 @@ class ModelTokenizer:
         return ids
 
     def tokens_after(self, before: str, text: str) -> list[Token]:
-        """`tokenize` for a text that follows `before`, with the ids of `read_ids`. Raises: Mismatch as `tokenize`."""
+        """Tokenize a text that follows `before`, with the ids of `read_ids`. Raises: Mismatch as `tokenize`."""
         inside = self._inside(before, text)
         tokens = tokenize(self.raw, inside.head + text + inside.tail)
         shift, end = len(inside.head), len(inside.head) + len(text)
@@ -189,7 +189,7 @@ class ModelTokenizer:
         ]
 
     def _inside(self, before: str, text: str, is_ended: bool = False) -> "Inside":
-        """`text` in the surroundings that `read_ids` describes if its tokens stand apart there, else in fewer."""
+        """Tokenize `text` in the surroundings that `read_ids` describes, or in fewer if its tokens join them."""
         bos = self.raw.bos_token
         wants_specials = not before and not (bos and text.startswith(bos))
         anchor, letter_ids = self._anchor(before, text), self._letter_ids
@@ -203,7 +203,7 @@ class ModelTokenizer:
         return Inside(head, start, ids[start:stop], tail)
 
     def _anchor(self, before: str, text: str) -> tuple[str, tuple[int, ...]]:
-        """What `text` is tokenized after in place of `before`, and its ids; empty if `text` is the first."""
+        """Return the text and ids in place of `before` when `text` is tokenized; empty if `text` is the first."""
         if not before:
             return "", ()
         sizes, texts = self._added_texts
@@ -304,7 +304,7 @@ class ModelTokenizer:
         return text
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that `tokens` add after `context`, without special tokens but those of `mark_ids`.
+        """Return the text that `tokens` add after `context`, without special tokens but those of `mark_ids`.
 
         A character belongs to the tokens that complete it. If the budget of an answer is used up inside a character,
         the text ends before the character, as in vLLM and TGI, while its tokens count as written.
@@ -313,7 +313,7 @@ class ModelTokenizer:
         return self._whole_text([*overlap, *tokens])[len(self._whole_text(overlap)) :]
 
     def _whole_text(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, without a character at the end that they do not complete."""
+        """Return the text of `tokens`, without a character at the end that they do not complete."""
         num_bytes, kept = self.num_open_bytes(tokens), list(tokens)
         while num_bytes and len(data := self.token_bytes(kept[-1])) <= num_bytes:
             num_bytes -= len(data)
@@ -333,7 +333,7 @@ class ModelTokenizer:
         return len(decoder.getstate()[0])
 
     def character_start(self, tokens: Sequence[int], index: int) -> int:
-        """The last index up to `index` whose token does not begin inside a character."""
+        """Return the last index up to `index` whose token does not begin inside a character."""
         for place in range(index, max(-1, index - MAX_CHARACTER_BYTES), -1):
             if place == len(tokens) or not _CONTINUATION.match(self.token_bytes(tokens[place])):
                 return place
@@ -363,13 +363,13 @@ def parameter_of(prompt: Prompt) -> str:
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """The ids of all special tokens, also of those that have no role."""
+    """Return the ids of all special tokens, also of those that have no role."""
     added = tokenizer.added_tokens_decoder.items()
     return frozenset(tokenizer.all_special_ids).union(token for token, content in added if content.special)
 
 
 def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int], marks: frozenset[int] = frozenset()) -> str:
-    """The text of `tokens`, without special tokens but `marks`."""
+    """Return the text of `tokens`, without special tokens but `marks`."""
     kept, skips_special = list(tokens), marks.isdisjoint(tokens)
     if not skips_special:
         dropped = special_ids(tokenizer) - marks

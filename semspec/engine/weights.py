@@ -65,7 +65,7 @@ def _sizes(folder: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the name and the size of each tensor in the safetensors of `folder`."""
     for path in Path(folder).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118  # it is no dictionary
+            for key in file.keys():  # noqa: SIM118  # it is not a dictionary
                 yield key, file.get_slice(key).get_shape()
 
 
@@ -84,7 +84,7 @@ def _check_complete(
 
 
 def _listed(names: Collection[str]) -> str:
-    """The first of `names` in alphabetical order, and the number of the others."""
+    """Return the first of `names` in alphabetical order, and the number of the others."""
     first = ", ".join(sorted(names)[:NUM_NAMED])
     return first if len(names) <= NUM_NAMED else f"{first} and {len(names) - NUM_NAMED} more"
 

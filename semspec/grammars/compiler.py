@@ -40,7 +40,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What compiling grammars has shown."""
+    """Result of compiling grammars."""
 
     flaw: Flaw | None
     num_bytes: int

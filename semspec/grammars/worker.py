@@ -20,9 +20,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 CPU_S = 2
 """Seconds of CPU time for a list of grammars."""
 MEMORY_BYTES = 128 << 20
-"""What compiling may add to the process's memory; a compiled grammar takes less."""
+"""Bytes that compiling may add to the process's memory; a compiled grammar takes less."""
 LARGE_BYTES = 32 << 20
-"""What a compiled grammar is taken for where the C library does not tell: the largest found took 35 MB."""
+"""Assumed size of a compiled grammar where the C library does not tell; the largest found took 35 MB."""
 STACK_BYTES = 256 << 20
 """Enough for `limits.MAX_NODES` nested values; only what is used takes memory."""
 
@@ -109,8 +109,11 @@ def _allow_cpu_time() -> None:
 
 
 def _result(tokenizer: LLTokenizer, grammars: Sequence[str]) -> tuple[tuple[int, str, bool] | None, int]:
-    """The index of the first invalid grammar, the reason, and whether it is valid but allows no text; None if all are
-    valid. The bytes that all take together."""
+    """Compile grammars and return the first flaw, and the bytes that all take together.
+
+    The flaw is the index of the first invalid grammar, the reason, and whether it is valid but allows no text; None if
+    all are valid.
+    """
     matchers, before = list[LLMatcher](), _allocated_bytes()
     for index, grammar in enumerate(grammars):
         matcher, error = compiled(tokenizer, grammar)
@@ -131,7 +134,7 @@ class _Allocated(ctypes.Structure):
 
 
 def _allocated_bytes() -> int | None:
-    """What this process has allocated; None where the C library does not tell."""
+    """Return the bytes that this process has allocated; None where the C library does not tell."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -142,7 +145,7 @@ def _allocated_bytes() -> int | None:
 
 
 def short_reason(error: str) -> str:
-    """The compiler's error in one line, without the grammar's text, which it quotes whole."""
+    """Return the compiler's error in one line, without the grammar's text, which it quotes whole."""
     quoted = _QUOTE.search(error)
     message = error[: quoted.start()] if quoted else error.partition("\n<")[0]
     message = _PLACE.sub("", message.rpartition("\nerror: ")[2])

@@ -87,8 +87,8 @@ class TextSegmenter(Segmenter):
         return self._close(text, ids, end)
 
     def _truncated(self, text: str) -> tuple[str, list[int]]:
-        """The beginning of a segment that is too long, and its ids, as `TokenSegmenter` ends it: after the character
-        that reaches the limit, or before the character that exceeds the budget."""
+        """Return the beginning of a segment that is too long, and its ids, as `TokenSegmenter` ends it: after the
+        character that reaches the limit, or before the character that exceeds the budget."""
         tokens = self._tokenizer.tokens_after(self._before, text)
         num_kept = min(self._limit, len(tokens))
         while num_kept < len(tokens) and tokens[num_kept].start < tokens[num_kept - 1].stop:

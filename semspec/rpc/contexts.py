@@ -137,5 +137,5 @@ def _digest(before: bytes, piece: Piece) -> bytes:
 
 
 def _size(session: str, chain: _Chain) -> int:
-    """Bytes of memory, about, of a session's name and context."""
+    """Return roughly the bytes of memory of a session's name and context."""
     return 200 + 4 * len(session) + chain.size

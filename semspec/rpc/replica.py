@@ -125,11 +125,11 @@ class Replica:
 
     @property
     def needs_check(self) -> bool:
-        """Whether a health check now may find that it serves: it was not checked yet, or did not serve."""
+        """True if a health check may find that it serves now: it was not checked yet, or did not serve."""
         return self.model is None and not self.is_fenced
 
     def serves(self, model: object) -> bool:
-        """Whether the replica served `model` at its last health check; `model` None accepts any."""
+        """Return whether the replica served `model` at its last health check; `model` None accepts any."""
         return self.model is not None and not self.is_fenced and model in (None, self.model)
 
     @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from semspec.stack.child import StackError
 
 MAX_MEMORY = "400mb"
-"""What the private server may take, as in docker-compose.yml; beyond it, what was used longest ago is forgotten."""
+"""Memory of the private server, as in docker-compose.yml. Beyond it the server forgets what was used longest ago."""
 
 
 def given_url() -> str | None:

@@ -164,7 +164,7 @@ def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
 
 
 def _short_window(config: PretrainedConfig) -> int | None:
-    """The window in which vLLM uses the short factors of longrope, as transformers does; None without longrope.
+    """Return the window in which vLLM uses the short factors of longrope, as transformers does; None without longrope.
 
     vLLM takes the long factors for all contexts if its window, which has one token more, exceeds the trained one.
     """
