@@ -173,7 +173,7 @@ class Reproduction:
         return tasks
 
     def _devices(self, services: Mapping[str, str]) -> Iterator[str]:
-        """Devices that the settings of the services and of the trainings name."""
+        """Yield the devices that the settings of the services and of the trainings name."""
         for role in (*ROLES, "verifier"):
             yield services.get(f"SEMSPEC_{role.upper()}_DEVICE", "auto")
         for pipeline in self.pipelines.values():

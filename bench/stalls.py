@@ -1,4 +1,4 @@
-"""How long one request keeps the gateway's event loop from everything else: `python -m semspec.bench.stalls`.
+"""Measures how long a request stops the gateway's event loop: `python -m semspec.bench.stalls`.
 
 While a body of each costly kind is sent to the bundled stack, another client asks for `/health` all the time.
 Its longest wait is the longest stand-still of the event loop, plus what the machine's other work adds.
@@ -56,12 +56,12 @@ class Costly:
 
 
 def costly_bodies(num_bytes: int = BODY_BYTES) -> dict[str, Costly]:
-    """Bodies of every kind of field, by what they hold: far too much, as much as allowed, and odd JSON."""
+    """Return bodies of every kind of field, by what they hold: far too much, as much as allowed, and odd JSON."""
     return {**_repeated(num_bytes), **_wide(num_bytes), **_allowed(num_bytes), **_odd(num_bytes)}
 
 
 def _repeated(num_bytes: int) -> dict[str, Costly]:
-    """Lists of small items where the API has a list."""
+    """Return lists of small items where the API has a list."""
     turn = {"role": "user", "content": _HOLE}
     places: dict[str, tuple[str, Any]] = {
         "messages": (CHAT, {"messages": _HOLE}),
@@ -88,7 +88,7 @@ def _repeated(num_bytes: int) -> dict[str, Costly]:
 
 
 def _wide(num_bytes: int) -> dict[str, Costly]:
-    """Objects of many members: 60,000 and more."""
+    """Return objects of many members: 60,000 and more."""
     places: dict[str, tuple[str, Any]] = {
         "semspec": (CHAT, {"semspec": _HOLE}),
         "message": (CHAT, {"messages": [_HOLE]}),
@@ -107,7 +107,7 @@ def _wide(num_bytes: int) -> dict[str, Costly]:
 
 
 def _allowed(num_bytes: int) -> dict[str, Costly]:
-    """The most that each kind of field may hold."""
+    """Return the most that each kind of field may hold."""
     message, part = {"role": "user", "content": "x"}, {"type": "text", "text": "x"}
     ids = [123456] * (num_bytes // 7 - 100)
     properties = {f"p{number}": {"type": "string"} for number in range(5000)}
@@ -136,7 +136,7 @@ def _allowed(num_bytes: int) -> dict[str, Costly]:
 
 
 def _odd(num_bytes: int) -> dict[str, Costly]:
-    """Texts that are not JSON, or hardly."""
+    """Return texts that are not JSON, or unusual JSON."""
     deep, number = "[" * 900 + "]" * 900, "1" * 4300
     bodies = {
         "open lists": b"[" * num_bytes,
@@ -175,7 +175,7 @@ def _of_text(path: str, text: str, num_bytes: int) -> Any:
 
 
 def _members(path: str, fields: Any, num_bytes: int) -> bytes:
-    """A body with as many members as there is room for."""
+    """Return a body with as many members as there is room for."""
     members = [f'"{number:x}":1' for number in range(num_bytes // 8)]
     before, after = _around(path, fields)
     room, end = num_bytes - len(before) - len(after) - 2, 0
@@ -186,14 +186,14 @@ def _members(path: str, fields: Any, num_bytes: int) -> bytes:
 
 
 def _filled(path: str, fields: Any, begin: str, item: str, end: str, num_bytes: int) -> bytes:
-    """A body with as many items as there is room for."""
+    """Return a body with as many items as there is room for."""
     before, after = _around(path, fields)
     number = (num_bytes - len(before) - len(after) - len(begin) - len(end)) // (len(item) + 1)
     return f"{before}{begin}{','.join([item] * number)}{end}{after}".encode()
 
 
 def _around(path: str, fields: Any) -> tuple[str, str]:
-    """The text of a body before and after the place of what is repeated."""
+    """Return the text of a body before and after the place of what is repeated."""
     body = fields if fields == _HOLE else {**SOUND[path], **fields}
     before, _, after = json.dumps(body).partition(json.dumps(_HOLE))
     return before, after
@@ -201,7 +201,7 @@ def _around(path: str, fields: Any) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class Waits:
-    """How long a client waited for `/health`, by when it began, in seconds."""
+    """Seconds that a client waited for `/health`, by the time at which it began."""
 
     begun: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
@@ -273,10 +273,10 @@ def measure(name: str, costly: Costly, address: str, key: str, times: int) -> Me
 
 
 def page(measured: Sequence[Measured]) -> str:
-    """The report."""
-    worst = max(measured, key=lambda one: median(one.stalls_ms))
+    """Return the report."""
+    worst = max(measured, key=lambda body: median(body.stalls_ms))
     columns = ["body", "route", "status", "answer ms", "stall ms, median", "stall ms, worst"]
-    table = Table(columns, [one.row for one in measured]).as_markdown()
+    table = Table(columns, [body.row for body in measured]).as_markdown()
     return (
         f"# Stand-stills of the gateway's event loop\n\n{(__doc__ or '').partition(chr(10))[2].strip()}\n\n"
         f"Each body is sent {len(worst.stalls_ms)} times. The longest median is {median(worst.stalls_ms):.0f} ms "
@@ -292,14 +292,14 @@ async def run(only: str, times: int) -> list[Measured]:
         key = stack.headers["authorization"].removeprefix("Bearer ")
         for name, costly in found.items():
             if only in name or name == QUIET:
-                one = await asyncio.to_thread(measure, name, costly, stack.addresses["gateway"], key, times)
-                print("  ".join(one.row), flush=True)
-                measured.append(one)
+                body = await asyncio.to_thread(measure, name, costly, stack.addresses["gateway"], key, times)
+                print("  ".join(body.row), flush=True)
+                measured.append(body)
     return measured
 
 
 def main() -> int:
-    """The exit status: 1 if a body's median exceeds the limit."""
+    """Return the exit status: 1 if a body's median exceeds the limit."""
     parser = argparse.ArgumentParser(prog="python -m semspec.bench.stalls", description=__doc__)
     parser.add_argument("--only", default="", help="only bodies in whose name this occurs; the table is not kept")
     parser.add_argument("--times", type=int, default=5, help="how often each body is sent")
@@ -310,7 +310,7 @@ def main() -> int:
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / "README.md").write_text(report)
     print(report)
-    return int(any(median(one.stalls_ms) > MAX_STALL_MS for one in measured))
+    return int(any(median(body.stalls_ms) > MAX_STALL_MS for body in measured))
 
 
 if __name__ == "__main__":

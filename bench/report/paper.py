@@ -82,7 +82,7 @@ def paper_pair(run: Run) -> str | None:
 
 
 def paper_pair_of(names: Sequence[str]) -> str | None:
-    """The paper's pair, if `names` contain the names of both of its models."""
+    """Return the paper's pair if `names` contain the names of both of its models."""
     named = " ".join(names)
     return next((pair for target, pair in TARGETS.items() if target in named), None) if DRAFT in named else None
 

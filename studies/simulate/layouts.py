@@ -92,7 +92,7 @@ def _rising(points: Sequence[tuple[int, float]]) -> Points:
 
 
 def _layouts(context: int, num_sessions: int) -> Iterator[str]:
-    """The layouts whose steps are known with this load."""
+    """Yield the layouts whose steps are known with this load."""
     is_measured = context == CONTEXTS[0] and num_sessions <= MEASURED_SESSIONS
     return (layout for layout in LAYOUTS if layout != MEASURED or is_measured)
 

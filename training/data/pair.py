@@ -183,8 +183,10 @@ class Pair:
         return self.writers[writer].generate(context.read_by(writer), seeds)
 
     def _ids(self, reader: Writer, context: ProbeContext, segments: Sequence[Segment]) -> list[list[int]]:
-        """Alternatives after a context in the reader's tokens; an empty segment, which a server may send, becomes
-        end-of-sequence."""
+        """Return alternatives after a context in the reader's tokens.
+
+        An empty segment, which a server may send, becomes end-of-sequence.
+        """
         tokenizer = self.models[reader].lm.tokenizer
         eos, before = [tokenizer.end_of_turn], context.read_by(reader).pieces[-1].text
         return [list(tokenizer.read_ids(segment, before)) or eos for segment in segments]

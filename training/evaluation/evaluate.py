@@ -37,7 +37,7 @@ from semspec.types import GOOD_ENOUGH
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What p/q has to reach by one definition of right."""
+    """Bars that p/q has to clear by one definition of right."""
 
     least_auroc: float
     most_wrong_accepted: float

@@ -59,7 +59,7 @@ def write_report(report: Report, folder: Path, examples: Table) -> None:
 
 
 def sections(report: Report, examples: Table) -> list[Section]:
-    """The page's sections: verdicts, remarks and picture, then folded those that have contents."""
+    """Return the page's sections: verdicts, remarks and picture, then folded those that have contents."""
     drawn = Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
     folded: dict[str, Sequence[Block]] = {
         "What to keep in mind": (Bullets(tuple(_cautions(report))),),
@@ -85,7 +85,9 @@ def _verdict(verdict: Verdict) -> tuple[Block, ...]:
 def _remarks(report: Report) -> Iterator[Block]:
     counts = report.counts
     yield Bullets(report.remarks)
-    definitions = (f"{CRITERION_NAMES[one.criterion]}, {RIGHT_MEANS[one.criterion]}. " for one in report.verdicts)
+    definitions = (
+        f"{CRITERION_NAMES[verdict.criterion]}, {RIGHT_MEANS[verdict.criterion]}. " for verdict in report.verdicts
+    )
     yield Text(
         f"All figures are from {counts.questions.get('test', 0)} test questions ({counts.contexts.get('test', 0)} "
         f"contexts) that no probe has seen. {''.join(definitions)}Figures without a criterion are by the first one. "
