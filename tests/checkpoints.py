@@ -73,8 +73,8 @@ TOOLS_TEMPLATE = """\
 
 
 def spelling_tokenizer(special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes and a few longer tokens, with marks of reasoning and calls, and `TOOLS_TEMPLATE`. Those of
-    reasoning may be given as special tokens."""
+    """Return a tokenizer of bytes and a few longer tokens, with marks of reasoning and calls, and `TOOLS_TEMPLATE`.
+    `special`: marks of reasoning that are special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("{", '"')]
     vocabulary = {token: index for index, token in enumerate([*letters, *(a + b for a, b in pairs)])}

@@ -34,7 +34,7 @@ exit 0
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with the files that set-up reads, and an interpreter `python3` in `bin/`."""
+    """Return a checkout with the files that set-up reads, and an interpreter `python3` in `bin/`."""
     for name in FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -67,7 +67,7 @@ def installed(checkout: Path) -> list[str]:
 
 
 def documented_recipe() -> list[str]:
-    """The commands of docs/benchmarks.md that reproduce the paper, in their order."""
+    """Return the commands of docs/benchmarks.md that reproduce the paper, in their order."""
     page = (ROOT / "docs/benchmarks.md").read_text()
     block = re.search(r"^## Reproduce the paper$.*?^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert block

@@ -51,7 +51,7 @@ FORMS: dict[str, Callable[..., PreTrainedTokenizerFast]] = {
 
 
 def model_tokenizer(raw: PreTrainedTokenizerFast, name: str = "tiny") -> ModelTokenizer:
-    """The tokenizer of a model that ends with `</s>`."""
+    """Return the tokenizer of a model that ends with `</s>`."""
     info = ModelInfo(name, "fingerprint", f"{name}.added", 2, 8, 4096)
     return ModelTokenizer(raw, info, frozenset({raw.convert_tokens_to_ids("</s>")}), len(raw))
 

@@ -42,7 +42,7 @@ Flood = Callable[[Address, Random, threading.Event], None]
 
 @dataclass(slots=True)
 class Held:
-    """How the gateway held."""
+    """Measurements of the gateway during a flood."""
 
     health_s: list[float] = field(default_factory=list)
     neighbour_s: float = 0.0
@@ -107,18 +107,18 @@ def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[
 
 @cache
 def costly_requests() -> list[bytes]:
-    """Requests that are refused for their bodies; making them takes seconds."""
+    """Return requests that are refused for their bodies; making them takes seconds."""
     refused = [costly for name, costly in costly_bodies().items() if " of " in name or name.startswith("JSON")]
     return [request(costly.path, costly.body) for costly in refused]
 
 
 def refused_bodies(address: Address, chance: Random, is_over: threading.Event) -> None:
-    """Bodies of a megabyte that are costly to refuse."""
+    """Send bodies of a megabyte that are costly to refuse."""
     _repeat(address, is_over, lambda: chance.choice(costly_requests()))
 
 
 def refused_grammars(address: Address, chance: Random, is_over: threading.Event) -> None:
-    """Schemas with a long description and a type that does not exist, each another."""
+    """Send different schemas with a long description and a type that does not exist."""
 
     def body() -> bytes:
         schema = {"description": f"{chance.random()}" + "x" * DESCRIPTION_BYTES, "type": 3}
@@ -129,14 +129,14 @@ def refused_grammars(address: Address, chance: Random, is_over: threading.Event)
 
 
 def methods(address: Address, chance: Random, is_over: threading.Event) -> None:
-    """Methods that nobody knows, each another."""
+    """Send different methods that HTTP does not have."""
     begin = f"X{chance.random()}".replace(".", "")
     numbers = count()
     _repeat(address, is_over, lambda: request("/v1/models", b"", f"{begin}{next(numbers)}".ljust(METHOD_BYTES, "X")))
 
 
 def arriving_bodies(address: Address, _: Random, is_over: threading.Event) -> None:
-    """Bodies of which all but the last byte arrives."""
+    """Send bodies of which all but the last byte arrives."""
     sent = request(CHAT, b" " * BODY_BYTES)[:-1]
     while not is_over.is_set():
         connections = list[socket.socket]()
@@ -235,7 +235,7 @@ FAMILY = Family("floods", 2 * len(FLOODS), opened)
 
 
 async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
-    """Rows of the table."""
+    """Return the rows of the table."""
     rows = list[list[str]]()
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="floods-") as folder:
@@ -252,7 +252,7 @@ async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
 
 
 def main() -> int:
-    """The exit status: 1 if a bar is missed."""
+    """Return the exit status: 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.floods", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each kind is repeated")
     parser.add_argument("--only", default="", help="only kinds in whose name this occurs")

@@ -81,7 +81,7 @@ class AlteringProxy(grpc.GenericRpcHandler):
         self.altered: dict[str, Alter] = {}
         """By the path of a method."""
         self.is_early = False
-        """Whether health checks report that the service is not serving, while it answers all calls."""
+        """True if health checks report that the service is not serving, while it answers all calls."""
 
     def service(self, handler_call_details: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))

@@ -25,7 +25,7 @@ NUM_REFUSED, NUM_STORED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 24, 24, 240, 4
 MAX_OVERTAKEN = 3
 """Costly grammars that a neighbour's may wait for: those that compile already, and one of each queue."""
 MAX_CONNECTIONS = 150
-"""Of all gateways to Redis."""
+"""Connections of all gateways to Redis."""
 
 
 def with_schema(schema: Any, **fields: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ async def send(victim: Victim, bodies: Sequence[dict[str, Any]], at_once: int = 
 
 
 async def refuse_grammars(victim: Victim, chance: Random) -> None:
-    """What is kept of each refusal is found by the memory of the processes."""
+    """Send refused grammars. The memory of the processes shows what is kept of each refusal."""
     letters = [chance.choice(("d", "x", "\u00e9", "\u4e2d")) for _ in range(NUM_REFUSED)]
     texts = [f"{chance.random()}" + letter * (SIZE // len(letter.encode())) for letter in letters]
     bodies = [with_schema({"type": "objekt", "description": text}) for text in texts]
@@ -63,7 +63,7 @@ async def refuse_grammars(victim: Victim, chance: Random) -> None:
 
 
 async def store(victim: Victim, chance: Random) -> None:
-    """That a neighbour's session is lost is found by the neighbour."""
+    """Store too much for Redis. A neighbour whose session is lost finds that out."""
     async with Redis.from_url(victim.stack.addresses["redis"]) as redis:
         before = int((await redis.config_get("maxmemory"))["maxmemory"] or 0)
         max_memory = (await redis.info("memory"))["used_memory"] + FREE_BYTES

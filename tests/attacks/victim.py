@@ -30,7 +30,7 @@ DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 LONGEST_S, SLOW, LEAST_S, SLOW_S, GROWN_BYTES = 10.0, 3, 1.5, 5.0, 200 << 20
 NUM_QUIET = 5
 MAX_DATA_KIB, MAX_DESCRIPTORS = 512 * 1024, 1024
-"""What the gateway may take; compose gives it as much memory."""
+"""Memory that the gateway may take, as in docker-compose.yml."""
 _HELD = ("sh", "-c", f'ulimit -d {MAX_DATA_KIB}; ulimit -n {MAX_DESCRIPTORS}; exec "$@"', "sh")
 _OPTIONS = {"seed": 5, "max_tokens": 12, "user": WORD, "semspec": {"trace": True}}
 _SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}}

@@ -37,7 +37,7 @@ class WatchedSite:
     logs: Logs
     folder: Path
     number: int = 0
-    """Of the last sound files."""
+    """Number of the last sound files."""
 
     def renew(self) -> None:
         """Write sound files that differ from those before."""
@@ -88,7 +88,7 @@ def _key(number: int) -> str:
 
 
 def _write_sound(folder: Path, number: int) -> None:
-    """The list comes last, in one step: a gateway reads the release when the list has changed."""
+    """Write the list last, in one step: a gateway reads the release when the list has changed."""
     release = json.loads((folder / "sound" / "pair.json").read_text())
     (folder / RELEASE).write_text(json.dumps({**release, "version": str(number)}))
     (folder / KEYS).write_text(f"{entry('attacker', ATTACKER)}\n{entry('watched', _key(number))}\n")
@@ -105,8 +105,8 @@ async def opened(victim: Victim, folder: Path) -> AsyncIterator[tuple[Draw, Run]
     load_release(pair).save(folder / "sound")
     _write_sound(folder, 0)
     files = {"API_KEYS": "", "API_KEYS_FILE": str(folder / KEYS), "PAIR": str(folder / LIST)}
-    own = {f"SEMSPEC_GATEWAY_{name}": value for name, value in files.items()}
-    gateway = another_gateway(victim.processes["gateway"], "gateway watching", free_port(), **own)
+    settings = {f"SEMSPEC_GATEWAY_{name}": value for name, value in files.items()}
+    gateway = another_gateway(victim.processes["gateway"], "gateway watching", free_port(), **settings)
     await gateway.start()
     try:
         async with http_of(victim.stack, gateway.address) as http:

@@ -107,7 +107,7 @@ def test_hub_out_of_reach_is_said_unless_the_models_are_there(
 
 
 def checked(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Lines of `--check`, which makes nothing, whether it succeeds or fails."""
+    """Return the lines of `--check`, which makes nothing, whether it succeeds or fails."""
     with suppress(SystemExit):
         main(["reproduce", "--pair", str(path), "--output", str(output), "--check"])
     assert not output.exists()
@@ -173,7 +173,7 @@ def test_check_sums_hours_and_disk_of_all_stages(tmp_path: Path, capsys: pytest.
 
 
 def states_size(hub: Path, model: str) -> int:
-    """Numbers in the states of a segment: those of the embedding and of each layer."""
+    """Return how many numbers the states of a segment have: those of the embedding and of each layer."""
     facts = json.loads((snapshot_of(hub, model) / "config.json").read_text())
     size: int = (facts["num_hidden_layers"] + 1) * facts["hidden_size"]
     return size

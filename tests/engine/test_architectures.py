@@ -65,12 +65,12 @@ STATEFUL: dict[str, type[PretrainedConfig]] = {
 
 @pytest.fixture
 def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint that a test may change."""
+    """Return a checkpoint that a test may change."""
     return Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
 
 
 async def refusals(folder: Path, engine: str = "auto") -> set[str]:
-    """The line with which the service ends, and that of `semspec doctor`; equal lines count once."""
+    """Return the line with which the service ends, and that of `semspec doctor`; equal lines count once."""
     settings = TargetSettings(model=str(folder), engine=engine, device="cpu", port=0)
     server = ServiceServer(TargetServicer(lambda: load_target(settings)), service_settings())
     with pytest.raises(Mismatch) as at_start:

@@ -117,7 +117,7 @@ HARMONY = (
 
 @pytest.fixture
 def spelling(tmp_path: Path) -> Path:
-    """A checkpoint of two special tokens, of which no file names one as an end, and without a chat template."""
+    """Return a checkpoint of two special tokens, of which no file names one as an end, and without a chat template."""
     folder = save_spelling_checkpoint(tmp_path / "spelling")
     (folder / "generation_config.json").unlink()
     (folder / "chat_template.jinja").unlink()
@@ -136,7 +136,7 @@ def name_end(folder: Path, file: str, *tokens: str) -> None:
 
 
 def ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The tokens that end a sequence, which must be the same for both engines, and for `semspec doctor`."""
+    """Return the tokens that end a sequence, which must be the same for both engines, and for `semspec doctor`."""
     monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
     settings = ModelSettings(model=str(folder), device="cpu")
     tokenizers = [CausalLM.load(str(folder), None, device, "float32").tokenizer for device in ("cpu", "meta")]

@@ -130,8 +130,8 @@ async def test_batch_ends_segments_at_the_characters_that_the_engine_ends_them_a
     batch = ContextBatch(engine.lm, engine.tokenizer.context_ids(context))
     rows = batch.sample(HOT, seeds, Segmentation.PARAGRAPH, max_tokens=4)
     for seed, row in zip(seeds, rows, strict=True):
-        what = params(sampling=replace(HOT, seed=seed), max_segment_tokens=4)
-        [alone] = await written(engine, context, what)
+        request = params(sampling=replace(HOT, seed=seed), max_segment_tokens=4)
+        [alone] = await written(engine, context, request)
         assert (list(alone.segment.token_ids), alone.segment.end) == (row.token_ids, row.end)
         assert batch.text_of(row.token_ids) == alone.segment.text
     assert {len(row.token_ids) for row in rows} >= {4, 5}

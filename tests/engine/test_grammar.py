@@ -171,14 +171,14 @@ async def compile_checked(grammars: Grammars, grammar: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("are_known", [False, True])
 async def test_costly_grammars_of_one_owner_leave_room_for_another(engine: TransformersEngine, are_known: bool) -> None:
-    """`are_known`: they were found to compile before, but are not kept."""
+    """`are_known`: the grammars were found to compile before, but are not kept."""
     costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
     grammars = engine._grammars
     assert grammars
     for grammar in costly if are_known else ():
         await grammars.check(grammar, "")
     order = [params(1, grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
-    asked = [asyncio.create_task(answered(engine, one)) for one in order]
+    asked = [asyncio.create_task(answered(engine, request)) for request in order]
     await asyncio.sleep(0.2)
     answer = await answered(engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour"))
     assert text_of(answer) == f'"{are_known}"'

@@ -36,14 +36,14 @@ ENGINES: tuple[EngineName, ...] = ("fast", "transformers")
 
 
 def llama(kind: str) -> PreTrainedModel:
-    """A Llama whose `max_position_embeddings` are as its rotary embedding wants them."""
+    """Return a Llama whose `max_position_embeddings` are as its rotary embedding wants them."""
     rope = STRETCHED.get(kind) or BOUNDED[kind]
     positions = 4 * TRAINED if kind in ("llama3", "longrope") else TRAINED
     return model_of("llama", rope_parameters=rope, max_position_embeddings=positions, bos_token_id=None)
 
 
 def phi3(kind: str) -> PreTrainedModel:
-    """A Phi-3 that rotates half of each head, as Phi-4 mini rotates a part."""
+    """Return a Phi-3 that rotates half of each head, as Phi-4 mini rotates a part."""
     factors = {name: values[:2] for name, values in FACTORS.items()}
     rope = {**BOUNDED["longrope"], **factors, "partial_rotary_factor": 0.5} if kind == "longrope" else {**THETA}
     return Phi3ForCausalLM(
@@ -69,7 +69,7 @@ class Pair:
     plain: PreTrainedModel
 
     async def written(self, ids: list[int], strategy: str, max_tokens: int) -> list[int]:
-        """The tokens that `strategy` writes greedily after `ids`."""
+        """Return the tokens that `strategy` writes greedily after `ids`."""
         context = Context((await self.target.encode(TokenIds(tuple(ids))),))
         generation = Generation(context, SamplingParams(0.0), max_tokens, strategy)
         events = decode(generation, Backends(self.draft, self.target, WithoutProbes()))
@@ -78,7 +78,7 @@ class Pair:
         return [token for record in records for token in record.segment.token_ids]
 
     def generated(self, ids: list[int], max_tokens: int) -> list[int]:
-        """The tokens that transformers generates greedily after `ids`."""
+        """Return the tokens that transformers generates greedily after `ids`."""
         output = self.plain.generate(torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
         tokens: list[int] = output[0, len(ids) :].tolist()
         return tokens
@@ -93,7 +93,7 @@ def save(model: PreTrainedModel, folder: Path, seed: int) -> Path:
 
 @pytest.fixture
 async def pair(request: pytest.FixtureRequest, tmp_path: Path, load: Load) -> Pair:
-    """A pair of a class, a rotary embedding and an engine; the draft differs a little from the target."""
+    """Return a pair of a class, a rotary embedding and an engine; the draft differs a little from the target."""
     build, kind, engine = request.param
     target = save(build(kind), tmp_path / "target", seed=0)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)

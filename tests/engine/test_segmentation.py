@@ -64,7 +64,7 @@ def tokenizer(request: pytest.FixtureRequest) -> ModelTokenizer:
 
 
 def written(tokenizer: ModelTokenizer, text: str, **limits: object) -> list[Segment]:
-    """The segments of a model that writes `text` after the prompt."""
+    """Return the segments of a model that writes `text` after the prompt."""
     segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(**limits), tokenizer.ids_of(PROMPT))
     for token in ids_after_prompt(tokenizer, text):
         segmenter.take(token)
@@ -108,7 +108,7 @@ def test_text_ends_before_the_character_that_exceeds_the_budget(tokenizer: Model
 
 
 def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
-    """Of a look-ahead, say, after whose tokens the same model goes on: the character is in the segment that ends it."""
+    """A look-ahead may end inside a character. The same model goes on, and its next segment has the character."""
     ids, start = ids_after_prompt(tokenizer, "中🦊é"), tokenizer.ids_of(PROMPT)
     for budget in range(1, len(ids)):
         texts = [tokenizer.text_of(start, ids[:budget]), tokenizer.text_of([*start, *ids[:budget]], ids[budget:])]

@@ -151,7 +151,7 @@ EXTRA = "<|extra|>"
 
 @pytest.fixture
 async def smaller(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> TransformersEngine:
-    """A model whose tokenizer has a token more than the model has embeddings."""
+    """Return a model whose tokenizer has a token more than the model has embeddings."""
     folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "smaller"))
     raw = load_tokenizer(str(folder))
     raw.add_special_tokens({"additional_special_tokens": [EXTRA]})
@@ -250,8 +250,8 @@ def test_piece_keeps_its_ids_when_the_context_grows(reader: ModelTokenizer) -> N
 
 def test_ids_of_the_reader_stay_as_they_were_drawn(reader: ModelTokenizer) -> None:
     drawn = tuple(token for letter in "So.\n\n" for token in reader.ids_of(f"\n{letter}")[len(reader.ids_of("\n")) :])
-    own = Segment("So.\n\n", drawn, reader.info.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
-    ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), own, by_another("So it is.\n\n"))))
+    segment = Segment("So.\n\n", drawn, reader.info.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
+    ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), segment, by_another("So it is.\n\n"))))
     start, end = reader.ids_of("We:\n\nWe"), reader.ids_of("We:\n\nSo it is.\n\nWe")
     middle = len(start) - 1
     assert ids[:middle] == start[:-1] and tuple(ids[middle : middle + len(drawn)]) == drawn
@@ -282,16 +282,16 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
     segments, fingerprint = list(map(by_another, texts)), engine.tokenizer.info.tokenizer
     foreign = await engine.score(Context((Piece(prompt, (1,), "another"),)), segments)
     start = engine.tokenizer.ids_of(prompt + "We")[:-1]
-    ids, own, place = engine.tokenizer.ids_of(TEXTS[0]), list[Segment](), len(start)
+    ids, native, place = engine.tokenizer.ids_of(TEXTS[0]), list[Segment](), len(start)
     for segment, score in zip(segments, foreign, strict=True):
         token_ids = tuple(ids[place : place + score.num_tokens])
-        own.append(replace(segment, token_ids=token_ids, tokenizer=fingerprint))
+        native.append(replace(segment, token_ids=token_ids, tokenizer=fingerprint))
         place += score.num_tokens
     assert place == len(ids)
-    whole = await engine.score(Context((Piece(prompt, tuple(start), fingerprint),)), own)
-    for one, other in zip(foreign, whole, strict=True):
-        assert_same(tensor(one.states), tensor(other.states))
-        assert one.surprisal == pytest.approx(other.surprisal, abs=1e-3)
+    expected = await engine.score(Context((Piece(prompt, tuple(start), fingerprint),)), native)
+    for score, expected_score in zip(foreign, expected, strict=True):
+        assert_same(tensor(score.states), tensor(expected_score.states))
+        assert score.surprisal == pytest.approx(expected_score.surprisal, abs=1e-3)
 
 
 @pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)

@@ -119,7 +119,7 @@ ROPES: dict[str, dict[str, object]] = {
 
 @pytest.fixture(params=ROPES)
 def stretched(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> ModelSettings:
-    """Settings of a Llama with a window of 600 tokens, 256 of them trained, and a rotary embedding of `ROPES`."""
+    """Return settings of a Llama with a window of 600 tokens, 256 of them trained, and an embedding of `ROPES`."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
     rope = ROPES[request.param] | {"original_max_position_embeddings": 256}
     edit_json(folder / "config.json", rope_parameters=rope)

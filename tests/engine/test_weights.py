@@ -30,12 +30,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["qwen2", "llama"])
 def folder(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint that a test may change; its embeddings are not tied."""
+    """Return a checkpoint that a test may change; its embeddings are not tied."""
     return Path(shutil.copytree(checkpoints[request.param], tmp_path / "model"))
 
 
 def refusal(folder: Path, device: str) -> str:
-    """The one line with which the checkpoint is refused."""
+    """Return the one line with which the checkpoint is refused."""
     with pytest.raises(Mismatch) as refused:
         CausalLM.load(str(folder), None, device, "float32")
     assert "\n" not in refused.value.message

@@ -1,4 +1,4 @@
-"""What a body may hold, what all bodies may take together, and whose large body is parsed next."""
+"""Limits of one body and of all bodies together, and the order in which large bodies are parsed."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.gateway.support import (
 JSON = {"content-type": "application/json"}
 BODY_BYTES = 1 << 20
 PEAK_BYTES = 100 << 20
-"""Memory that the process may take for one body after another, beside what it takes at its start."""
+"""Memory that the process may take for one body after another, in addition to that at its start."""
 FEW = {"max_n": 1, "max_concurrent": 1, "max_queued": 3}
 """Limits of a gateway that holds four of the largest bodies, two of one owner."""
 COSTLY = costly_bodies(BODY_BYTES)
@@ -47,13 +47,13 @@ def fields_of(answer: httpx.Response) -> str:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[tuple[int, str]]:
-    """The id and the address of a gateway without services."""
+    """Yield the id and the address of a gateway without services."""
     with gateway_process() as (gateway, port):
         yield gateway.pid, f"http://127.0.0.1:{port}"
 
 
 def peak_bytes(pid: int) -> int:
-    """Most memory that a process has taken since `forget_peak` (Linux)."""
+    """Return the most memory that a process has taken since `forget_peak` (Linux)."""
     return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
 
 
@@ -174,7 +174,7 @@ async def test_every_encoding_of_json_is_read(gateway: Gateway, encoding: str, t
 
 @contextmanager
 def arriving(gateway: Gateway, key: str, num_bytes: int) -> Iterator[socket.socket]:
-    """A request of which only these bytes arrive."""
+    """Send only these bytes of a request."""
     url = httpx.URL(gateway.base_url)
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
     head = f"{head}content-length: {BODY_BYTES}\r\n\r\n"
@@ -185,12 +185,12 @@ def arriving(gateway: Gateway, key: str, num_bytes: int) -> Iterator[socket.sock
 
 
 async def arrived(stack: ExitStack, gateway: Gateway, key: str, num_bytes: int) -> socket.socket:
-    """The same, until the stack ends."""
+    """Send only these bytes of a request, and wait until the stack ends."""
     return await asyncio.to_thread(lambda: stack.enter_context(arriving(gateway, key, num_bytes)))
 
 
 async def refusal(connection: socket.socket) -> bytes:
-    """What is answered to a request, most of which has arrived."""
+    """Return the answer to a request, most of which has arrived."""
 
     def receive() -> bytes:
         received = b""

@@ -1,4 +1,4 @@
-"""How many connections the gateway has, and which of them make room for new ones."""
+"""The limit of the gateway's connections, and the connections that make room for new ones."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ class Answering:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
-    """The address of an application whose server accepts `LIMIT` connections."""
+    """Yield the address of an application whose server accepts `LIMIT` connections."""
     connections = Connections()
     options: Any = {"http": partial(Connection, connections), "backlog": connections.backlog, "lifespan": "off"}
     server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options))
@@ -58,7 +58,7 @@ async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
 
 
 async def answer(client: Client, request: bytes = HEALTH) -> bytes:
-    """What the server answers on an open connection; nothing if it is closed."""
+    """Return the server's answer on an open connection; nothing if it is closed."""
     reader, writer = client
     writer.write(request)
     try:
@@ -84,7 +84,7 @@ async def test_new_connection_takes_the_place_of_the_longest_idle(caplog: pytest
         assert await answer(first[0]) == b"HTTP/1.1 200 OK"
         for _, writer in (*first, *late):
             writer.close()
-    assert len([one for one in caplog.records if "idle ones are closed" in one.getMessage()]) == 1
+    assert len([record for record in caplog.records if "idle ones are closed" in record.getMessage()]) == 1
 
 
 async def test_connection_with_a_request_is_never_closed_for_a_new_one() -> None:

@@ -189,7 +189,9 @@ async def test_wait_goes_on_when_the_first_to_wait_hangs_up(start_gateway: Gatew
     await asyncio.wait([asked[1]])
     go.set()
     answers = [await asked[index] for index in (0, 2, 3)]
-    assert [answer.status_code for answer in answers] == [200] * 3 and len({one.json()["id"] for one in answers}) == 1
+    assert [answer.status_code for answer in answers] == [200] * 3 and len(
+        {answer.json()["id"] for answer in answers}
+    ) == 1
 
 
 async def test_next_request_gets_the_key_of_one_that_hung_up_before_it_began(
@@ -205,7 +207,9 @@ async def test_next_request_gets_the_key_of_one_that_hung_up_before_it_began(
     await asyncio.wait([asked[0]])
     go.set()
     answers = [await task for task in asked[1:]]
-    assert [answer.status_code for answer in answers] == [200] * 3 and len({one.json()["id"] for one in answers}) == 1
+    assert [answer.status_code for answer in answers] == [200] * 3 and len(
+        {answer.json()["id"] for answer in answers}
+    ) == 1
 
 
 async def test_request_of_a_dead_gateway_is_taken_over_by_one_of_those_that_wait(
@@ -216,8 +220,8 @@ async def test_request_of_a_dead_gateway_is_taken_over_by_one_of_those_that_wait
     answer = await ask(first, key, **TARGET)
     await redis.delete(*await redis.keys(f"semspec:{{{answer.json()['id']}}}:*"))  # as if it had not begun
     answers = await asyncio.gather(*(ask(second, key, **TARGET) for _ in range(5)))
-    assert [one.status_code for one in answers] == [200] * 5
-    assert len({one.json()["id"] for one in answers}) == 1 and len(second.fakes.target.prompts) == 1
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert len({answer.json()["id"] for answer in answers}) == 1 and len(second.fakes.target.prompts) == 1
 
 
 async def test_other_content_is_refused_while_requests_wait(start_gateway: GatewayFactory, key: str) -> None:
@@ -228,4 +232,4 @@ async def test_other_content_is_refused_while_requests_wait(start_gateway: Gatew
     other = await ask(gateway, key, **{**TARGET, "seed": 8})
     assert other.status_code == 400 and "used for another request" in other.text
     go.set()
-    assert [one.status_code for one in await asyncio.gather(*asked)] == [200] * 3
+    assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3

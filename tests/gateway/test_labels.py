@@ -28,7 +28,7 @@ ENDS = ("finished", "failed", "cancelled", "interrupted")
 
 
 def closed_sets(gateway: Gateway) -> Mapping[str, Collection[str]]:
-    """The values that each label may have. A new label needs a line here, and something odd in `send_odd`."""
+    """Return the values that each label may have. A new label needs a line here, and something odd in `send_odd`."""
     phrases = {status.phrase.lower().replace(" ", "_") for status in HTTPStatus}
     return {
         "method": {*HTTPMethod, "any", "other"},
@@ -78,7 +78,7 @@ async def send_odd(gateway: Gateway, number: int) -> None:
 
 
 async def series(gateway: Gateway) -> tuple[str, set[tuple[str, str, str]]]:
-    """The exposition, and the name, label and value of each of its samples."""
+    """Return the exposition, and the name, label and value of each of its samples."""
     text = (await gateway.http.get("/metrics")).text
     families = text_string_to_metric_families(text)
     samples = (sample for family in families for sample in family.samples)
@@ -93,7 +93,7 @@ async def test_every_label_of_every_metric_is_of_a_closed_set(start_gateway: Gat
     await series(gateway)  # which is a request, too
     _, first = await series(gateway)
     closed = closed_sets(gateway)
-    assert [one for one in first if one[2] not in closed[one[1]]] == []
+    assert [label for label in first if label[2] not in closed[label[1]]] == []
     for number in range(1, 4):
         await send_odd(gateway, number)
     text, last = await series(gateway)

@@ -28,7 +28,7 @@ ENDS = {
     "harmony": (HARMONY, "<|start|>assistant"),
     "harmony, opened": (HARMONY, f"<|start|>assistant{HARMONY.opening}"),
 }
-"""Of prompts, with the form of the model."""
+"""Ends of prompts, with the form of the model."""
 ALL_MARKS = frozenset().union(*(form.marks for form in FORMS))
 NEW_LINE = 198
 """Its id in byte-level vocabularies. Random weights seldom write it, and reasoning is ended after a blank line."""

@@ -197,7 +197,7 @@ OF_CODEX: dict[str, Any] = {
     "text": {"verbosity": "medium"},
     "service_tier": "priority",
 }
-"""What Codex sends with each request."""
+"""Fields that Codex sends with each request."""
 WITHOUT_EFFECT: list[dict[str, Any]] = [
     OF_CODEX,
     {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "service_tier": "flex"},

@@ -240,7 +240,7 @@ async def test_follower_wakes_at_a_change_and_not_before(store: Store, begun: st
 
 
 async def stored_bytes(redis: Redis, owner: str) -> int:
-    """What the account of an owner counts."""
+    """Return the bytes that the account of an owner counts."""
     counted = await redis.hgetall(f"semspec:{{owner:{owner}}}:bytes")
     total = int(counted.pop("", 0))
     assert total == sum(map(int, counted.values()))
@@ -356,8 +356,8 @@ async def test_redis_that_semspec_starts_has_a_limit_as_deployed_ones_have(tmp_p
     try:
         await eventually((tmp_path / "redis.sock").exists)
         async with Redis.from_url(url, decode_responses=True) as redis:
-            told = await redis.config_get("maxmemory*")
-        assert told["maxmemory"] == str(400 << 20) and told["maxmemory-policy"] == "volatile-lru"
+            options = await redis.config_get("maxmemory*")
+        assert options["maxmemory"] == str(400 << 20) and options["maxmemory-policy"] == "volatile-lru"
     finally:
         process.kill()
         await process.wait()

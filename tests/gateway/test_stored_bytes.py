@@ -1,4 +1,4 @@
-"""What a request leaves in Redis, and what of it an owner may keep there."""
+"""Bytes that a request stores in Redis, and the share that an owner may keep there."""
 
 import asyncio
 import json
@@ -86,8 +86,8 @@ async def test_flood_of_one_owner_takes_nothing_from_another(
         assert await bytes_in(redis) < 1.3 * (4 << 20)
     for path in (f"/v1/generations/{kept.json()['id']}/trace", "/v1/sessions/kept"):
         assert (await gateway.http.get(path, headers=bearer(THEIRS))).status_code == 200
-    found = [await gateway.http.get(f"/v1/generations/{one.json()['id']}", headers=bearer(OURS)) for one in flood]
-    assert [one.status_code for one in (found[0], found[-1])] == [404, 200]
+    found = [await gateway.http.get(f"/v1/generations/{sent.json()['id']}", headers=bearer(OURS)) for sent in flood]
+    assert [answer.status_code for answer in (found[0], found[-1])] == [404, 200]
 
 
 async def test_running_answer_is_kept_while_its_owner_asks_for_others(

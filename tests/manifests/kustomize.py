@@ -42,7 +42,7 @@ class Build:
 
 
 def builds() -> Iterator[Build]:
-    """Every overlay alone, with each component that it has not, with each pair of them, and with all."""
+    """Yield every overlay alone, with each component that it has not, with each pair of them, and with all."""
     for overlay, included in INCLUDED.items():
         left_out = {*included, *(["tensor-parallel"] if overlay == "cpu" else [])}
         free = [component for component in OPTIONAL if component not in left_out]

@@ -227,7 +227,7 @@ async def test_closed_pool_is_unavailable() -> None:
 
 @asynccontextmanager
 async def answering(engine: FakeEngine) -> AsyncIterator[tuple[str, health_service.HealthServicer]]:
-    """The address of a target that answers every call while its health checks report NOT_SERVING."""
+    """Yield the address of a target that answers every call while its health checks report NOT_SERVING."""
     servicer, health, methods, server = service_of(engine), health_service.HealthServicer(), Methods(None), aio.server()
     await servicer.load()
     servicer.refusal = ""

@@ -36,7 +36,7 @@ async def probing(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
 
 @asynccontextmanager
 async def connecting(address: str) -> AsyncIterator[Connection]:
-    """A connection that asks no health checks before a call."""
+    """Yield a connection that asks no health checks before a call."""
     async with aclosing(Connection(address, DEFAULT_OPTIONS, DraftServicer.descriptor)) as connection:
         yield connection
 

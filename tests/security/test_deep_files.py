@@ -62,7 +62,7 @@ READERS: dict[str, tuple[str, Read]] = {
         for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
     },
 }
-"""What reads a file, and the file."""
+"""Readers of files, with the file that each reads."""
 
 
 def load_engine(folder: Path) -> object:

@@ -24,7 +24,7 @@ WINDOW_TOKENS = 20_000
 
 
 def _fluent(checkpoint: Path, folder: Path) -> Path:
-    """The same model with a wide window, segments of some ten tokens, and an end-of-sequence that it never writes."""
+    """Copy the model with a wide window, segments of some ten tokens, and an end-of-sequence that it never writes."""
     shutil.copytree(checkpoint, folder)
     edit_json(folder / "config.json", max_position_embeddings=WINDOW_TOKENS)
     weights = load_file(folder / "model.safetensors")

@@ -34,4 +34,4 @@ async def test_served_segments_are_those_of_the_engine(
     assert [one.end for one in served] == [one.end for one in local]
     assert [one.text for one in served] == [one.text for one in local]
     assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {one.end for one in served}
-    assert all(lm.tokenizer.read_ids(one, before="So") for one in served)
+    assert all(lm.tokenizer.read_ids(segment, before="So") for segment in served)

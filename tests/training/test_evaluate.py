@@ -170,13 +170,15 @@ def test_verdict_tells_good_probes_from_bad(labels: Labels, noise: float, criter
     verdict = report.verdicts[0]
     assert report.criterion == verdict.criterion == criterion and re.search(headline, verdict.headline)
     assert verdict.standing == ("good" if headline.startswith("Good") else "bad")
-    assert [one.criterion for one in report.verdicts[1:]] == (["target says it"] if criterion == "truth" else [])
+    assert [verdict.criterion for verdict in report.verdicts[1:]] == (
+        ["target says it"] if criterion == "truth" else []
+    )
     has_truth = criterion == "truth"
     assert has_truth or (isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0)
 
 
 def shuffled_truth(labels: Labels) -> Labels:
-    """`labels` whose truth has nothing to do with what the target says."""
+    """Return `labels` whose truth has nothing to do with what the target says."""
     return replace(labels, valid=np.random.default_rng(3).permutation(labels.valid))
 
 
