@@ -62,9 +62,7 @@ def test_command_after_the_demo_names_what_to_install(words: list[str]) -> None:
     assert line.startswith(f"semspec {words[0]}: ") and line.endswith(f"--editable '{ROOT}[{extra}]'")
 
 
-def test_install_command_outside_a_checkout_is_one_of_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_install_command_names_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "semspec" / "installation.py"))
     assert installation.install_command("serve") == "pip install '.[serve]' in a checkout of semspec"
 

@@ -72,7 +72,7 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("num_bytes", [1, 7, 10_000])
-async def test_lines_of_a_stream_end_at_line_feeds_and_carriage_returns_alone(end: str, num_bytes: int) -> None:
+async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(end: str, num_bytes: int) -> None:
     text = "a\x85b\u2028c\u2029d"
     body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
     sent = f"{body}data: [DONE]{end}{end}x".encode()

@@ -92,7 +92,7 @@ async def test_quantised_checkpoint_is_refused_with_what_runs_it(folder: Path, m
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-async def test_checkpoint_with_a_state_beside_keys_and_values_is_refused(folder: Path, name: str) -> None:
+async def test_checkpoint_with_a_recurrent_state_is_refused(folder: Path, name: str) -> None:
     config = STATEFUL[name](architectures=[name]).to_dict()
     (folder / "config.json").write_text(json.dumps(config))
     [line] = await refusals(folder)
@@ -155,7 +155,7 @@ def save_multimodal(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
-async def test_states_of_a_multimodal_checkpoint_are_those_of_its_language_model(
+async def test_states_of_a_multimodal_checkpoint_are_of_its_language_model(
     kind: str, tmp_path: Path, load: Load
 ) -> None:
     folder = save_multimodal(tmp_path / "model", kind)
@@ -223,6 +223,6 @@ async def test_window_is_that_of_the_rotary_embedding(folder: Path, name: str, f
     assert context_window(read_model(str(folder)).config) == window, "semspec plan"
 
 
-def test_window_of_a_model_with_several_rotary_embeddings_is_the_stated_one() -> None:
+def test_window_with_several_rotary_embeddings_is_as_stated() -> None:
     text = {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     assert context_window(Gemma3Config(text_config=text)) == 4096

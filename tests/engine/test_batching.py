@@ -337,7 +337,7 @@ class DefectiveScheduler(Scheduler):
         return super().plan(feeds)
 
 
-async def test_defect_outside_of_a_step_fails_the_running_calls_and_the_engine_goes_on(
+async def test_engine_goes_on_after_a_defect_outside_of_a_step(
     batched: TransformersEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     batched.steps.scheduler = DefectiveScheduler(batched.cache, 4 << 30)

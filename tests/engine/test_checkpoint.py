@@ -158,7 +158,7 @@ def test_ends_of_a_sequence_are_those_of_all_files(
     assert ends(spelling, monkeypatch) == {DOCUMENT_END, TURN_END}
 
 
-def test_end_of_a_multimodal_model_may_be_that_of_its_text_configuration(tmp_path: Path) -> None:
+def test_multimodal_model_ends_as_its_text_configuration_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [3, 4]}}))
     assert checkpoint.eos_ids(str(tmp_path), spelling_tokenizer(), 300) == {3, 4, 261}
 
@@ -173,7 +173,7 @@ def test_end_of_a_multimodal_model_may_be_that_of_its_text_configuration(tmp_pat
         ("{{ raise_exception('one turn at a time') }}", {DOCUMENT_END}),
     ],
 )
-def test_special_token_that_ends_a_turn_ends_a_sequence_if_no_other_does(
+def test_end_of_a_turn_ends_a_sequence_if_no_other_token_does(
     spelling: Path, template: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name_end(spelling, "generation_config.json", DOCUMENT_END)
@@ -181,7 +181,7 @@ def test_special_token_that_ends_a_turn_ends_a_sequence_if_no_other_does(
     assert ends(spelling, monkeypatch) == expected
 
 
-def test_end_of_a_turn_that_the_tokenizer_does_not_know_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_unknown_end_of_a_turn_is_not_an_end(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """It is read as unknown tokens, which are special, too."""
     folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(CHATML)
@@ -211,7 +211,7 @@ def test_end_without_an_embedding_is_left_out(spelling: Path, monkeypatch: pytes
         CausalLM.load(str(spelling), None, "cpu", "float32")
 
 
-def test_end_that_only_the_class_of_a_configuration_names_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_end_is_not_taken_from_the_class_of_a_configuration(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Llama's class has the id 2 by default, which is another token in most vocabularies."""
     folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "generation_config.json").unlink()

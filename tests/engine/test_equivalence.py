@@ -123,7 +123,7 @@ async def test_batch_equals_one_by_one(
     assert len({row.end for row in rows}) > 1
 
 
-async def test_batch_ends_segments_at_the_characters_that_the_engine_ends_them_at(load: Load, tmp_path: Path) -> None:
+async def test_batch_ends_segments_as_the_engine_does(load: Load, tmp_path: Path) -> None:
     engine = load(save_spelling_checkpoint(tmp_path))
     context = Context((await engine.encode("Tom"),))
     seeds = range(40)

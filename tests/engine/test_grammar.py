@@ -148,7 +148,7 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     assert refusal.value.parameter == "grammar" and "\n" not in refusal.value.message
 
 
-async def test_compiled_grammars_are_dropped_beyond_a_number_and_beyond_their_bytes(spelling: Path, load: Load) -> None:
+async def test_compiled_grammars_are_bounded_in_number_and_bytes(spelling: Path, load: Load) -> None:
     grammars = Grammars.of(load(spelling).tokenizer)
     assert grammars
     for number in range(MAX_KEPT + 5):

@@ -117,7 +117,7 @@ def named(parameters: object) -> str:
 
 @pytest.mark.parametrize("pair", STRETCHED_PAIRS, indirect=True, ids=named)
 @pytest.mark.parametrize("strategy", ["target", "token-level"])
-async def test_greedy_tokens_beyond_the_trained_window_are_those_of_transformers(pair: Pair, strategy: str) -> None:
+async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(pair: Pair, strategy: str) -> None:
     ids = random_ids(TRAINED - 20)
     expected = pair.generated(ids, 80)
     assert len(expected) == 80, "the model ends no sequence before"
@@ -135,7 +135,7 @@ async def test_context_ends_where_a_rotary_embedding_changes_earlier_keys(pair: 
 
 
 @pytest.mark.parametrize("pair", STRETCHED_PAIRS + BOUNDED_PAIRS, indirect=True, ids=named)
-async def test_states_of_the_last_tokens_in_the_window_are_those_of_transformers(pair: Pair) -> None:
+async def test_states_at_the_end_of_the_window_equal_transformers(pair: Pair) -> None:
     """Read after a longer text was read, whose positions must leave no trace."""
     window = (await pair.target.info()).max_context_tokens
     [long, short] = [await pair.target.encode(TokenIds(tuple(random_ids(window - n, n)))) for n in (1, 30)]

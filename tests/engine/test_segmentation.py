@@ -115,7 +115,7 @@ def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
         assert "".join(texts) == "中🦊é"
 
 
-def test_text_is_right_however_many_characters_of_several_tokens_precede_it(tokenizer: ModelTokenizer) -> None:
+def test_text_is_right_after_characters_of_several_tokens(tokenizer: ModelTokenizer) -> None:
     for size in range(1, 12):
         context, ids = tokenizer.ids_of("é" * (size % 4) + "中" * size), tokenizer.ids_of("中" * size + "🦊")
         following = ids[len(tokenizer.ids_of("中" * size)) :]

@@ -66,7 +66,7 @@ async def test_changed_weights_end_the_start(
         await self_test(engine, model)
 
 
-async def test_decoder_that_differs_from_transformers_ends_the_start_at_any_size(
+async def test_decoder_that_differs_from_transformers_is_refused(
     engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It agrees with itself: written, scored at once and scored alone."""

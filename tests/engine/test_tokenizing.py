@@ -232,7 +232,7 @@ def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(reader: Mo
     assert reader.context_ids(context) == ids_of_whole(reader, text)
 
 
-def test_segments_that_begin_with_a_space_have_the_ids_of_the_whole_text(reader: ModelTokenizer) -> None:
+def test_segments_with_leading_space_have_the_ids_of_the_whole(reader: ModelTokenizer) -> None:
     text = "So Tom has 19 pens. Then he sells 6. We add both sides. It is 12."
     prompt, *segments = cut(text, Segmentation.SENTENCE)
     context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
@@ -258,7 +258,7 @@ def test_ids_of_the_reader_stay_as_they_were_drawn(reader: ModelTokenizer) -> No
     assert ids[middle + len(drawn) :] == end[middle:-1]
 
 
-def test_text_after_an_added_token_is_read_as_the_tokenizer_reads_it_there(reader: ModelTokenizer) -> None:
+def test_text_after_an_added_token_has_the_ids_of_the_whole(reader: ModelTokenizer) -> None:
     """Llama 2's marks the beginning of the text after such a token, others only that of the whole text."""
     prompt, segments = "<|im_start|>We add.<|im_end|>", ("So it is.\n\n", "We add.")
     context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
@@ -312,7 +312,7 @@ def test_special_tokens_that_mark_reasoning_are_part_of_the_text(form: Reasoning
     assert reader.context_ids(context) == ids_of_whole(reader, f"So:{text}")
 
 
-def test_mark_that_ends_the_sequence_or_lacks_its_partner_is_no_part_of_the_text() -> None:
+def test_mark_that_ends_the_sequence_or_has_no_partner_is_not_text() -> None:
     lonely = model_tokenizer(FORMS["qwen"]("<think>", "<|end|>"))
     assert lonely.text_of((), lonely.ids_of("<think>So<|end|>")) == "So"
 

@@ -228,7 +228,7 @@ async def test_bytes_of_all_owners_are_bounded(start_gateway: GatewayFactory) ->
         assert (await gateway.http.get("/ready")).status_code == 200
 
 
-async def test_request_that_waits_or_runs_counts_and_one_that_ended_does_not(start_gateway: GatewayFactory) -> None:
+async def test_request_counts_until_it_has_ended(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
     large = {"messages": [{"role": "user", "content": "x" * 900}] * 1000, "seed": 7}
     headers = bearer(OURS)

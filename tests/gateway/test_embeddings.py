@@ -52,7 +52,7 @@ def strategy(name: str) -> dict[str, Any]:
         ("/v1/responses", {"input": f"How{EXTRA} many?"}, "input"),
     ],
 )
-async def test_prompt_with_a_token_without_an_embedding_is_the_client_s_error(
+async def test_prompt_token_without_an_embedding_is_refused(
     gateway: Gateway, path: str, body: dict[str, Any], parameter: str, name: str
 ) -> None:
     budget = {"semspec": {"strategy": name}} if path == "/v1/responses" else strategy(name)
@@ -90,9 +90,7 @@ async def test_target_writes_alone_where_only_the_draft_lacks_an_embedding(gatew
 
 @pytest.mark.parametrize("gateway", [("smaller", "whole")], indirect=True)
 @pytest.mark.parametrize(("name", "status"), [("target", 200), ("draft", 400)])
-async def test_bias_of_a_token_that_a_writer_lacks_is_the_client_s_error(
-    gateway: Gateway, name: str, status: int
-) -> None:
+async def test_bias_of_a_token_that_a_writer_lacks_is_refused(gateway: Gateway, name: str, status: int) -> None:
     body = {"messages": [{"role": "user", "content": "How?"}], **strategy(name)}
     response = await gateway.http.post("/v1/chat/completions", json=body | {"logit_bias": {str(NUM_EMBEDDINGS): 1}})
     assert response.status_code == status, response.text

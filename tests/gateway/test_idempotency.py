@@ -194,9 +194,7 @@ async def test_wait_goes_on_when_the_first_to_wait_hangs_up(start_gateway: Gatew
     ) == 1
 
 
-async def test_next_request_gets_the_key_of_one_that_hung_up_before_it_began(
-    start_gateway: GatewayFactory, key: str
-) -> None:
+async def test_next_request_takes_the_key_of_one_that_hung_up(start_gateway: GatewayFactory, key: str) -> None:
     gateway, go = await start_gateway(), asyncio.Event()
     gateway.fakes.target.before_encode = go.wait
     asked = []
@@ -212,7 +210,7 @@ async def test_next_request_gets_the_key_of_one_that_hung_up_before_it_began(
     ) == 1
 
 
-async def test_request_of_a_dead_gateway_is_taken_over_by_one_of_those_that_wait(
+async def test_waiting_request_takes_over_that_of_a_dead_gateway(
     start_gateway: GatewayFactory, redis: Redis, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semspec.gateway.api.shared.sse.ENCODE_DEADLINE_S", 0.0)

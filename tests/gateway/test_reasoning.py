@@ -56,9 +56,7 @@ def messages_of(answer: Any) -> list[dict[str, Any]]:
     return [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
 
 
-async def test_answer_follows_its_format_after_a_reasoning_that_is_told_apart(
-    gateway: Gateway, request: pytest.FixtureRequest
-) -> None:
+async def test_answer_follows_its_format_after_the_reasoning(gateway: Gateway, request: pytest.FixtureRequest) -> None:
     answer = (await gateway.chat(**FIELDS, n=6)).json()
     messages = messages_of(answer)
     assert messages and all(json.loads(message["content"])["number"] in (1, 22, 333) for message in messages)
@@ -68,7 +66,7 @@ async def test_answer_follows_its_format_after_a_reasoning_that_is_told_apart(
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
-async def test_streamed_answer_is_the_whole_one_and_the_session_keeps_the_answer_alone(gateway: Gateway) -> None:
+async def test_stream_equals_answer_and_session_keeps_no_reasoning(gateway: Gateway) -> None:
     for seed in range(2):
         session = f"session-{secrets.token_hex(8)}"
         whole = (await gateway.chat(**FIELDS, seed=seed)).json()["choices"][0]["message"]

@@ -236,7 +236,7 @@ async def test_response_that_is_not_to_be_stored_is_gone_once_it_has_ended(think
     assert refused.value.param == "previous_response_id"
 
 
-async def test_response_that_is_not_to_be_stored_is_answered_again_by_its_key(thinker: Gateway) -> None:
+async def test_unstored_response_is_repeated_by_its_key(thinker: Gateway) -> None:
     body, headers = {"model": MODEL, "input": THINKING, "store": False}, {"idempotency-key": secrets.token_hex(8)}
     first, again = [(await thinker.http.post("/v1/responses", json=body, headers=headers)).json() for _ in range(2)]
     assert first["id"] == again["id"] and first["output"] == again["output"]

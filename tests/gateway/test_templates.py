@@ -169,7 +169,7 @@ async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_pro
         ("Tom ", f"Tom{HARMONY.opening}", f"Tom {HARMONY.opening}"),
     ],
 )
-def test_drafts_prompt_meets_the_targets_whatever_the_form_of_reasoning(draft: str, target: str, expected: str) -> None:
+def test_drafts_prompt_follows_the_targets_form_of_reasoning(draft: str, target: str, expected: str) -> None:
     assert at_the_same_point(Piece(draft, (), ""), Piece(target, (), "")).text == expected
 
 

@@ -77,7 +77,7 @@ class UncountableSteps(Steps):
         self._is_busy = is_busy
 
 
-async def test_stalls_are_watched_further_after_defects_before_and_in_a_stall(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stalls_are_watched_after_defects(caplog: pytest.LogCaptureFixture) -> None:
     engine = Uncountable()
     steps = engine.steps
     assert isinstance(steps, UncountableSteps)

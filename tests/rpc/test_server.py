@@ -67,7 +67,7 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
     await server.stop()
 
 
-async def test_service_that_tests_itself_answers_nothing_and_reports_that_it_is_not_serving() -> None:
+async def test_service_is_not_serving_during_its_self_test() -> None:
     has_begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def self_test(engine: Engine) -> str:
