@@ -93,7 +93,7 @@ class Accepted(socket):
         connections.add(self)
 
     def _end(self) -> None:
-        """Have the event loop see the connection's end, and close it; for one without a transport as yet."""
+        """Shut down a connection that has no transport yet. The event loop sees its end and closes it."""
         with suppress(OSError):  # its client has closed it
             self.shutdown(SHUT_RDWR)
 

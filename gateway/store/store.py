@@ -64,9 +64,9 @@ OVERHEAD_BYTES = 2048
 """Bytes that Redis takes for a choice, its idempotency key and the account of both, next to their contents."""
 
 NUM_CONNECTIONS = 32
-"""Calls at once. Others wait: a call takes a millisecond."""
+"""Most concurrent calls. Others wait: a call takes a millisecond."""
 NUM_WATCHES = 32
-"""Generations at once whose next event is waited for, each with a connection of its own."""
+"""Most generations whose next event is awaited concurrently, each over its own connection."""
 
 
 @contextmanager

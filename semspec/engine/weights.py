@@ -91,7 +91,7 @@ def _listed(names: Collection[str]) -> str:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Keep transformers' table of missing and unexpected weights out of the log, where one line says the same."""
+    """Keep transformers' table of missing and unexpected weights out of the log; one line has the same content."""
 
     def is_kept(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()

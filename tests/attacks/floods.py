@@ -178,7 +178,7 @@ FLOODS: Mapping[str, Flood] = {
 
 
 async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
-    """Flood the gateway, and tell how it held."""
+    """Flood the gateway, and return the measurements."""
     await asyncio.to_thread(costly_requests)  # before the flood begins
     is_over, held = threading.Event(), Held(quiet_s=victim.quiet_s)
     process = psutil.Process(victim.stack.processes["gateway"].pid)

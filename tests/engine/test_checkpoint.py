@@ -117,7 +117,7 @@ HARMONY = (
 
 @pytest.fixture
 def spelling(tmp_path: Path) -> Path:
-    """Return a checkpoint of two special tokens, of which no file names one as an end, and without a chat template."""
+    """Return a checkpoint without a chat template, with two special tokens that no file names as an end."""
     folder = save_spelling_checkpoint(tmp_path / "spelling")
     (folder / "generation_config.json").unlink()
     (folder / "chat_template.jinja").unlink()

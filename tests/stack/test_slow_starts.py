@@ -44,7 +44,7 @@ else:
     service.load = slow_load
 service.main()
 """
-"""A service whose self-test takes as many seconds longer as a file says; of the verifier, which has none, loading."""
+"""A service whose self-test takes longer, by the seconds in a file. The verifier has none, so its loading does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class Report:
     criterion: Criterion
     """The definition of right below, unless stated otherwise."""
     verdicts: tuple[Verdict, ...]
-    """By `criterion` first. Where that is the truth, "the target says it" follows."""
+    """Verdict by `criterion`, then, where that is the truth, the one by "the target says it"."""
     remarks: tuple[str, ...]
     recommendation: Recommendation
     cost: Cost
@@ -225,7 +225,7 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
 
 
 def judge_by_each(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> tuple[Verdict, ...]:
-    """Judge the served probes by the report's `criterion`; where the truth is known, by "the target says it", too."""
+    """Judge the served probes by the report's `criterion`, then, if the truth is known, by "the target says it"."""
     criteria = CRITERIA if criterion == "truth" else (criterion,)
     return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
 
