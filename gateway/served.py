@@ -35,7 +35,7 @@ class Lack:
     """Something that a strategy needs and a pair does not have."""
 
     name: str
-    """In a few words, such as "no probes"."""
+    """Description in a few words, such as "no probes"."""
     reason: str
     """Why the strategy needs it, and the remedy; a sentence that begins after the strategy's name."""
 

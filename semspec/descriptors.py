@@ -3,7 +3,7 @@
 import resource
 
 MAX_DESCRIPTORS = 65_536
-"""As many as any process of ours needs; some systems state no hard limit, or refuse to grant it."""
+"""Enough for each of semspec's processes; some systems state no hard limit, or refuse to grant it."""
 
 
 def raise_limit() -> None:

@@ -60,7 +60,7 @@ class Case:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Memory, about."""
+        """Approximate memory in bytes."""
         messages = sum(len(message.content) + len(message.tool_calls) for message in self.request.messages)
         return 4 * messages + sum(piece.num_bytes for piece in self.context.pieces)
 

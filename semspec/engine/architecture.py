@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_architecture(name: str, config: PretrainedConfig) -> None:
-    """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with what can."""
+    """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with one that can."""
     if refusal := _refusal(config):
         raise Mismatch(f"cannot load model {name!r}: {refusal}")
 

@@ -33,7 +33,7 @@ class Flaw:
     index: int | None
     """Of the grammar in its list; None: not known."""
     reason: str
-    """In one line of at most `worker.MAX_REASON` characters, without the text of the grammar."""
+    """Reason in one line of at most `worker.MAX_REASON` characters, without the text of the grammar."""
     is_empty: bool = False
     """Whether it is well-formed, but allows no text."""
 
@@ -44,7 +44,7 @@ class Compiled:
 
     flaw: Flaw | None
     num_bytes: int
-    """Memory that they take."""
+    """Bytes that the compiled grammars take."""
 
 
 TOO_COSTLY = "it takes too much time or memory to compile; make it smaller"

@@ -295,7 +295,7 @@ class ChatRequest(GenerationRequest):
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 TokenIds = Annotated[list[TokenId], items(None)]
-"""As many as a body may hold values."""
+"""Number of values that a body may hold."""
 
 
 def _kind_of_prompt(value: object) -> str:

@@ -17,7 +17,7 @@ MAX_BIASES = 300
 MAX_ITEMS = 2048
 """Maximum number of messages, of parts of a message and of prompts."""
 MAX_JSON = JsonSize(strings=32_768, containers=16_384, values=50_000)
-"""Most that JSON may hold that is sent as a text."""
+"""Limits of JSON that is sent as a text."""
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Neutral = dict[str, tuple[object, ...]]
