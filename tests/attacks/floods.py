@@ -1,4 +1,4 @@
-"""One owner, or nobody with a key, who repeats what costs the gateway most, while health and a neighbour are asked.
+"""Floods by one owner, or without a key, of the requests that cost the gateway most; health and a neighbour are timed.
 
 `python -m tests.attacks.floods` repeats each kind for a minute and prints how the gateway held, as a table.
 """
@@ -29,7 +29,7 @@ from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
 
 HEALTH_S, WORST_HEALTH_S, SLOWER, RESIDENT_BYTES, METRICS_BYTES = 0.2, 1.0, 3.0, 300 << 20, 1 << 20
-"""The bars: health in the median and at worst, the neighbour's wait by that in quiet, memory afterwards, /metrics."""
+"""Bars: median and worst wait for health, the neighbour's wait relative to quiet, memory afterwards, /metrics."""
 SECONDS, SETTLE_S, PAUSE_S = 6.0, 3.0, 0.05
 NUM_THREADS = 2
 NUM_ARRIVING, NUM_IDLE = 450, 2 * MAX_DESCRIPTORS
@@ -48,7 +48,7 @@ class Held:
     neighbour_s: float = 0.0
     """Median of the neighbour's waits."""
     quiet_s: float = 0.0
-    """The same in quiet."""
+    """Median of the neighbour's waits without a flood."""
     resident_bytes: int = 0
     peak_bytes: int = 0
     metrics_bytes: int = 0
@@ -98,7 +98,7 @@ def exchange(connection: socket.socket, sent: bytes) -> None:
 
 
 def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[], bytes]) -> None:
-    """One request after another; a closed connection is opened again."""
+    """Send one request after another; a closed connection is opened again."""
     while not is_over.is_set():
         with suppress(OSError), socket.create_connection(address, SOCKET_S) as connection:
             while not is_over.is_set():
@@ -153,7 +153,7 @@ def arriving_bodies(address: Address, _: Random, is_over: threading.Event) -> No
 
 
 def connections(address: Address, _: Random, is_over: threading.Event) -> None:
-    """More connections than the gateway has descriptors; one that it closes is opened again."""
+    """Open more connections than the gateway has descriptors, and open each closed one again."""
     opened = list[socket.socket]()
     with suppress(OSError):
         while len(opened) < NUM_IDLE // NUM_THREADS and not is_over.is_set():

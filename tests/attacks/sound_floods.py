@@ -1,4 +1,4 @@
-"""Many requests within the limits: what they leave in memory and in Redis, and what a neighbour waits for meanwhile."""
+"""Many requests within the limits: their remains in memory and in Redis, and the waits of a neighbour."""
 
 import asyncio
 import json
@@ -94,7 +94,7 @@ async def until_known(victim: Victim, max_memory: int) -> None:
 
 
 async def compile_grammars(victim: Victim, chance: Random) -> None:
-    """A neighbour's new schema does not wait for the costly ones that an owner sent before."""
+    """Send costly schemas. A neighbour's new schema does not wait for all of them."""
     costly = [{"const": {f"k{i}": chance.random() for i in range(5000)}} for _ in range(NUM_COSTLY)]
     flood = [asyncio.create_task(victim.http.post(CHAT, json=with_schema(schema))) for schema in costly]
     await asyncio.sleep(6)  # until the target has a queue of them
@@ -108,7 +108,7 @@ async def compile_grammars(victim: Victim, chance: Random) -> None:
 
 
 async def repeat(victim: Victim, chance: Random) -> None:
-    """Requests under one key share what they wait for."""
+    """Send many requests under one key, which share a wait."""
     headers = {"authorization": f"Bearer {ATTACKER}", "idempotency-key": f"{chance.random()}"}
     body = json.dumps({**BODIES[CHAT], "max_tokens": 200, "seed": 1}).encode()
     headers["content-type"] = "application/json"

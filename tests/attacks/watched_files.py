@@ -1,4 +1,4 @@
-"""Files that a gateway watches, spoilt while it runs: it takes up the next sound ones, and its answers go on.
+"""Spoilt files that a gateway watches: it takes up the next sound ones, and its answers go on.
 
 What is spoilt is in folders of the gateway's operator. A watch that ends leaves keys valid that were revoked, and a
 readiness that says what was so once, while the gateway's health is 200.

@@ -1,5 +1,4 @@
-"""Which checkpoints the engines run, by their configuration: quantised ones, recurrent ones and those with vision are
-told apart before weights are loaded. And how many tokens their contexts may have."""
+"""Checkpoints that the engines run or refuse, by their configuration alone, and the windows of their contexts."""
 
 import json
 import shutil

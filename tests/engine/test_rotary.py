@@ -1,5 +1,4 @@
-"""Rotary embeddings beyond the window that a model was trained on: what is written is what transformers generates, or
-contexts end there."""
+"""Rotary embeddings beyond the trained window: either the engine writes as transformers does, or contexts end there."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ ENGINES: tuple[EngineName, ...] = ("fast", "transformers")
 
 
 def llama(kind: str) -> PreTrainedModel:
-    """Return a Llama whose `max_position_embeddings` are as its rotary embedding wants them."""
+    """Return a Llama with the `max_position_embeddings` that its rotary embedding requires."""
     rope = STRETCHED.get(kind) or BOUNDED[kind]
     positions = 4 * TRAINED if kind in ("llama3", "longrope") else TRAINED
     return model_of("llama", rope_parameters=rope, max_position_embeddings=positions, bos_token_id=None)

@@ -1,5 +1,4 @@
-"""Texts are tokenized off the event loop, only those that the window may hold; the text of another tokenizer has the
-ids of the whole text; and which token ends a segment that another model's tokenizer ended."""
+"""Tokenizing off the event loop and within the window, and reading text of another tokenizer."""
 
 import asyncio
 import shutil
@@ -221,7 +220,7 @@ def by_another(text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Segment:
 
 
 def ids_of_whole(reader: ModelTokenizer, text: str) -> list[int]:
-    """With what the tokenizer puts before a prompt."""
+    """Return the ids of a whole text, with the tokens that the tokenizer puts before a prompt."""
     return reader.ids_of(text, add_special_tokens=True)
 
 
@@ -296,8 +295,8 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
 
 @pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)
 def test_special_tokens_that_mark_reasoning_are_part_of_the_text(form: ReasoningForm, reader: ModelTokenizer) -> None:
-    """Other special tokens are not, and another tokenizer reads the marks as text. Llama 2's form puts a space after
-    each."""
+    """Other special tokens are not part of it. Another tokenizer reads the marks as text, and Llama 2's form puts a
+    space after each."""
     writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
     start, text = writer.ids_of("<|im_start|>So:"), f"{form.opening}We add.\n\nSo it{form.answer} is 🦊."
     whole = writer.ids_of(f"<|im_start|>So:{text}")

@@ -1,4 +1,4 @@
-"""Each background task of a gateway that fails is logged and started again: what it watches is watched further."""
+"""Each background task of a gateway that fails is logged and started again."""
 
 import asyncio
 import json

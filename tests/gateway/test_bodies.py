@@ -131,7 +131,7 @@ async def test_too_many_fields_are_refused_by_their_number(gateway: Gateway, pat
 
 
 async def test_largest_sound_bodies_are_read(gateway: Gateway) -> None:
-    """They are answered, or refused by the model's window or vocabulary."""
+    """The bodies are answered, or refused by the model's window or vocabulary."""
     ids = [123456] * 131_072
     for path, body in ((TEXT, {"prompt": ids}), (TEXT, {"prompt": "word, " * 174_000}), (DETOKENIZE, {"tokens": ids})):
         content = json.dumps(body, separators=(",", ":"))

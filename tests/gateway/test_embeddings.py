@@ -32,7 +32,7 @@ def save(folder: Path, size: str) -> Path:
 
 @pytest.fixture(params=[("smaller", "smaller")])
 async def gateway(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
-    """Over a draft and a target of these sizes."""
+    """Start a gateway over a draft and a target of these sizes."""
     draft, target = (save(tmp_path, size) for size in request.param)
     async with loaded(draft, target) as engines, served(engines, tmp_path, redis_url=redis_url) as running:
         yield running

@@ -50,7 +50,7 @@ def closed_sets(gateway: Gateway) -> Mapping[str, Collection[str]]:
 
 
 async def send_odd(gateway: Gateway, number: int) -> None:
-    """Something odd in the place of everything that becomes a label, or might."""
+    """Send something odd in place of everything that becomes a label, or might."""
     odd, long = f"{ODD}{number}", f"{ODD}{number}" * 1500
     lines = [
         f"{method} {path}"

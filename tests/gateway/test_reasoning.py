@@ -45,7 +45,7 @@ FIELDS: dict[str, Any] = {
 
 @pytest.fixture(params=ENDS)
 async def gateway(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
-    """Over models whose marks of reasoning are special tokens, and which write anything."""
+    """Start a gateway over models whose marks of reasoning are special tokens, and which write anything."""
     form, prompt_end = ENDS[request.param]
     model = save_spelling_checkpoint(tmp_path / "model", sorted(form.marks), prompt_end)
     async with loaded(model, model) as engines, served(engines, tmp_path, redis_url=redis_url) as gateway:
@@ -81,7 +81,7 @@ async def test_stream_equals_answer_and_session_keeps_no_reasoning(gateway: Gate
 
 
 async def test_completion_of_a_text_contains_the_marks(gateway: Gateway) -> None:
-    """So that it can be sent again, as it can where the marks are ordinary tokens."""
+    """The text can be sent again, as it can if the marks are ordinary tokens."""
     marks = await gateway.http.post("/tokenize", json={"inputs": "".join(sorted(ALL_MARKS))})
     [mark, *_] = [token for token in marks.json() if token["text"] in ALL_MARKS]
     body = {"model": "semspec-demo:target", "prompt": "Once", "seed": 1, "max_tokens": 4, "logprobs": 0}

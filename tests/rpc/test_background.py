@@ -66,7 +66,7 @@ class UncountableSteps(Steps):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is busy. Raises: a defect."""
+        """True if the engine is busy. Raises: a defect."""
         if self.failures:
             self.failures -= 1
             raise DEFECT
