@@ -308,6 +308,18 @@ async def test_account_forgets_what_has_expired(redis_url: str, redis: Redis, na
     await store.close()
 
 
+async def test_account_that_is_refused_forgets_what_has_expired(redis_url: str, redis: Redis, name: str) -> None:
+    store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=1))
+    store.max_owner_bytes = 1000
+    await store.account(name, "generation first 1", 300)
+    await asyncio.sleep(0.7)
+    await store.account(name, "generation second 1", 300, use_s=60)
+    await asyncio.sleep(0.7)
+    await assert_conflicts(store.account(name, "generation large 1", 900), match="share of the store")
+    assert await stored_bytes(redis, name) == 300
+    await store.close()
+
+
 @pytest.mark.parametrize("lost", ["uses", "bytes"])
 async def test_account_of_which_redis_lost_a_part_begins_anew(store: Store, redis: Redis, name: str, lost: str) -> None:
     store.max_owner_bytes = 1000

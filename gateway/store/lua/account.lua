@@ -24,7 +24,10 @@ while excess > 0 do
   end
   page = page + 100
 end
-if excess > 0 then return {'quota'} end
+if excess > 0 then
+  redis.call('HSET', KEYS[2], '', total) -- without what has expired
+  return {'quota'}
+end
 for _, name in ipairs(dropped) do forget(name) end
 redis.call('HINCRBY', KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[2], '', total + tonumber(ARGV[2]))
