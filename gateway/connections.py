@@ -73,7 +73,8 @@ class Connections:
 
     def mark_idle(self, descriptor: int) -> None:
         """Note that a connection's request has ended."""
-        self._idle[descriptor] = self._open[descriptor]
+        if descriptor in self._open:
+            self._idle[descriptor] = self._open[descriptor]
 
     def warn(self, message: str) -> None:
         """Log a warning, unless there was one a moment ago."""
@@ -165,7 +166,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_idle and not self.transport.is_closing():
+        if self._is_idle:  # also while it closes, which waits until the client has read the response
             self._all.mark_idle(self._descriptor)
 
     @property

@@ -24,12 +24,14 @@ def _few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semspec.gateway.connections.MAX_CONNECTIONS", LIMIT)
 
 
+LARGE = bytes(8 << 20)
+"""More than the kernel takes for a client that does not read."""
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Answering:
-    """An application whose answers to `/slow` wait."""
+    """An application whose answers to `/slow` wait, and those to `/large` are large."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -37,8 +39,9 @@ class Answering:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
             await self.may_end.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        body = b"ok" if scope["path"] != "/large" else LARGE
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
@@ -115,6 +118,31 @@ async def test_head_that_drips_keeps_no_connection_open() -> None:
         assert await is_closed(dripping[0])
         for _, writer in dripping:
             writer.close()
+
+
+async def unread(address: tuple[str, int], request: bytes) -> Client:
+    """A client that has sent a request and reads nothing of the answer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, address)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(request)
+    return reader, writer
+
+
+@pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
+async def test_answer_that_is_not_read_keeps_no_connection_open(header: bytes) -> None:
+    async with served(Answering()) as address:
+        stuck = [await unread(address, b"GET /large HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n") for _ in range(LIMIT)]
+        await asyncio.sleep(0.2)
+        for _ in range(LIMIT):
+            client = await asyncio.open_connection(*address)
+            assert await answer(client) == b"HTTP/1.1 200 OK"
+            client[1].close()
+        for _, writer in stuck:
+            writer.transport.abort()
 
 
 def test_connection_without_a_descriptor_is_refused(caplog: pytest.LogCaptureFixture) -> None:
