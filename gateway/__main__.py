@@ -21,7 +21,7 @@ from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.protocols import WithoutProbes
 from semspec.descriptors import raise_limit
-from semspec.gateway.api.shared.middleware import Drain
+from semspec.gateway.api.shared.middleware import Drain, is_open
 from semspec.gateway.app import create_app
 from semspec.gateway.connections import Connection, Connections, listen
 from semspec.gateway.readiness import Connect, Readiness
@@ -96,7 +96,7 @@ def main(strategies: Strategies = STRATEGIES) -> None:
         try:
             backends, connect = runner.run(_connect(settings, services))
             app = create_app(settings, backends, Store(settings), connect, strategies)
-            connections = Connections()
+            connections = Connections(is_open)
             config = _server_config(settings, app, connections)
             server = _Server(config, app.state.readiness, app.state.drain, settings)
             gc.freeze()  # what lives as long as the process is not looked at again

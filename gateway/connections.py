@@ -42,9 +42,15 @@ def max_connections() -> int:
 
 
 class Connections:
-    """All open connections; those without a request are in the order in which they became idle."""
+    """All open connections; those without a request are in the order in which they became idle.
 
-    def __init__(self) -> None:
+    A connection with a request that anybody may send counts as idle, too: such requests count for no owner, so clients
+    that do not read the answers could keep all connections.
+    """
+
+    def __init__(self, is_open: Callable[[str, str], bool] = lambda method, path: False) -> None:
+        """`is_open`: whether anybody may send a request with this method and path."""
+        self.is_open = is_open
         self.limit = max_connections()
         self.backlog = min(MAX_BACKLOG, self.limit // 4)
         self._open: dict[int, Accepted] = {}
@@ -72,7 +78,8 @@ class Connections:
         self._idle.pop(descriptor, None)
 
     def mark_idle(self, descriptor: int) -> None:
-        """Note that a connection's request has ended."""
+        """Note that a connection's request has just ended."""
+        self._idle.pop(descriptor, None)
         if descriptor in self._open:
             self._idle[descriptor] = self._open[descriptor]
 
@@ -161,14 +168,19 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_idle:
+        if not self._is_expendable:
             self._all.mark_busy(self._descriptor)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_idle:  # also while it closes, which waits until the client has read the response
+        if self._is_expendable:  # also while it closes, which waits until the client has read the response
             self._all.mark_idle(self._descriptor)
+        else:  # the next request came before the response
+            self._all.mark_busy(self._descriptor)
 
     @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+    def _is_expendable(self) -> bool:
+        """Whether there is no request, or one that anybody may send."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self._all.is_open(self.cycle.scope["method"], self.cycle.scope["path"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from semspec.gateway.api.shared.middleware import is_open
 from semspec.gateway.connections import Connection, Connections, listen
 from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
 
@@ -26,12 +27,14 @@ def _few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LARGE = bytes(8 << 20)
 """More than the kernel takes for a client that does not read."""
+CHUNK_BYTES = 6 << 20
+"""What is sent at a time of an answer to `/static`."""
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Answering:
-    """An application whose answers to `/slow` wait, and those to `/large` are large."""
+    """An application whose answers to `/slow` wait, and those to `/large` and `/static` are large."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -39,15 +42,18 @@ class Answering:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
             await self.may_end.wait()
-        body = b"ok" if scope["path"] != "/large" else LARGE
+        body = b"ok" if scope["path"] not in ("/large", "/static/large") else LARGE
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-        await send({"type": "http.response.body", "body": body})
+        size = CHUNK_BYTES if scope["path"].startswith("/static/") else len(body)
+        for start in range(0, len(body), size):
+            part, more = body[start : start + size], start + size < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
     """Yield the address of an application whose server accepts `LIMIT` connections."""
-    connections = Connections()
+    connections = Connections(is_open)
     options: Any = {"http": partial(Connection, connections), "backlog": connections.backlog, "lifespan": "off"}
     server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options))
     sockets = list(listen("127.0.0.1", 0, connections))
@@ -132,10 +138,13 @@ async def unread(address: tuple[str, int], request: bytes) -> Client:
     return reader, writer
 
 
-@pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
-async def test_answer_that_is_not_read_keeps_no_connection_open(header: bytes) -> None:
+@pytest.mark.parametrize(
+    "request_head",
+    [b"GET /large HTTP/1.1\r\nconnection: close", b"GET /large HTTP/1.1", b"GET /static/large HTTP/1.1"],
+)
+async def test_answer_that_is_not_read_keeps_no_connection_open(request_head: bytes) -> None:
     async with served(Answering()) as address:
-        stuck = [await unread(address, b"GET /large HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n") for _ in range(LIMIT)]
+        stuck = [await unread(address, request_head + b"\r\nhost: x\r\n\r\n") for _ in range(LIMIT)]
         await asyncio.sleep(0.2)
         for _ in range(LIMIT):
             client = await asyncio.open_connection(*address)
