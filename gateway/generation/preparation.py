@@ -22,6 +22,7 @@ from semspec.gateway.options import Defaults
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.leases import turn_bytes
 from semspec.grammars.compiler import Compiler
 from semspec.types import (
     GRAMMAR,
@@ -250,8 +251,7 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
 
 
 def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
-    texts = ((turn.content, turn.tool_calls, turn.tool_call_id, turn.name) for turn in (*turns, *request.messages))
-    num_bytes = sum(len("".join(parts).encode()) for parts in texts)
+    num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
         raise InvalidRequest(message, "session")

@@ -23,6 +23,11 @@ TURN_BYTES = 256
 _log = logging.getLogger(__name__)
 
 
+def turn_bytes(turn: Message) -> int:
+    """Bytes of a turn's texts."""
+    return len("".join((turn.content, turn.tool_calls, turn.tool_call_id, turn.name)).encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """The request whose bytes are counted together."""
@@ -193,7 +198,7 @@ class SessionLease:
 
     async def _commit(self, turns: Sequence[Message], version: int) -> None:
         """Raises: Conflict, Unavailable."""
-        num_bytes = sum(len((turn.content + turn.tool_calls).encode()) + TURN_BYTES for turn in turns)
+        num_bytes = sum(turn_bytes(turn) + TURN_BYTES for turn in turns)
         await self._store.account(self._owner, f"session {self._name}", num_bytes)
         await self._store.commit(self._session, self._token, version, turns)
 
