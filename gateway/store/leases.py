@@ -5,9 +5,10 @@ import asyncio
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from semspec.background import Background
@@ -85,6 +86,7 @@ class Journal:
             interval_s = self._leases.writer_lease_s / 3
             name = f"the heartbeat of generation {self._generation}"
             self._heartbeat = self._leases.background.keep(name, partial(self._renew, interval_s))
+            self._leases.num_running[self._account.request] += 1
 
     async def append(self, index: int, record: str) -> None:
         """Store the record of the next segment, as JSON."""
@@ -99,7 +101,8 @@ class Journal:
         if self._is_stored and await self._catch_up():
             fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
             await self._try(self._store.finish(self._generation, self._fence, fields))
-            self._leases.background.spawn(self._count(use_s=0.0))
+            is_last = self._account.request not in self._leases.num_running
+            self._leases.background.spawn(self._count(0.0 if is_last else self._leases.writer_lease_s))
 
     def leave(self) -> None:
         """Release the generation; if it has not ended, another writer can resume it."""
@@ -110,6 +113,10 @@ class Journal:
     def _stop(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+            self._heartbeat = None
+            self._leases.num_running.subtract([self._account.request])
+            if not self._leases.num_running[self._account.request]:
+                del self._leases.num_running[self._account.request]
 
     async def _renew(self, interval_s: float) -> None:
         while not self.cancelled.is_set():
@@ -237,6 +244,8 @@ class Leases:
     store: Store
     background: Background
     writer_lease_s: float
+    num_running: Counter[str] = field(default_factory=Counter)
+    """Choices that this gateway writes at present, by request."""
 
     def journal(self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
         return Journal(self, generation, account, cancelled, fence)

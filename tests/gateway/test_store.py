@@ -3,12 +3,15 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
+from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, NotFound
+from semspec.gateway.store.leases import Account, Leases
 from semspec.gateway.store.store import (
     FIRST_FENCE,
     NUM_CONNECTIONS,
@@ -275,6 +278,34 @@ async def test_session_is_dropped_like_a_generation(store: Store, redis: Redis, 
     assert [len(await store.turns(f"{name}/{session}")) for session in ("first", "second", "third")] == [0, 1, 1]
     await store.forget("second", name)
     assert await stored_bytes(redis, name) == 300
+
+
+async def test_account_counts_all_texts_of_a_session(store: Store, redis: Redis, name: str) -> None:
+    background = Background()
+    async with AsyncExitStack() as stack:
+        lease = await Leases(store, background, 6).session("s", name, f"{name} 1", stack)
+        assert lease and await lease.commit([Message("tool", "a", tool_call_id="b" * 10_000, name="c" * 10_000)], 0)
+    assert await stored_bytes(redis, name) > 20_000
+    await background.drain(5)
+
+
+async def test_request_is_in_use_until_its_last_choice_has_ended(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 10_000
+    background, request = Background(), f"{name}x"
+    leases, account = Leases(store, background, 6), Account(request, name, 2)
+    assert await leases.keep_request(account, {"call": "{}"})
+    journals = [leases.journal(id, account, asyncio.Event()) for id in (request, f"{request}-1")]
+    for journal in journals:
+        await journal.begin({"status": "running"})
+        journal.beat()
+    await journals[0].finish("finished")
+    await asyncio.sleep(0.05)  # what is counted after the end
+    await assert_conflicts(store.account(name, "generation large 1", 9000), match="share of the store")
+    await journals[1].append(0, "{}")
+    await journals[1].finish("finished")
+    assert not journals[1].degraded
+    await background.drain(5)
+    await store.account(name, "generation large 1", 9000)
 
 
 async def test_quota_of_one_owner_takes_nothing_from_another(store: Store, redis: Redis, name: str) -> None:
