@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -190,8 +190,15 @@ class SessionLease:
         except Conflict:
             message = f"session {self._name} is answering another request; wait for it or use another session"
             raise Conflict(message, "session") from None
+        await self._mark_used()
         name = f"the heartbeat of session {self._session}"
         self._heartbeat = self._leases.background.keep(name, partial(self._renew, SESSION_LEASE_S))
+
+    async def _mark_used(self) -> None:
+        """Keep earlier turns from being dropped for what other requests of the owner store meanwhile."""
+        if self.turns:
+            with suppress(SemspecError):
+                await self._store.account(self._owner, f"session {self._name}", 0, SESSION_LEASE_S)
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
         """Append turns after the first `version` ones and release the session; False if they could not be stored."""
@@ -230,6 +237,7 @@ class SessionLease:
             await asyncio.sleep(lease_s / 3)
             try:
                 await self._store.renew(self._session, self._token, lease_s)
+                await self._mark_used()
             except Conflict:
                 _log.warning("session %s was claimed by another request", self._session)
                 return

@@ -289,6 +289,21 @@ async def test_account_counts_all_texts_of_a_session(store: Store, redis: Redis,
     await background.drain(5)
 
 
+async def test_session_with_a_running_request_is_not_dropped(store: Store, redis: Redis, name: str) -> None:
+    store.max_owner_bytes = 1000
+    background, session, turns = Background(), f"{name}/s", [Message("user", "q")]
+    leases = Leases(store, background, 6)
+    for version in range(2):
+        async with AsyncExitStack() as stack:
+            lease = await leases.session("s", name, f"{name}{version} 1", stack)
+            if version:
+                await store.account(name, "generation other 1", 400)
+                await assert_conflicts(store.account(name, "generation large 1", 900), match="share of the store")
+            assert lease and await lease.commit(turns, version)
+    assert len(await store.turns(session)) == 2
+    await background.drain(5)
+
+
 async def test_request_is_in_use_until_its_last_choice_has_ended(store: Store, redis: Redis, name: str) -> None:
     store.max_owner_bytes = 10_000
     background, request = Background(), f"{name}x"
