@@ -99,7 +99,7 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
             assert reading.num_tokens == rows[index]["num_tokens"]
         for index in range(0, len(drafted), 3):
             segment = segment_of(drafted[index], tokenizers)
-            [reading] = await draft.score(contexts[drafted[index]["context"]].context, [segment])
+            [reading] = await draft.score(contexts[drafted[index]["context"]].read_by(Writer.DRAFT), [segment])
             assert_same(tensors["draft_states"][index].float(), tensor(reading.states), 1e-3)
 
 
