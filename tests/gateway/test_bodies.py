@@ -11,11 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import Message
 
 from semspec.bench.stalls import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
 from semspec.gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
 from semspec.gateway.api.shared.errors import TGI_PATHS
+from semspec.gateway.api.shared.middleware import BodyGuard, Drain
+from semspec.gateway.metrics import Metrics
 from semspec.gateway.settings import GatewaySettings
 from tests.gateway.processes import gateway_process
 from tests.gateway.support import (
@@ -289,3 +293,35 @@ async def test_body_is_free_again_when_its_turn_fails() -> None:
         with pytest.raises(Unavailable), bodies.hold("them"):
             pass
     assert bodies.num_bytes.total() == 0
+
+
+async def test_answer_counts_until_it_is_read() -> None:
+    """Hundreds of large answers that nobody reads would fill the gateway's memory."""
+    bodies, is_read = Bodies(GatewaySettings(auth="none")), asyncio.Event()
+    answer = Response(b"x" * bodies.max_bytes_per_owner)
+    guard = BodyGuard(answer, bodies, GENEROUS_S, Drain(), Metrics())
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def ask(wait: asyncio.Event) -> tuple[int, bytes]:
+        """Return the status and the body of an answer, all but its first piece once `wait` is set."""
+        received = list[Message]()
+
+        async def send(message: Message) -> None:
+            if len(received) > 1:
+                await wait.wait()
+            received.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "state": {"owner": "us"}}
+        await guard(scope, receive, send)
+        return received[0]["status"], b"".join(message.get("body", b"") for message in received)
+
+    unread = asyncio.create_task(ask(is_read))
+    await asyncio.sleep(0.1)
+    assert bodies.num_bytes["us"] == bodies.max_bytes_per_owner
+    status, refusal = await ask(is_read)
+    assert status == 429 and b"too many or too large requests at once" in refusal
+    is_read.set()
+    assert await unread == (200, answer.body)
+    assert await ask(is_read) == (200, answer.body) and bodies.num_bytes.total() == 0

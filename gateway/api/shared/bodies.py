@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from email.message import Message as Headers
 from sys import getsizeof
 from time import monotonic
@@ -66,6 +66,7 @@ class Bodies:
         """Bytes that count at present, by owner."""
         self._turns = Admission(Limits(NUM_TURNS, 1, max_requests, settings.queue_timeout_s), None)
         self._thread = asyncio.Lock()
+        self._rests: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def hold(self, owner: str) -> Iterator["HeldBody"]:
@@ -82,17 +83,24 @@ class Bodies:
 
         Raises: Overloaded; what `work` raises.
         """
-        async with self._turns.admitted(owner, 1):
-            duration_s = 0.0
-            try:
-                async with self._thread:
-                    begin = monotonic()
-                    try:
-                        return await work()
-                    finally:
-                        duration_s = monotonic() - begin
-            finally:
-                await asyncio.sleep(REST * duration_s)
+        turn, duration_s = AsyncExitStack(), 0.0
+        await turn.enter_async_context(self._turns.admitted(owner, 1))
+        try:
+            async with self._thread:
+                begin = monotonic()
+                try:
+                    return await work()
+                finally:
+                    duration_s = monotonic() - begin
+        finally:
+            rest = asyncio.create_task(_end_later(turn, REST * duration_s))  # the request goes on meanwhile
+            self._rests.add(rest)
+            rest.add_done_callback(self._rests.discard)
+
+
+async def _end_later(turn: AsyncExitStack, delay_s: float) -> None:
+    async with turn:
+        await asyncio.sleep(delay_s)
 
 
 class HeldBody:
@@ -122,6 +130,13 @@ class HeldBody:
     def shrink(self) -> None:
         """Count only what every request takes, since the body is no longer needed."""
         self._subtract(max(0, self._num_bytes - self._bodies.least_bytes))
+
+    def add_answer(self, num_bytes: int) -> None:
+        """Count an answer that is larger than what every request takes, until the client has read it.
+
+        Raises: Overloaded, Unavailable.
+        """
+        self.add(max(0, num_bytes - self._bodies.least_bytes))
 
     def free(self) -> None:
         """Count nothing any more."""

@@ -59,6 +59,8 @@ _log = logging.getLogger(__name__)
 POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 METHODS = frozenset(HTTPMethod)
 """Methods that HTTP has. Any other is refused, and is `other` in metrics, spans and logs."""
+PIECE_BYTES = 64 * 1024
+"""Most bytes of an answer that are sent before the client has read some of them."""
 ALLOWED = "DELETE, GET, HEAD, OPTIONS, POST"
 """Methods that some route has."""
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -266,17 +268,20 @@ class BodyGuard(HttpMiddleware):
             try:
                 body = stack.enter_context(self._bodies.hold(scope.get("state", {}).get("owner", "")))
             except (Overloaded, Unavailable) as error:
-                self._metrics.refusals.labels(represent(error).code).inc()
-                await error_response(error, scope["path"])(scope, receive, closing(send))
+                await self._refuse(error, scope, receive, send)
             else:
                 scope.setdefault("state", {})["body"] = body
                 await self._handle(body, scope, receive, send)
+
+    async def _refuse(self, error: SemspecError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._metrics.refusals.labels(represent(error).code).inc()
+        await error_response(error, scope["path"])(scope, receive, closing(send))
 
     async def _handle(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         announced, max_bytes = Headers(scope=scope).get("content-length", "0"), self._bodies.max_body_bytes
         is_too_large, num_bytes = announced.isdecimal() and int(announced) > max_bytes, 0
         deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
-        respond = send
+        respond, is_refused = send, False
 
         async def receive_guarded() -> Message:
             nonlocal num_bytes, is_whole, respond
@@ -301,14 +306,31 @@ class BodyGuard(HttpMiddleware):
             return message
 
         async def send_guarded(message: Message) -> None:
+            nonlocal is_refused
             if message["type"] == "http.response.start":
                 body.shrink()
-            await respond(message)
+                try:
+                    body.add_answer(int(Headers(raw=message["headers"]).get("content-length", "0")))
+                except SemspecError as error:
+                    is_refused = True
+                    await self._refuse(error, scope, receive, respond)
+            if not is_refused:
+                await _send_in_pieces(message, respond)
 
         await self._app(scope, receive_guarded, send_guarded)
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body exceeds {self._bodies.max_body_bytes} bytes")
+
+
+async def _send_in_pieces(message: Message, send: Send) -> None:
+    """Send a large part of an answer piece by piece, which waits for the client to read, so that the request lasts as
+    long as its answer is in memory."""
+    data = message.get("body", b"")
+    starts = range(0, len(data), PIECE_BYTES)
+    for start in starts[:-1]:
+        await send({**message, "body": data[start : start + PIECE_BYTES], "more_body": True})
+    await send({**message, "body": data[starts[-1] :]} if len(starts) > 1 else message)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
