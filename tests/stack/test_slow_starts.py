@@ -28,13 +28,20 @@ from semspec.services.{role} import __main__ as service
 delay = Path({delay!r})
 load = service.load
 
+def is_over(begin):
+    return time.monotonic() >= begin + float(delay.read_text())
+
 async def slow_test(engine, settings):
     started.touch()
-    await asyncio.sleep(float(delay.read_text()))
+    begin = time.monotonic()
+    while not is_over(begin):
+        await asyncio.sleep(0.05)
     return await self_test(engine, settings)
 
 def slow_load(settings):
-    time.sleep(float(delay.read_text()))
+    begin = time.monotonic()
+    while not is_over(begin):
+        time.sleep(0.05)
     return load(settings)
 
 if hasattr(service, "self_test"):
@@ -56,17 +63,23 @@ class SlowStarts:
 
     @asynccontextmanager
     async def killed(self, role: str, delay_s: float) -> AsyncIterator[None]:
-        """Kill a service and start it again; it serves at the end of the block."""
+        """Kill a service and start it again; it serves at the end of the block, after which nothing delays it."""
         process = Process.of(self.running.stack, role)
-        (self.folder / role).write_text(str(delay_s))
+        self._delay(role, delay_s)
         (self.folder / f"{role}-started").unlink(missing_ok=True)
         try:
             await process.kill()
             starting = asyncio.create_task(process.start())
             yield
+            self._delay(role, 0)
             await starting
         finally:
-            (self.folder / role).write_text("0")
+            self._delay(role, 0)
+
+    def _delay(self, role: str, delay_s: float) -> None:
+        partial = self.folder / f"{role}-partial"
+        partial.write_text(str(delay_s))
+        partial.replace(self.folder / role)
 
     async def until_started(self, role: str) -> None:
         """Wait until the model is loaded and its self-test runs."""
@@ -141,7 +154,7 @@ async def test_service_is_away_until_its_self_test_has_passed(
     slow_starts: SlowStarts, role: str, status: int, line: str
 ) -> None:
     running = slow_starts.running
-    async with slow_starts.killed(role, 6.0):
+    async with slow_starts.killed(role, 600.0):
         await running.until_ready(status, line.split(":")[0] + ":.*")
         await slow_starts.until_started(role)
         assert await running.until_ready(status, line)
