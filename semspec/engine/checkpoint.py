@@ -156,7 +156,7 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
     """Return the tokens that end a sequence: those that generation_config.json, config.json or the tokenizer names.
 
     Any of these files may be the only one that names the end of a turn. If the chat template ends an assistant's turn
-    with none of these tokens, the special token that follows the turn is an end as well. Ids without one of the
+    with none of these tokens, a special token directly after the turn is an end as well. Ids without one of the
     `num_embeddings` are left out: the model cannot write them.
 
     Raises: Mismatch when there is none, or a file names something else than ids.
@@ -172,7 +172,9 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
     after_turn = ids_after_turn(tokenizer)
     if not {*stated} & {*after_turn}:
         special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        stated += [id for id in after_turn if id in special - {tokenizer.unk_token_id}][:1]
+        first = next((id for id in after_turn if not str(tokenizer.decode([id])).isspace()), None)
+        if first is not None and first in special - {tokenizer.unk_token_id}:
+            stated.append(first)
     ends = frozenset(id for id in stated if id < num_embeddings)
     if not ends:
         raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")

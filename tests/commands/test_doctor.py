@@ -189,7 +189,7 @@ def of_architecture(name: str, model_type: str) -> Callable[[Path], object]:
         (cut_off, "fail", "draft/model.safetensors: "),
         (pickled, "fail", "has no safetensors weights"),
         (of_architecture("HyenaForNothing", "hyena-nothing"), "fail", "hyena-nothing"),
-        (of_architecture("ViTModel", "vit"), "fail", "ViTConfig"),
+        (of_architecture("ViTModel", "vit"), "fail", "ViTModel"),
         (of_architecture("GPT2LMHeadModel", "gpt2"), "ok", "GPT2LMHeadModel, transformers"),
     ],
 )
