@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from semspec.errors import Mismatch
 
 UNBOUNDED = 1 << 20
 """Window of a model whose configuration names none, in tokens."""
 
-CROPPABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-"""Caches of layers that keep keys and values alone, from which the last tokens can be removed."""
+CROPPABLE_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
+"""Classes of transformers' caches for layers that keep keys and values alone, from which the last tokens can be
+removed. By name, since older versions lack one of them."""
 
 SWITCHING = frozenset({"dynamic", "longrope"})
 """Rotary embeddings that change the rotation of all tokens once a context exceeds the trained window. Cached keys would
@@ -55,7 +55,7 @@ def _keeps_other_state(config: PretrainedConfig) -> bool:
     """Return whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
     model: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model._is_stateful or any(
-        type(layer) not in CROPPABLE_LAYERS for layer in DynamicCache(config=config).layers
+        type(layer).__name__ not in CROPPABLE_LAYERS for layer in DynamicCache(config=config).layers
     )
 
 

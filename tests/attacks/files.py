@@ -91,9 +91,11 @@ def kinds(folder: Path) -> list[Kind]:
     shutil.copytree(BUNDLED_PAIR / "probes", folder / "probes")
     (folder / "settings").mkdir()
     shutil.copy(TRAINING, folder / "settings" / "training.yaml")
-    shutil.copy(BUNDLED_PAIR / "probes" / "pair.json", folder / "settings")
+    for name in ("pair.json", "likelihood.json"):
+        shutil.copy(BUNDLED_PAIR / "probes" / name, folder / "settings")
     (folder / "settings" / "releases.json").write_text('[{"pair": "pair.json"}]')
-    (folder / "settings" / "equivalence.json").write_text('{"object": "semspec.demo.probe_data:ParserEquivalence"}')
+    equivalence = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
+    (folder / "settings" / "equivalence.json").write_text(json.dumps(equivalence))
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
     every: list[tuple[str, str, Callable[[Path], bool]]] = [
         ("model", "qwen2", lambda path: True),

@@ -20,8 +20,9 @@ KINDS = ("refused grammars", "stored bytes", "costly grammars", "one key")
 SIZE = 950_000
 """Characters of a refused schema's description: about what a gateway reads."""
 STORED_SIZE, FREE_BYTES = 250_000, 6 << 20
-"""Characters of a stored schema's title, and bytes that Redis has left for them."""
-NUM_REFUSED, NUM_STORED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 24, 24, 240, 4
+"""Characters of a stored schema's title; and bytes that Redis may take beyond those with which each owner, who has a
+quarter, keeps what it stores already."""
+NUM_REFUSED, NUM_STORED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 24, 12, 96, 4
 MAX_OVERTAKEN = 3
 """Costly grammars that a neighbour's may wait for: those that compile already, and one of each queue."""
 MAX_CONNECTIONS = 150
@@ -66,7 +67,7 @@ async def store(victim: Victim, chance: Random) -> None:
     """Store too much for Redis. A neighbour whose session is lost finds that out."""
     async with Redis.from_url(victim.stack.addresses["redis"]) as redis:
         before = int((await redis.config_get("maxmemory"))["maxmemory"] or 0)
-        max_memory = (await redis.info("memory"))["used_memory"] + FREE_BYTES
+        max_memory = 4 * (await redis.info("memory"))["used_memory"] + FREE_BYTES
         num_evicted = (await redis.info("stats"))["evicted_keys"]
         await redis.config_set("maxmemory", max_memory)
         try:
@@ -95,9 +96,9 @@ async def until_known(victim: Victim, max_memory: int) -> None:
 
 async def compile_grammars(victim: Victim, chance: Random) -> None:
     """Send costly schemas. A neighbour's new schema does not wait for all of them."""
-    costly = [{"const": {f"k{i}": chance.random() for i in range(5000)}} for _ in range(NUM_COSTLY)]
+    costly = [{"const": {f"k{i}": chance.random() for i in range(4000)}} for _ in range(NUM_COSTLY)]
     flood = [asyncio.create_task(victim.http.post(CHAT, json=with_schema(schema))) for schema in costly]
-    await asyncio.sleep(6)  # until the target has a queue of them
+    await asyncio.sleep(3)  # until the target has a queue of them
     num_before = sum(task.done() for task in flood)
     response = await victim.neighbour.post(CHAT, json=with_schema({"const": chance.random()}))
     num_overtaken = sum(task.done() for task in flood) - num_before
