@@ -132,7 +132,7 @@ class AlteredSite:
         self.proxies[service].is_early = True
         try:
             async with asyncio.timeout(NOTICED_S):
-                while '"ready"' in (readiness := (await self.http.get("/ready")).text) and "alone" not in readiness:
+                while not _is_away(service, (await self.http.get("/ready")).text):
                     await asyncio.sleep(0.2)
             answer = await self.asked("semantic")
         except TimeoutError:
@@ -165,6 +165,11 @@ class AlteredSite:
             _check(answer, self.texts[case["strategy"]], service, case["kind"])
         elif service != "Target" and method.name != "Info" and case["kind"] != "early":
             raise Found(HIGH, "no answer, though the target was sound", is_of_load=True)
+
+
+def _is_away(service: str, readiness: str) -> bool:
+    """Whether `/ready` says so of a service; without the target the gateway is not ready."""
+    return '"ready"' not in readiness if service == "Target" else "alone" in readiness
 
 
 def drawn(seed: str, number: int) -> list[Case]:

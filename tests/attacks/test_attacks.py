@@ -14,7 +14,7 @@ NUMBERS = {
     "REST": 150,
     "odd HTTP": 26,
     "floods": 5,
-    "floods within the limits": 4,
+    "floods within the limits": 0,
     "gRPC": 24,
     "broken files": 4,
     "lying services": 0,
@@ -45,6 +45,7 @@ KNOWN: dict[str, list[Case]] = {
         posted(CHAT, {**BODIES[CHAT], "messages": [{"role": "user", "content": TEXT}]}),
         posted(CHAT, {**BODIES[CHAT], "repetition_penalty": 1e-300}),
     ],
+    "floods within the limits": [{"kind": kind, "seed": "1"} for kind in ("refused grammars", "one key")],
     "broken files": [
         {"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"},
         *({"job": job, "file": file, "how": "deep", "seed": "1"} for job, file in DEEP),
