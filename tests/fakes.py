@@ -208,7 +208,7 @@ class FakeModel:
                 return segment
 
     def _next(self, context: Context, begun: tuple[int, ...], params: GenerationParams) -> int:
-        """Return the character code that this model writes after `begun`, whoever wrote that."""
+        """Return the character code that this model writes after `begun`, which any model may have written."""
         text = self._text(context, params)
         tail = "." if self._is_last(context, params) else "\n"
         return ord(text[len(begun)] if len(begun) < len(text) else tail)

@@ -296,7 +296,7 @@ async def test_body_is_free_again_when_its_turn_fails() -> None:
 
 
 async def test_answer_counts_until_it_is_read() -> None:
-    """Hundreds of large answers that nobody reads would fill the gateway's memory."""
+    """Hundreds of large answers that no client reads would fill the gateway's memory."""
     bodies, is_read = Bodies(GatewaySettings(auth="none")), asyncio.Event()
     answer = Response(b"x" * bodies.max_bytes_per_owner)
     guard = BodyGuard(answer, bodies, GENEROUS_S, Drain(), Metrics())

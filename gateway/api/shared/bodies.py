@@ -19,6 +19,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from semspec.background import Background
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
 from semspec.gateway.api.shared.errors import ClientGone
 from semspec.gateway.api.shared.json_size import JsonSize, field_beyond, size_of
@@ -66,7 +67,7 @@ class Bodies:
         """Bytes that count at present, by owner."""
         self._turns = Admission(Limits(NUM_TURNS, 1, max_requests, settings.queue_timeout_s), None)
         self._thread = asyncio.Lock()
-        self._rests: set[asyncio.Task[None]] = set()
+        self._rests = Background()
 
     @contextmanager
     def hold(self, owner: str) -> Iterator["HeldBody"]:
@@ -93,12 +94,11 @@ class Bodies:
                 finally:
                     duration_s = monotonic() - begin
         finally:
-            rest = asyncio.create_task(_end_later(turn, REST * duration_s))  # the request goes on meanwhile
-            self._rests.add(rest)
-            rest.add_done_callback(self._rests.discard)
+            self._rests.spawn(_end_later(turn, REST * duration_s))  # the request goes on meanwhile
 
 
 async def _end_later(turn: AsyncExitStack, delay_s: float) -> None:
+    """End an owner's turn after a delay."""
     async with turn:
         await asyncio.sleep(delay_s)
 
@@ -127,15 +127,12 @@ class HeldBody:
         self._num_bytes += num_bytes
         bodies.num_bytes[self._owner] += num_bytes
 
-    def shrink(self) -> None:
-        """Count only what every request takes, since the body is no longer needed."""
-        self._subtract(max(0, self._num_bytes - self._bodies.least_bytes))
+    def replace_by_answer(self, num_bytes: int) -> None:
+        """Count the answer instead of the body, which is no longer needed; at least what every request takes.
 
-    def add_answer(self, num_bytes: int) -> None:
-        """Count an answer that is larger than what every request takes, until the client has read it.
-
-        Raises: Overloaded, Unavailable.
+        Raises: Overloaded, Unavailable; the body does not count any more then either.
         """
+        self._subtract(max(0, self._num_bytes - self._bodies.least_bytes))
         self.add(max(0, num_bytes - self._bodies.least_bytes))
 
     def free(self) -> None:

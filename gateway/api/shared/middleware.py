@@ -308,9 +308,8 @@ class BodyGuard(HttpMiddleware):
         async def send_guarded(message: Message) -> None:
             nonlocal is_refused
             if message["type"] == "http.response.start":
-                body.shrink()
                 try:
-                    body.add_answer(int(Headers(raw=message["headers"]).get("content-length", "0")))
+                    body.replace_by_answer(int(Headers(raw=message["headers"]).get("content-length", "0")))
                 except SemspecError as error:
                     is_refused = True
                     await self._refuse(error, scope, receive, respond)
