@@ -52,7 +52,7 @@ class Connections:
         """`is_open`: whether anybody may send a request with this method and path."""
         self.is_open = is_open
         self.limit = max_connections()
-        self.backlog = min(MAX_BACKLOG, self.limit // 4)
+        self.backlog = max(1, min(MAX_BACKLOG, self.limit // 16))
         self._open: dict[int, Accepted] = {}
         self._idle: dict[int, Accepted] = {}
         self._logged_at = -LOG_INTERVAL_S

@@ -13,8 +13,15 @@ from tests.grammars.schemas import COSTLY, HARMLESS, grammar_of
 SOUND = 'start: %json {"type": "integer"}'
 
 
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("worker.py" in word for word in process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):  # it has just been killed
+        return False
+
+
 def processes() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if any("worker.py" in word for word in one.cmdline())]
+    return [one for one in psutil.Process().children() if is_worker(one)]
 
 
 @pytest.fixture
