@@ -16,6 +16,7 @@ OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
     "health": ("check that a service or a gateway serves; exit code 0 if so", options.health_options),
     "key": ("make an API key, and the entry that lets a gateway know it", options.key_options),
+    "pairs": ("list the pairs that `serve --pair NAME` knows, and what of them is here", options.pairs_options),
     "plan": ("tell in which layouts a pair fits on GPUs, and the settings", options.plan_options),
     "serve": ("run Redis, draft, target, verifier and gateway until Ctrl-C", options.serve_options),
 }

@@ -2,11 +2,13 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from semspec.errors import InvalidRequest
 from semspec.keys import checked_key
+from semspec.pairs import locate, named_pair, unknown_pair
 from semspec.stack import StackConfig
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -19,21 +21,50 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
     parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
     parser.add_argument(
-        "--pair", metavar="PATH", type=Path, help="release, its folder or pair.json (default: the bundled one)"
+        "--pair", metavar="NAME", help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)"
     )
+    _models_option(parser)
     for role in ("draft", "target"):
-        parser.add_argument(f"--{role}-model", metavar="PATH", help="where the model lies (default: as --pair says)")
+        parser.add_argument(
+            f"--{role}-model",
+            metavar="MODEL",
+            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub (default: as --pair says)",
+        )
 
 
-def stack_config(arguments: argparse.Namespace) -> StackConfig:
-    """The stack's configuration with the options of the command line."""
+def pairs_options(parser: argparse.ArgumentParser) -> None:
+    _models_option(parser)
+
+
+def _models_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--models", metavar="FOLDER", type=Path, help="where files of named pairs lie (default: the hub's cache)"
+    )
+
+
+def stack_config(arguments: argparse.Namespace, tell: Callable[[str], object] | None = None) -> StackConfig:
+    """The stack's configuration with the options of the command line. With `tell`, which gets lines about the progress,
+    files of a named pair that are missing are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.pair is not None:
-        return replace(StackConfig.of_release(arguments.pair), **given)
+        return replace(pair_config(arguments.pair, arguments.models, tell), **given)
+    if arguments.models is not None:
+        raise InvalidRequest(
+            "--models: only with --pair NAME, whose files it has; `semspec pairs` lists names", "models"
+        )
     if not given.keys().isdisjoint({"draft_model", "target_model"}):
         given["pair"] = None
     return StackConfig(**given)
+
+
+def pair_config(name: str, models: Path | None, tell: Callable[[str], object] | None) -> StackConfig:
+    """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError."""
+    if pair := named_pair(name):
+        return StackConfig.of_named(pair, locate(pair, models, tell))
+    if not Path(name).exists():
+        raise unknown_pair(name)
+    return StackConfig.of_release(Path(name))
 
 
 def chat_options(parser: argparse.ArgumentParser) -> None:

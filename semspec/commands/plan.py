@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from semspec.engine.architecture import context_window
-from semspec.engine.hub import look_up
+from semspec.engine.hub import look_up, safetensors_advice
 from semspec.engine.settings import VllmOptions
 from semspec.engine.vllm.options import token_bytes
 from semspec.engine.vllm.recorder import LOGITS_ROWS, POOLED_ROWS
@@ -91,6 +91,9 @@ class Layout:
 
 def read_model(name: str) -> Model:
     """Read a configuration; downloads nothing else. Raises: Mismatch."""
+    if name.endswith(".gguf"):
+        message = f"cannot plan for {name}: vLLM does not serve a GGUF file"
+        raise Mismatch(f"{message}; {safetensors_advice(name)}, or serve it as it is on a CPU, without a plan")
     file_bytes = look_up(name).weight_bytes
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -31,11 +31,11 @@ This pair has no probes: requests that name no strategy are answered by {}.
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        key = os.environ.get(API_KEY)
-        config = replace(stack_config(arguments), api_key=checked_key(key) if key else None)
+        key, tell = os.environ.get(API_KEY), partial(print, flush=True)
+        config = replace(stack_config(arguments, tell), api_key=checked_key(key) if key else None)
         for role, model in (("DRAFT", config.draft_model), ("TARGET", config.target_model)):
             if model is not None:  # before the start's time runs
-                fetch(str(model), config.given(f"SEMSPEC_{role}_REVISION") or None, partial(print, flush=True))
+                fetch(str(model), config.given(f"SEMSPEC_{role}_REVISION") or None, tell)
         return run_until_signal(serve(config))
     except StackError as error:
         print(f"{error.log_tail}\nsemspec: {error}", file=sys.stderr)

@@ -148,5 +148,3 @@ class _Reader:
 
     def _refuse(self, reason: str, remedy: str) -> NoReturn:
         raise Mismatch(f"{self._file} {reason}; {remedy}")
-
-

@@ -63,26 +63,38 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
     return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
 
 
+def safetensors_advice(model: str) -> str:
+    """Name the safetensors checkpoint of a model that is named by its GGUF file, as a remedy."""
+    named = GGUF_FILE.fullmatch(model)
+    place = f", such as {named[1].removesuffix('-GGUF')}" if named and named[1].endswith("-GGUF") else ""
+    return f"give the model's safetensors checkpoint{place}"
+
+
 def _look_up_file(model: str, revision: str | None) -> Checkpoint:
     """Look up a GGUF file, on this machine or `REPOSITORY:FILE`."""
-    named = GGUF_FILE.fullmatch(model)
-    if named is None or Path(model).exists():
+    if GGUF_FILE.fullmatch(model) is None or Path(model).exists():
         return _of_file(Path(model))
-    repository, name = named.groups()
-    wanted = _pattern(name)
+    repository, wanted = _wanted(model)
     try:
         files = _described(repository, revision, wanted)
     except Exception as error:  # as above
-        if not (file := _cached(model, repository, revision, wanted, error) / name).is_file():
+        if not (file := _cached(model, repository, revision, wanted, error) / model.partition(":")[2]).is_file():
             raise _absence(model, revision, error.__cause__ or error) from error
         return _of_file(file)
     if not files:
         place = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
+        name = model.partition(":")[2]
         raise Mismatch(f"{repository} has no file {name}; give the name of one that it has, see {place}")
     [file] = files
     if file.will_download:
         return Checkpoint(Path(file.local_path).parent, file.file_size or 0, file.file_size or 0)
     return _of_file(Path(file.local_path))
+
+
+def _wanted(model: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the repository of a model, and which of its files are used: of `REPOSITORY:FILE`, that one alone."""
+    named = GGUF_FILE.fullmatch(model)
+    return (named[1], {"allow_patterns": [glob.escape(named[2])]}) if named else (model, FILES)
 
 
 def _described(repository: str, revision: str | None, wanted: Mapping[str, Any]) -> list[Any]:
@@ -98,11 +110,6 @@ def _cached(model: str, repository: str, revision: str | None, wanted: Mapping[s
         return Path(snapshot_download(repository, revision=revision, local_files_only=True, **wanted))
     except (OSError, ValueError):
         raise _absence(model, revision, error.__cause__ or error) from error
-
-
-def _pattern(name: str) -> dict[str, Any]:
-    """The files of a repository that are downloaded for a GGUF file: this one alone."""
-    return {"allow_patterns": [glob.escape(name)]}
 
 
 def _of_folder(folder: Path) -> Checkpoint:
@@ -123,21 +130,41 @@ def fetch(model: str, revision: str | None = None, tell: Callable[[str], object]
     `look_up` gives. On a terminal the hub's client shows its progress, elsewhere `tell` gets a line a minute.
     Raises: Mismatch when it cannot be had."""
     found = look_up(model, revision)
-    if not (missing := found.missing_bytes):
+    if not found.missing_bytes:
         return str(found.folder)
+    folder = _download(model, revision, found.missing_bytes, tell)
+    named = GGUF_FILE.fullmatch(model)
+    return str(_of_file(folder / named[2]).folder if named else folder)
+
+
+def fetch_file(model: str, revision: str | None, tell: Callable[[str], object]) -> Path:
+    """The GGUF file `REPOSITORY:FILE` itself, after a download if it is not on this machine. Raises: as `fetch`."""
+    repository, wanted = _wanted(model)
+    try:
+        missing = sum(file.file_size or 0 for file in _described(repository, revision, wanted) if file.will_download)
+    except Exception as error:  # as above
+        raise _absence(model, revision, error.__cause__ or error) from error
+    file = _download(model, revision, missing, tell) / model.partition(":")[2]
+    if not file.is_file():
+        raise Mismatch(
+            f"{repository} has no file {file.name} at {revision or 'main'}; see {constants.ENDPOINT}/{repository}"
+        )
+    return file
+
+
+def _download(model: str, revision: str | None, missing: int, tell: Callable[[str], object]) -> Path:
+    """Return the folder in the hub's cache that has all files of a model. Raises: Mismatch when they cannot be had."""
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
     if missing > free:
         raise Mismatch(f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free; {MAKE_ROOM}")
     tell(f"downloading {model}: {size_of(missing)}")
+    repository, wanted = _wanted(model)
     try:
         bars = None if sys.stderr.isatty() else _lines(tell)
-        named = GGUF_FILE.fullmatch(model)
-        repository, wanted = (named[1], _pattern(named[2])) if named else (model, FILES)
-        folder = Path(snapshot_download(repository, revision=revision, tqdm_class=bars, **wanted))
-    except Exception as error:  # as above
+        return Path(snapshot_download(repository, revision=revision, tqdm_class=bars, **wanted))
+    except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
         raise _absence(model, revision, error) from error
-    return str(_of_file(folder / named[2]).folder if named else folder)
 
 
 def _lines(tell: Callable[[str], object]) -> type[tqdm]:

@@ -65,8 +65,9 @@ LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
 
 
 def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
-    """The engine of `settings`; for auto on the device cuda it is vLLM, if that is installed."""
-    if settings.engine == "auto" and settings.device.startswith("cuda"):
+    """The engine of `settings`; for auto on the device cuda it is vLLM, if that is installed and can serve the model:
+    it cannot serve a GGUF file."""
+    if settings.engine == "auto" and settings.device.startswith("cuda") and not settings.model.endswith(".gguf"):
         if find_spec("vllm"):
             return "vllm"
         logging.getLogger(__name__).warning("vLLM is not installed: our engine serves; long contexts need vLLM")

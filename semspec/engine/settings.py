@@ -34,7 +34,7 @@ class VllmOptions(SettingObject):
 class ModelSettings(ServiceSettings):
     """Additional settings of the services that run a language model."""
 
-    model: str = Field(min_length=1, description="directory or Hugging Face id of the model to serve")
+    model: str = Field(min_length=1, description="model to serve: folder, GGUF file, Hugging Face id, or ID:FILE.gguf")
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face model")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

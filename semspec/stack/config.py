@@ -10,6 +10,7 @@ from pathlib import Path
 from semspec.errors import Mismatch
 from semspec.files import read_json
 from semspec.keys import OPERATOR, entry
+from semspec.pairs import NamedPair
 from semspec.release import Release, load_release
 from semspec.types import GOOD_ENOUGH
 
@@ -73,6 +74,18 @@ class StackConfig:
         revisions = {f"SEMSPEC_{role}_REVISION": model.revision for role, model in models.items() if model.revision}
         return cls(release.place("draft"), release.place("target"), release.folder, environment=revisions)
 
+    @classmethod
+    def of_named(cls, pair: NamedPair, models: Mapping[str, str]) -> "StackConfig":
+        """The configuration of a named pair. `models`: by role, a path or a name on the hub."""
+        environment = {MODEL_NAME: pair.name}
+        for role, model in models.items():
+            prefix = f"SEMSPEC_{role.upper()}"
+            environment |= {f"{prefix}_{name.upper()}": value for name, value in pair.settings.items()}
+            if model == pair.files[role].model:
+                environment[f"{prefix}_REVISION"] = pair.files[role].revision
+        unset = {name: value for name, value in environment.items() if not os.environ.get(name)}
+        return cls(models["draft"], models["target"], pair.release, environment=unset)
+
     @property
     def release(self) -> Release | None:
         """Raises: Mismatch when it cannot be read."""
@@ -120,10 +133,12 @@ class StackConfig:
 
     @property
     def model_name(self) -> str:
-        """The name in the API of a pair without a release: the target's, of its folder or on the hub. A folder named
-        `target` gives that of the folder around it."""
+        """The name in the API of a pair without a release: the target's, of its folder, of its GGUF file or on the hub.
+        A folder named `target` gives that of the folder around it."""
         path = Path(self.target_model)
         name = path.resolve().parent.name if path.name in ("", "target") else path.name
+        if path.suffix == ".gguf":
+            name = name.rpartition(":")[2].removesuffix(".gguf")
         return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
 
     def service_environment(self, role: str) -> dict[str, str]:

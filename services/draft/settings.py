@@ -13,8 +13,8 @@ class DraftSettings(ModelSettings):
 
     model: str = Field(
         "",
-        description="directory or Hugging Face id of the model to serve; unset: none, only a datastore, for the "
-        "strategy retrieval",
+        description="model to serve: folder, GGUF file, Hugging Face id, or ID:FILE.gguf; unset: none, only a "
+        "datastore, for the strategy retrieval",
     )
     port: int = Field(50051, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     datastore: DirectoryPath | None = Field(

@@ -1,15 +1,22 @@
 """Models of the Hugging Face hub: downloaded with progress, and what is said where that cannot be."""
 
+import errno
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from semspec.engine import hub
 from semspec.engine.checkpoint import model_fingerprint
+from semspec.engine.gguf import weights_digest
 from semspec.errors import Mismatch
+from semspec.files import file_digest
 from semspec.stack import BUNDLED_PAIR
+from tests.checkpoints import save_spelling_checkpoint
+from tests.ggufs import save_gguf
 from tests.hub import serving, use
 
 DRAFT = BUNDLED_PAIR / "draft"
@@ -20,9 +27,32 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "huge").mkdir()
     (tmp_path / "huge" / "model.safetensors").touch()
-    with serving({"a/draft": DRAFT, "a/gated": None, "a/huge": tmp_path / "huge"}) as endpoint:
+    models = {"a/draft": DRAFT, "a/gated": None, "a/huge": tmp_path / "huge", "a/files-GGUF": tmp_path / "files"}
+    with serving(models) as endpoint:
         use(endpoint, monkeypatch)
         yield
+
+
+@pytest.fixture
+def gguf_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the repository a/files-GGUF, with the file model.gguf."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "files").mkdir()
+    save_gguf(tmp_path / "files" / "model.gguf", save_spelling_checkpoint(tmp_path / "source"))
+    (tmp_path / "files" / "model-q8.gguf").write_bytes(b"GGUF")
+    return tmp_path / "files"
+
+
+class FullDisk(io.RawIOBase):
+    """A file on a disk that has no room for more than its first bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        if self._file.tell() > 1 << 14:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._file.write(data)
 
 
 def test_model_is_downloaded_once_and_needs_no_hub_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +79,59 @@ def test_model_that_cannot_be_had_is_refused_with_the_remedy(model: str, said: s
     with pytest.raises(Mismatch, match=f"^{said}"):
         hub.fetch(model)
     assert not list(tmp_path.glob("cache/*/snapshots"))
+
+
+def test_file_of_a_repository_is_downloaded_once_and_alone(
+    gguf_hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = "a/files-GGUF:model.gguf"
+    found = hub.look_up(model)
+    assert found.missing_bytes == found.weight_bytes == (gguf_hub / "model.gguf").stat().st_size
+    folder = hub.fetch(model)
+    assert weights_digest(folder) == file_digest(gguf_hub / "model.gguf")
+    assert [path.name for path in tmp_path.glob("cache/*/snapshots/*/*")] == ["model.gguf"]
+    assert hub.look_up(model) == hub.Checkpoint(Path(folder), found.weight_bytes)
+    use("http://127.0.0.1:1", monkeypatch)
+    assert hub.fetch(model, tell=pytest.fail) == folder
+    assert hub.fetch(str(gguf_hub / "model.gguf")) == folder  # the same digest
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("a/files-GGUF:other.gguf", "a/files-GGUF has no file other.gguf; give the name of one that it has, see http"),
+        ("a/nothing:model.gguf", "the hub has no a/nothing; correct the name"),
+        ("a/gated:model.gguf", "a/gated:model.gguf is gated; ask for access at http://.*/a/gated, and log in"),
+        ("/no/model.gguf", "there is no file /no/model.gguf; give a GGUF file, or REPOSITORY:FILE.gguf"),
+        ("model.gguf", "there is no file model.gguf; give a GGUF file"),
+    ],
+)
+def test_file_that_cannot_be_had_is_refused_with_the_remedy(gguf_hub: Path, model: str, said: str) -> None:
+    with pytest.raises(Mismatch, match=f"^{said}"):
+        hub.fetch(model)
+
+
+def test_file_is_named_with_its_place_where_there_is_no_network(
+    gguf_hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.fetch("a/files-GGUF:model.gguf")
+    use("http://127.0.0.1:1", monkeypatch)
+    remedy = "give the file of a copy: `hf download a/files-GGUF other.gguf --local-dir FOLDER` elsewhere"
+    with pytest.raises(Mismatch, match=f"^a/files-GGUF:other.gguf is neither a file nor in the hub's cache.*{remedy}"):
+        hub.fetch("a/files-GGUF:other.gguf")
+
+
+def test_disk_that_is_full_during_a_download_leaves_no_file_and_the_next_goes_on(
+    gguf_hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_until_full(url: str, file: BinaryIO, **options: Any) -> None:
+        http_get(url, FullDisk(file), **options)
+
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
+    http_get = file_download.http_get
+    with monkeypatch.context() as patched:
+        patched.setattr(file_download, "http_get", get_until_full)
+        with pytest.raises(Mismatch, match=r"^no room for a/files-GGUF:model.gguf in .*/cache; make room"):
+            hub.fetch("a/files-GGUF:model.gguf")
+    assert not [*tmp_path.glob("cache/*/snapshots/*/*"), *tmp_path.glob("cache/*/blobs/*")]
+    assert weights_digest(hub.fetch("a/files-GGUF:model.gguf")) == file_digest(gguf_hub / "model.gguf")

@@ -105,7 +105,8 @@ def _model(role: str, settings: Any, load: Any) -> Started:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
             words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
-            return Started(warn(role, words, f"`hf download {settings.model}`, or `serve` fetches it"), settings, None)
+            remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
+            return Started(warn(role, words, remedy), settings, None)
         num_weights = count_weights(found.folder)
     engine = load(settings, outline)
     words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
@@ -145,9 +146,15 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
 
 
 def count_weights(folder: Path) -> int:
-    """Number of weights in a folder's safetensors files. Raises: Mismatch when there are none, or one is damaged."""
+    """Number of weights in a folder's safetensors files, or in its GGUF file. Raises: Mismatch when there are none, or
+    one is damaged."""
     from safetensors import SafetensorError, safe_open
 
+    from semspec.engine.gguf import weights_file
+    from semspec.engine.gguf_header import read_header
+
+    if file := weights_file(folder):
+        return read_header(file).num_weights
     num_weights = 0
     for path in sorted(folder.glob("*.safetensors")):
         try:

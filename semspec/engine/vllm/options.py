@@ -12,6 +12,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from semspec.engine.architecture import rotary_embeddings
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
+from semspec.engine.gguf import is_gguf
+from semspec.engine.hub import safetensors_advice
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import KEY, MODEL, Model
 from semspec.errors import Mismatch
@@ -76,6 +78,9 @@ def prepare_environment(threads: int, device: str = "auto") -> None:
 
 def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
     """The model of `settings` without its weights. Raises: Mismatch."""
+    if is_gguf(settings.model):
+        remedy = f"{safetensors_advice(settings.model)}, or {OTHER_ENGINE}"
+        raise Mismatch(f"the engine vllm does not serve the GGUF file {settings.model}; {remedy}")
     with loading(settings.model, settings.revision) as folder:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         raw = load_tokenizer(folder)

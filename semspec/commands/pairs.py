@@ -1,0 +1,35 @@
+"""`semspec pairs`: lists the named pairs, with what is known of each and where its files are."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from semspec.commands import program
+from semspec.engine.hub import size_of
+from semspec.errors import Mismatch
+from semspec.pairs import NamedPair, find, named_pairs
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for pair in named_pairs():
+        print(f"{pair.name}: {pair.description}")
+        for name, value in described(pair, arguments.models):
+            print(f"  {name:<9} {value}")
+        print()
+    print(f"Serve one with: {program()} serve --pair NAME [--models FOLDER]")
+    return 0
+
+
+def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a pair, as names and values."""
+    yield "licence", pair.licence
+    yield "size", size_of(sum(file.num_bytes for file in pair.files.values()))
+    yield "memory", "not measured" if pair.memory_bytes is None else size_of(pair.memory_bytes)
+    yield from (("measured", sentence) for sentence in pair.measured or ("nothing yet",))
+    for role, file in pair.files.items():
+        try:
+            place = find(file, models)
+        except Mismatch as error:
+            yield role, error.message
+        else:
+            yield role, str(place or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}")
