@@ -25,7 +25,7 @@ ROOT = Path(cli.__file__).resolve().parents[1]
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "{chat,doctor,health,key,plan,serve,bench,train}" in capsys.readouterr().out
+    assert "{chat,doctor,health,key,pairs,plan,serve,bench,train}" in capsys.readouterr().out
 
 
 def helps(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -73,7 +73,8 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
     assert exit_code("doctor", "--port", "0", "--draft-model", "/nowhere") == 1
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if line.startswith("fail")]
-    assert line == "fail  draft           there is no folder /nowhere -> give a checkpoint's folder or a hub id"
+    remedy = "give a checkpoint's folder, a GGUF file or a hub id"
+    assert line == f"fail  draft           there is no folder /nowhere -> {remedy}"
 
 
 def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_paper_s_answers_have_a_layout_on_two_gpus(pair: list[str], capsys: pyte
         (["--gpus", "1"], r"8 answers of 34,816 tokens do not fit; the most is 5 of them, or 8 of 2\d,\d+ tokens"),
         (["--context", "200000"], r"--context: the window of .*draft has 131072 tokens"),
         (["--sessions", "0"], r"--sessions: give at least 1"),
-        (["--target-model", "./nowhere"], r"there is no folder ./nowhere; give a checkpoint's folder or a hub id"),
+        (["--target-model", "./nowhere"], r"there is no folder ./nowhere; give a checkpoint's folder, a GGUF file"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_does(

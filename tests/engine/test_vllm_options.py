@@ -46,6 +46,15 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
+def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
+    settings = ModelSettings(model="a/model-GGUF:model.gguf", engine="vllm")
+    with pytest.raises(Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"):
+        load_model(settings, Writer.TARGET)
+    monkeypatch.setattr(protocol, "find_spec", lambda name: name)
+    assert protocol.chosen_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
+
+
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:
     code = "import sys, semspec.services.target.__main__, semspec.engine.vllm.engine; print('vllm' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -1,0 +1,191 @@
+"""Named pairs: where their files are found, downloads checked by digest, and what is said without a network."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from semspec import pairs
+from semspec.cli import main, parser
+from semspec.commands.options import stack_config
+from semspec.commands.plan import read_model
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import file_digest
+from semspec.pairs import NamedPair, PairFile, find, locate, named_pair, named_pairs
+from semspec.stack import StackConfig
+from tests.hub import serving, use
+
+FILES = {"draft": b"the draft", "target": b"the target's weights"}
+
+
+def file_of(role: str) -> PairFile:
+    content = FILES[role]
+    return PairFile(f"a/{role}-GGUF", f"{role}.gguf", hashlib.sha256(content).hexdigest(), len(content))
+
+
+PAIR = NamedPair(
+    "small", "one drafts for another", "MIT", file_of("draft"), file_of("target"), {"dtype": "float32"}, 2 * 10**9, ()
+)
+
+
+@pytest.fixture(autouse=True)
+def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of manifests with `PAIR` alone, an empty cache of the hub, and no network."""
+    monkeypatch.setattr(pairs, "FOLDER", tmp_path / "pairs")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    use("http://127.0.0.1:1", monkeypatch)
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "small.json").write_bytes(pairs._PAIR.dump_json(PAIR))
+    return tmp_path / "pairs"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A hub with both repositories; the folder that has theirs."""
+    for role, content in FILES.items():
+        (tmp_path / "hub" / role).mkdir(parents=True)
+        (tmp_path / "hub" / role / f"{role}.gguf").write_bytes(content)
+    with serving({f"a/{role}-GGUF": tmp_path / "hub" / role for role in FILES}) as endpoint:
+        use(endpoint, monkeypatch)
+        yield tmp_path / "hub"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with the draft under its own name and the target under another."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "draft.gguf").write_bytes(FILES["draft"])
+    (folder / "another.gguf").write_bytes(FILES["target"])
+    (folder / "different.gguf").write_bytes(FILES["target"][::-1])
+    return folder
+
+
+def test_files_are_found_by_name_and_by_digest(models: Path) -> None:
+    found = locate(PAIR, models, tell=pytest.fail)
+    assert found == {"draft": str(models / "draft.gguf"), "target": str(models / "another.gguf")}
+    assert find(PAIR.draft, None) is None
+
+
+def test_missing_files_are_downloaded_once_and_checked(hub: Path, models: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    (models / "another.gguf").unlink()
+    found = locate(PAIR, models, told.append)
+    assert found["draft"] == str(models / "draft.gguf")
+    assert Path(found["target"]).read_bytes() == FILES["target"] and tmp_path / "cache" in Path(found["target"]).parents
+    assert told == ["downloading a/target-GGUF:target.gguf: 0.0 MB"]
+    assert locate(PAIR, models, pytest.fail) == found
+
+
+def test_wrong_digest_is_refused_wherever_the_file_is(hub: Path, models: Path) -> None:
+    wrong = hashlib.sha256(b"other").hexdigest()
+    (models / "draft.gguf").write_bytes(b"other")
+    words = f"draft.gguf has the SHA-256 {wrong}, but draft.gguf has {PAIR.draft.sha256}; "
+    with pytest.raises(Mismatch, match=f"^{models}/{words}give --models a folder without it"):
+        locate(PAIR, models, print)
+    (hub / "draft" / "draft.gguf").write_bytes(b"other")
+    with pytest.raises(Mismatch, match=f"{words}a/draft-GGUF has changed it; put the file of that digest into"):
+        locate(PAIR, None, print)
+    with pytest.raises(Mismatch, match=f"{words}remove /.*, and start again to fetch it"):
+        find(PAIR.draft, None)
+
+
+def test_files_are_named_with_their_digests_where_there_is_no_network(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--pair", "small", "--models", str(models.parent)])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert line.startswith("semspec serve: the pair small cannot be fetched: a/draft-GGUF:draft.gguf is neither a file")
+    assert "put into a folder what is missing, and give it with --models FOLDER: draft.gguf (0.0 MB, SHA-256 " in line
+    assert all(file.sha256 in line for file in PAIR.files.values())
+
+
+def test_next_start_goes_on_after_one_without_a_network(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        use("http://127.0.0.1:1", patched)
+        with pytest.raises(Mismatch, match=r"^the pair small cannot be fetched"):
+            locate(PAIR, None, print)
+    assert [Path(place).read_bytes() for place in locate(PAIR, None, print).values()] == [*FILES.values()]
+
+
+def configuration(*words: str) -> StackConfig:
+    return stack_config(parser([]).parse_args(["serve", *words]))
+
+
+def test_pair_is_served_under_its_name_with_its_settings(
+    models: Path, manifests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMSPEC_TARGET_DTYPE", "bfloat16")
+    config = configuration("--pair", "small", "--models", str(models))
+    assert (config.draft_model, config.target_model) == (str(models / "draft.gguf"), str(models / "another.gguf"))
+    assert config.environment == {"SEMSPEC_GATEWAY_MODEL_NAME": "small", "SEMSPEC_DRAFT_DTYPE": "float32"}
+    assert config.pair is None
+    (manifests / "small").mkdir()
+    (manifests / "small" / "pair.json").write_text("{}")
+    assert configuration("--pair", "small", "--models", str(models)).pair == manifests / "small"
+
+
+def test_file_that_is_not_here_is_named_by_its_repository_and_revision(manifests: Path) -> None:
+    pinned = replace(PAIR, draft=replace(PAIR.draft, revision="0123456"))
+    (manifests / "small.json").write_bytes(pairs._PAIR.dump_json(pinned))
+    config = configuration("--pair", "small")
+    assert config.draft_model == "a/draft-GGUF:draft.gguf"
+    assert config.environment["SEMSPEC_DRAFT_REVISION"] == "0123456"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--pair", "large"), "--pair: there is no pair 'large' and no such path; give a release's path, or small"),
+        (("--models", "/tmp"), "--models: only with --pair NAME, whose files it has"),
+    ],
+)
+def test_option_that_names_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{said}"):
+        configuration(*words)
+
+
+def test_folder_that_is_not_there_is_refused() -> None:
+    with pytest.raises(Mismatch, match=r"^there is no folder /nowhere; give --models the folder with the pair's files"):
+        configuration("--pair", "small", "--models", "/nowhere")
+
+
+def test_list_says_what_is_here(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (models / "another.gguf").unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["pairs", "--models", str(models)])
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert lines[:7] == [
+        "small: one drafts for another",
+        "  licence   MIT",
+        "  size      0.0 MB",
+        "  memory    2.0 GB",
+        "  measured  nothing yet",
+        f"  draft     {models / 'draft.gguf'}",
+        "  target    not here: 0.0 MB to fetch from a/target-GGUF",
+    ]
+
+
+def test_pairs_of_the_package_have_the_files_that_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert {pair.name for pair in named_pairs()} >= {"qwen2.5-coder"}
+    if not (folder := os.environ.get("SEMSPEC_REAL_MODELS")):
+        pytest.skip("SEMSPEC_REAL_MODELS names no folder with real models")
+    pair = named_pair("qwen2.5-coder")
+    assert pair is not None
+    found = locate(pair, Path(folder), pytest.fail)
+    assert [file_digest(Path(found[role])) for role in found] == [file.sha256 for file in pair.files.values()]
+    assert [Path(found[role]).stat().st_size for role in found] == [file.num_bytes for file in pair.files.values()]
+
+
+def test_plan_names_the_checkpoint_that_vllm_serves() -> None:
+    remedy = "give the model's safetensors checkpoint, such as Qwen/Qwen2.5-Coder-1.5B-Instruct, or"
+    with pytest.raises(Mismatch, match=f"^cannot plan for .*: vLLM does not serve a GGUF file; {remedy}"):
+        read_model("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen.gguf")
