@@ -1,6 +1,7 @@
 PORT ?= 8080
 PROBLEMS ?= 100
 SEED ?=
+NAMED_PAIR := $(PAIR)
 PAIR ?= r1-1.5b-r1-32b
 ARGS ?=
 TEST_PROCESSES ?= 2
@@ -19,9 +20,10 @@ setup:
 	@scripts/setup
 
 ## make demo         real questions through the whole stack, with a table (ARGS=--json, ARGS="--problems 100")
+## make demo PAIR=qwen2.5-coder    a pair of `semspec pairs` instead, on MATH-500 (ARGS="--models FOLDER --data FILE")
 demo:
-	@scripts/setup serve
-	@$(BIN)/python -m semspec.demo.run $(ARGS)
+	@scripts/setup $(if $(NAMED_PAIR),dev,serve)
+	@$(BIN)/python -m semspec.demo.run $(if $(NAMED_PAIR),--pair $(NAMED_PAIR)) $(ARGS)
 
 ## make serve        the same stack kept up until Ctrl-C (PORT=8080, ARGS="--draft-model PATH --target-model PATH")
 serve:

@@ -1,25 +1,39 @@
 """A REST client of the gateway, and interleaved comparisons that share the machine's varying load equally."""
 
 import random
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import httpx
 
 from semspec.client import read_events
-from semspec.demo.problems import Problem
 
-Strategy = Literal["target", "semantic", "draft"]
+Strategy = Literal["target", "semantic", "likelihood", "token-level", "draft"]
 Json = dict[str, Any]
 MAX_TOKENS = 512
 """Twice the tokens of the longest solution, so that an overlong answer costs time."""
 
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 Q = TypeVar("Q")
 T = TypeVar("T")
+
+
+class Problem(Protocol):
+    """A question that can be graded."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def answer(self) -> object: ...
+
+    def is_right(self, text: str) -> bool:
+        """Return whether an answer, reasoning included, is right."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,20 @@ class Completion:
     body: Json
 
 
+async def supported_strategies(http: httpx.AsyncClient) -> list[Strategy]:
+    """The strategies that the gateway's pair supports, in the order of `Strategy`. Raises: httpx.HTTPError."""
+    supported = {model["strategy"] for model in await _models(http) if ":" in model["id"]}
+    known: tuple[Strategy, ...] = get_args(Strategy)
+    return [strategy for strategy in known if strategy in supported]
+
+
+async def _models(http: httpx.AsyncClient) -> list[Json]:
+    response = await http.get("/v1/models")
+    response.raise_for_status()
+    models: list[Json] = response.json()["data"]
+    return models
+
+
 class ChatClient:
     """Chat completions of one model of a gateway."""
 
@@ -55,9 +83,7 @@ class ChatClient:
     @classmethod
     async def connect(cls, http: httpx.AsyncClient) -> "ChatClient":
         """A client of the first model that the gateway lists. Raises: httpx.HTTPError."""
-        response = await http.get("/v1/models")
-        response.raise_for_status()
-        return cls(http, response.json()["data"][0]["id"])
+        return cls(http, (await _models(http))[0]["id"])
 
     async def complete(self, question: str | list[Json], fields: Json) -> Completion:
         """The answer to a conversation; `fields` are added to the request. Raises: httpx.HTTPError."""
@@ -86,7 +112,7 @@ class ChatClient:
 
 
 class Client:
-    """Sends problems of the demo language to a gateway."""
+    """Sends problems to a gateway."""
 
     def __init__(self, chat: ChatClient, temperature: float) -> None:
         self._chat = chat
@@ -97,7 +123,7 @@ class Client:
         completion = await self._chat.complete(problem.question, self._fields(strategy, seed))
         statistics, num_tokens = completion.body["semspec"], completion.body["usage"]["completion_tokens"]
         return Answer(
-            is_right=boxed(completion.text) == str(problem.answer),
+            is_right=problem.is_right(completion.text),
             latency_s=completion.latency_s,
             num_tokens=num_tokens,
             num_target_tokens=num_tokens * (statistics["target_ratio"] or 0.0),
@@ -116,12 +142,6 @@ class Client:
             "seed": seed,
             "semspec": {"strategy": strategy},
         }
-
-
-def boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{}`."""
-    answers = _BOXED.findall(text)
-    return answers[-1].strip() if answers else None
 
 
 def _text(message: Json) -> str:

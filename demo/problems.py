@@ -18,6 +18,7 @@ SPLITS = {
     "report": range(10_015_000, 10_020_000),
 }
 """Problem seeds by purpose: `train` for models, `probe` for probes, `tune` for options, `report` for results."""
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 NUM_STYLES = 4
 """Styles of wording: the higher, the more a meaning's form varies."""
 
@@ -56,6 +57,16 @@ class Problem:
     @property
     def answer(self) -> int:
         return self.facts.answer
+
+    def is_right(self, text: str) -> bool:
+        """Return whether the last box of `text`, reasoning included, has the answer."""
+        return boxed(text) == str(self.answer)
+
+
+def boxed(text: str) -> str | None:
+    """The content of the last `\\boxed{}`."""
+    answers = _BOXED.findall(text)
+    return answers[-1].strip() if answers else None
 
 
 def make_problem(seed: int, style: int | None = None) -> Problem:

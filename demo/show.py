@@ -48,7 +48,7 @@ def _row(strategy: Strategy, answers: Sequence[Answer], target_latency_s: float)
         speedup=target_latency_s / latency_s,
         tokens_per_s=num_tokens / (latency_s * len(answers)),
         target_ratio=sum(answer.num_target_tokens for answer in answers) / max(num_tokens, 1),
-        acceptance_rate=num_accepted / num_judged if strategy == "semantic" and num_judged else None,
+        acceptance_rate=num_accepted / num_judged if strategy not in ("target", "draft") and num_judged else None,
     )
 
 

@@ -27,7 +27,7 @@ def save_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = config["model_type"]
-    metadata = _metadata(config, folder, pre) | (changes or {})
+    metadata = {**_metadata(config, folder, pre), **(changes or {})}
     writer = gguf.GGUFWriter(file, str(metadata.pop("general.architecture", architecture)))
     for key, value in metadata.items():
         if value is not None:

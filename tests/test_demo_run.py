@@ -1,16 +1,19 @@
 """The demo's client and its sums, against a gateway that is a function."""
 
+import argparse
 import json
 from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 
 import httpx
 import pytest
 
 from semspec.demo import show
-from semspec.demo.client import Answer, ChatClient, Client, in_turns
-from semspec.demo.problems import make_problem
-from semspec.demo.run import STRATEGIES
+from semspec.demo.client import Answer, ChatClient, Client, in_turns, supported_strategies
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.demo.run import STRATEGIES, _parser, configuration, questions_of
+from semspec.errors import InvalidRequest
 from tests.records import record
 
 pytestmark = pytest.mark.slow
@@ -90,3 +93,37 @@ def test_summary_has_the_keys_and_values_of_the_contract() -> None:
     }
     assert result["strategies"]["target"]["acceptance_rate"] is None
     assert result["strategies"]["draft"]["acceptance_rate"] is None
+
+
+def test_named_pair_is_asked_questions_of_math(tmp_path: Path) -> None:
+    data = tmp_path / "math.jsonl"
+    rows = [{"problem": f"What is {n}/2?", "answer": f"\\frac{{{n}}}{{2}}", "unique_id": str(n)} for n in (1, 3, 5)]
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    questions = questions_of(arguments("--pair", "qwen2.5-coder", "--data", str(data), "--problems", "2"))
+    assert [problem.answer for problem in questions.asked] == ["\\frac{3}{2}", "\\frac{5}{2}"]
+    assert "What is 3/2?" in questions.asked[0].question and "\\boxed{}" in questions.asked[0].question
+    assert questions.asked[0].is_right("so it is \\boxed{1.5}") and not questions.asked[0].is_right("\\boxed{2}")
+    with pytest.raises(InvalidRequest, match=r"^limit is 5; math500 has 3 questions here"):
+        questions_of(arguments("--pair", "qwen2.5-coder", "--data", str(data)))
+
+
+def test_demo_without_a_pair_asks_of_the_ball() -> None:
+    questions = questions_of(arguments())
+    assert len(questions.asked) == 30 and questions.asked[0] == make_problem(SPLITS["report"][0])
+
+
+async def test_only_strategies_that_the_pair_supports_are_compared() -> None:
+    listed = [("qwen", "token-level"), ("qwen:draft", "draft"), ("qwen:target", "target"), ("qwen:token-level",) * 2]
+    models = {"data": [{"id": id, "strategy": strategy.rpartition(":")[2]} for id, strategy in listed]}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
+    http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+    assert await supported_strategies(http) == ["target", "token-level", "draft"]
+
+
+def test_pair_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"^--pair: there is no pair 'large' and no such path"):
+        configuration(arguments("--pair", "large"), print)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    return _parser().parse_args([*words])

@@ -8,8 +8,8 @@ from typing import Literal
 from semspec.bench.tasks.choice import GPQA_DIAMOND, load_choice
 from semspec.bench.tasks.mathematics import AIME_2024, AMC_2023, MATH_500, load_mathematics
 from semspec.bench.tasks.protocol import Question, Task
-from semspec.demo.client import MAX_TOKENS, boxed
-from semspec.demo.problems import SPLITS, make_problem
+from semspec.demo.client import MAX_TOKENS
+from semspec.demo.problems import SPLITS, boxed, make_problem
 from semspec.errors import InvalidRequest
 from semspec.types import Message
 

@@ -19,9 +19,8 @@ from sklearn.metrics import roc_auc_score
 from transformers import Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.client import boxed
 from semspec.demo.documents import DELIMITER, write_document
-from semspec.demo.problems import SPLITS, Problem, make_problem
+from semspec.demo.problems import SPLITS, Problem, boxed, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution
 from semspec.demo.tokenizer import build_tokenizer

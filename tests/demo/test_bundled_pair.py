@@ -14,7 +14,8 @@ from semspec.bench.configuration import parse
 from semspec.bench.runners.in_process import InProcessRunner, open_in_process
 from semspec.bench.runners.protocol import Ask, Outcome
 from semspec.bench.tasks import Question, load_task
-from semspec.demo.client import MAX_TOKENS, boxed
+from semspec.demo.client import MAX_TOKENS
+from semspec.demo.problems import boxed
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Message

@@ -4,7 +4,7 @@ import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pytest
 from huggingface_hub import constants, file_download
@@ -125,7 +125,7 @@ def test_disk_that_is_full_during_a_download_leaves_no_file_and_the_next_goes_on
     gguf_hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get_until_full(url: str, file: BinaryIO, **options: Any) -> None:
-        http_get(url, FullDisk(file), **options)
+        http_get(url, cast(BinaryIO, FullDisk(file)), **options)
 
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
     http_get = file_download.http_get
