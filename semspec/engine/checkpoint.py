@@ -1,14 +1,9 @@
-"""Tokenizer, fingerprints and metadata of a checkpoint, independent of the engine.
-
-Whole weight files are hashed once: a cache remembers digests by path, size, inode, mtime and ctime.
-"""
+"""Tokenizer, fingerprints and metadata of a checkpoint, independent of the engine."""
 
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,9 +24,10 @@ from transformers.utils.logging import disable_progress_bar
 from semspec import __version__
 from semspec.engine.architecture import context_window
 from semspec.engine.conversation import ids_after_turn, supports_choices, template_variables, tools_flaw
+from semspec.engine.digests import file_digests
+from semspec.engine.gguf import is_gguf, readable_name, weights_digest
 from semspec.engine.hub import fetch
 from semspec.errors import Mismatch, SemspecError
-from semspec.files import file_digest, file_state, read_json
 from semspec.observability import adopt
 from semspec.types import FINGERPRINT, ModelInfo
 
@@ -43,11 +39,6 @@ MALFORMED: tuple[type[Exception], ...] = (
 )  # fmt: skip
 """Errors that transformers raises for a checkpoint whose files are missing or hold values of other types, or JSON
 of too many levels."""
-
-LEAST_BYTES = 64 << 20
-"""Smaller files are hashed each time, which takes a tenth of a second."""
-NUM_THREADS = 4
-"""Files hashed at a time; hashing releases the interpreter's lock."""
 
 
 @contextmanager
@@ -79,8 +70,8 @@ def _remedy_for(error: Exception) -> str:
             return "free memory, or give a smaller model"
         case _ if isinstance(error, MALFORMED):
             return (
-                "give a folder, a hub id or a revision with safetensors weights and a tokenizer.json (weights in "
-                "pytorch_model.bin are pickles and not loaded)"
+                "give a GGUF file, or a folder, a hub id or a revision with safetensors weights and a tokenizer.json "
+                "(weights in pytorch_model.bin are pickles and not loaded)"
             )
     return "give another checkpoint, or set another engine"
 
@@ -122,13 +113,19 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def model_info(
-    name: str, folder: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, max_context_tokens: int | None
+    name: str,
+    folder: str,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    max_context_tokens: int | None,
+    form: str = "",
 ) -> ModelInfo:
-    """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window."""
+    """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window; `form` as
+    in `model_fingerprint`."""
     text_config, window = config.get_text_config(), context_window(config)
     return ModelInfo(
-        model=Path(name).name if Path(name).exists() else name,
-        fingerprint=model_fingerprint(folder),
+        model=_shown_name(name),
+        fingerprint=model_fingerprint(folder, form),
         tokenizer=tokenizer_fingerprint(tokenizer),
         num_layers=int(text_config.num_hidden_layers),
         hidden_size=int(text_config.hidden_size),
@@ -139,6 +136,12 @@ def model_info(
         template_variables=tuple(sorted(template_variables(tokenizer))),
         supports_min_p=True,
     )
+
+
+def _shown_name(name: str) -> str:
+    if is_gguf(name):
+        return readable_name(name)
+    return Path(name).name if Path(name).exists() else name
 
 
 def generation_config(folder: str) -> GenerationConfig | None:
@@ -213,12 +216,17 @@ def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return _short(hashlib.sha256(rendered_with.encode()))
 
 
-def model_fingerprint(folder: str) -> str:
+def model_fingerprint(folder: str, form: str = "") -> str:
     """Digest of configuration and all weights of a checkpoint: `sha256-full:...`.
 
     The prefix names this definition, so that fingerprints of another one are never taken for those of another model.
+    The weights of a GGUF file are served in one of several forms, such as float32 or packed, which have different
+    states; `form` is part of their fingerprint, and of no other.
     """
     digest = hashlib.sha256(Path(folder, "config.json").read_bytes())
+    if weights := weights_digest(folder):
+        digest.update(f"{weights} {form}\n".encode())
+        return f"{FINGERPRINT}:{_short(digest)}"
     paths = sorted(Path(folder).glob("*.safetensors"))
     for path, weights in zip(paths, file_digests(paths), strict=True):
         digest.update(f"{path.name} {weights}\n".encode())
@@ -227,63 +235,3 @@ def model_fingerprint(folder: str) -> str:
 
 def _short(digest: "hashlib._Hash") -> str:
     return digest.hexdigest()[:16]
-
-
-def file_digests(paths: list[Path]) -> list[str]:
-    """The SHA-256 of each file, from the cache where its size, inode and times are unchanged.
-
-    A core hashes about 0.8 GB a second; a disk may be slower. Raises: OSError.
-    """
-    with ThreadPoolExecutor(min(NUM_THREADS, os.cpu_count() or 1)) as threads:
-        return list(threads.map(_file_digest, paths))
-
-
-def cache_folder() -> Path:
-    """Where digests are remembered: `$XDG_CACHE_HOME/semspec/digests`, by default in `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semspec" / "digests"
-
-
-def _file_digest(path: Path) -> str:
-    path = path.resolve()  # of the hub's cache, the blob
-    identity, num_bytes = _identity(path), path.stat().st_size
-    entry = _entry(path) if num_bytes >= LEAST_BYTES else None
-    if (remembered := _remembered(entry, identity)) is not None:
-        return remembered
-    if entry:
-        logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
-    digest = file_digest(path)
-    if _identity(path) == identity:  # else it changed meanwhile
-        _remember(entry, [*identity, digest])
-    return digest
-
-
-def _identity(path: Path) -> list[object]:
-    return [str(path), *(file_state(path) or ())]
-
-
-def _entry(path: Path) -> Path | None:
-    """The file that remembers the digest of `path`; None for a user without a home folder."""
-    try:
-        return cache_folder() / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
-    except RuntimeError:
-        return None
-
-
-def _remembered(entry: Path | None, identity: list[object]) -> str | None:
-    try:
-        *known, digest = read_json(entry) if entry else [None]
-    except (OSError, ValueError, TypeError):
-        return None
-    return digest if known == identity and isinstance(digest, str) else None
-
-
-def _remember(entry: Path | None, fields: list[object]) -> None:
-    if entry is None:
-        return
-    partial = entry.with_suffix(f".{os.getpid()}.partial")
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(fields))
-        partial.replace(entry)
-    except OSError as error:
-        logger.info("the digest of %s is not remembered, and computed again next time: %s", fields[0], error)

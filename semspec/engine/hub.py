@@ -1,12 +1,15 @@
-"""Checkpoints of the Hugging Face hub: looked up and downloaded before anything is loaded."""
+"""Checkpoints in folders, in GGUF files and on the Hugging Face hub: looked up and downloaded before anything is
+loaded."""
 
 import errno
+import glob
 import logging
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ FILES: dict[str, Any] = {
     "ignore_patterns": ["*/*.safetensors", "consolidated*.safetensors"],
 }
 """The files of a checkpoint that are used; weights in other places are copies in other formats."""
+GGUF_FILE = re.compile(r"([\w.-]+/[\w.-]+):(.+\.gguf)")
+"""A GGUF file in a repository of the hub: `REPOSITORY:FILE`."""
 TELL_EVERY_S = 60.0
 MAKE_ROOM = "make room, or set HF_HOME to a folder on a larger disk"
 
@@ -33,38 +38,90 @@ class Checkpoint:
     """Where a checkpoint is: bytes of its weights, and of its files that are not on this machine yet."""
 
     folder: Path
+    """Of a GGUF file, the folder of `semspec.engine.gguf`, once the file is on this machine."""
     weight_bytes: int
     missing_bytes: int = 0
 
 
 def look_up(model: str, revision: str | None = None) -> Checkpoint:
-    """Look up a checkpoint in its folder, on the hub, or where that cannot be reached in the hub's cache. Downloads
-    nothing. Raises: Mismatch when it is nowhere."""
+    """Look up a checkpoint in its folder or GGUF file, on the hub, or where that cannot be reached in the hub's cache.
+    Downloads nothing. Raises: Mismatch when it is nowhere, or is a GGUF file that cannot be served."""
+    if model.endswith(".gguf"):
+        return _look_up_file(model, revision)
     is_path = os.path.isabs(model) or model.startswith((".", "~")) or model.count("/") > 1
     folder = Path(model)
     if is_path and not folder.is_dir():
-        raise Mismatch(f"there is no folder {model}; give a checkpoint's folder or a hub id")
-    if not folder.is_dir():
-        try:
-            files: Any = snapshot_download(
-                model, revision=revision, dry_run=True, tqdm_class=_lines(logger.info), **FILES
-            )
-        except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
-            try:
-                folder = Path(snapshot_download(model, revision=revision, local_files_only=True, **FILES))
-            except (OSError, ValueError):
-                raise _absence(model, revision, error.__cause__ or error) from error
-        else:
-            root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
-            weights = sum(file.file_size or 0 for file in files if file.filename.endswith(".safetensors"))
-            return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
+        raise Mismatch(f"there is no folder {model}; give a checkpoint's folder, a GGUF file or a hub id")
+    if folder.is_dir():
+        return _of_folder(folder)
+    try:
+        files = _described(model, revision, FILES)
+    except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
+        return _of_folder(_cached(model, model, revision, FILES, error))
+    root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
+    weights = sum(file.file_size or 0 for file in files if file.filename.endswith(".safetensors"))
+    return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
+
+
+def _look_up_file(model: str, revision: str | None) -> Checkpoint:
+    """Look up a GGUF file, on this machine or `REPOSITORY:FILE`."""
+    named = GGUF_FILE.fullmatch(model)
+    if named is None or Path(model).exists():
+        return _of_file(Path(model))
+    repository, name = named.groups()
+    wanted = _pattern(name)
+    try:
+        files = _described(repository, revision, wanted)
+    except Exception as error:  # as above
+        if not (file := _cached(model, repository, revision, wanted, error) / name).is_file():
+            raise _absence(model, revision, error.__cause__ or error) from error
+        return _of_file(file)
+    if not files:
+        place = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
+        raise Mismatch(f"{repository} has no file {name}; give the name of one that it has, see {place}")
+    [file] = files
+    if file.will_download:
+        return Checkpoint(Path(file.local_path).parent, file.file_size or 0, file.file_size or 0)
+    return _of_file(Path(file.local_path))
+
+
+def _described(repository: str, revision: str | None, wanted: Mapping[str, Any]) -> list[Any]:
+    """Describe the files of a repository that are `wanted`. Raises: errors of the hub's client."""
+    lines = _lines(logger.info)
+    files: Any = snapshot_download(repository, revision=revision, dry_run=True, tqdm_class=lines, **wanted)
+    return list(files)
+
+
+def _cached(model: str, repository: str, revision: str | None, wanted: Mapping[str, Any], error: Exception) -> Path:
+    """Return the folder in the hub's cache, because the hub gave an `error`. Raises: Mismatch when there is none."""
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True, **wanted))
+    except (OSError, ValueError):
+        raise _absence(model, revision, error.__cause__ or error) from error
+
+
+def _pattern(name: str) -> dict[str, Any]:
+    """The files of a repository that are downloaded for a GGUF file: this one alone."""
+    return {"allow_patterns": [glob.escape(name)]}
+
+
+def _of_folder(folder: Path) -> Checkpoint:
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.exists())  # else a dead link
     return Checkpoint(folder, weights)
 
 
+def _of_file(file: Path) -> Checkpoint:
+    from semspec.engine.gguf import checkpoint_of  # needs NumPy and the tokenizers
+
+    if not file.is_file():
+        raise Mismatch(f"there is no file {file}; give a GGUF file, or REPOSITORY:FILE.gguf for one on the hub")
+    return Checkpoint(checkpoint_of(file), file.stat().st_size)
+
+
 def fetch(model: str, revision: str | None = None, tell: Callable[[str], object] = logger.info) -> str:
-    """The folder of a checkpoint, after a download of what is not on this machine. On a terminal the hub's client shows
-    its progress, elsewhere `tell` gets a line a minute. Raises: Mismatch when it cannot be had."""
+    """The folder of a checkpoint, after a download of what is not on this machine; of a GGUF file, the one that
+    `look_up` gives. On a terminal the hub's client shows its progress, elsewhere `tell` gets a line a minute.
+    Raises: Mismatch when it cannot be had."""
     found = look_up(model, revision)
     if not (missing := found.missing_bytes):
         return str(found.folder)
@@ -75,9 +132,12 @@ def fetch(model: str, revision: str | None = None, tell: Callable[[str], object]
     tell(f"downloading {model}: {size_of(missing)}")
     try:
         bars = None if sys.stderr.isatty() else _lines(tell)
-        return str(snapshot_download(model, revision=revision, tqdm_class=bars, **FILES))
+        named = GGUF_FILE.fullmatch(model)
+        repository, wanted = (named[1], _pattern(named[2])) if named else (model, FILES)
+        folder = Path(snapshot_download(repository, revision=revision, tqdm_class=bars, **wanted))
     except Exception as error:  # as above
         raise _absence(model, revision, error) from error
+    return str(_of_file(folder / named[2]).folder if named else folder)
 
 
 def _lines(tell: Callable[[str], object]) -> type[tqdm]:
@@ -105,21 +165,23 @@ def size_of(num_bytes: float) -> str:
 
 def _absence(model: str, revision: str | None, error: BaseException) -> Mismatch:
     """Problem and remedy in one line."""
-    page = f"{constants.ENDPOINT}/{model}"
+    repository = model.partition(":")[0]
+    page = f"{constants.ENDPOINT}/{repository}"
     match error:
         case GatedRepoError():
             said = f"{model} is gated; ask for access at {page}, and log in with `hf auth login`"
         case RevisionNotFoundError():
             said = f"{model} has no revision {revision}; correct it, see {page}/commits/main"
         case RepositoryNotFoundError() | HFValidationError():
-            said = f"the hub has no {model}; correct the name; for a private model log in with `hf auth login`"
+            said = f"the hub has no {repository}; correct the name; for a private model log in with `hf auth login`"
         case OSError(errno=errno.ENOSPC):
             said = f"no room for {model} in {constants.HF_HUB_CACHE}; {MAKE_ROOM}"
         case _:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            kind = "file" if model.endswith(".gguf") else "folder"
             said = (
-                f"{model} is neither a folder nor in the hub's cache, and {constants.ENDPOINT} does not answer "
-                f"({reason}); connect, set HF_ENDPOINT to a mirror, or give the folder of a copy: "
-                f"`hf download {model} --local-dir FOLDER` elsewhere"
+                f"{model} is neither a {kind} nor in the hub's cache, and {constants.ENDPOINT} does not answer "
+                f"({reason}); connect, set HF_ENDPOINT to a mirror, or give the {kind} of a copy: "
+                f"`hf download {model.replace(':', ' ')} --local-dir FOLDER` elsewhere"
             )
     return Mismatch(said)

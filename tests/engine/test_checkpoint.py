@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semspec.engine import checkpoint
+from semspec.engine import checkpoint, digests
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
 from semspec.engine.settings import ModelSettings
@@ -32,7 +32,7 @@ def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file, and an empty cache that keeps digests of files of any size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(checkpoint, "LEAST_BYTES", 0)
+    monkeypatch.setattr(digests, "LEAST_BYTES", 0)
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
     return file
@@ -51,25 +51,25 @@ def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
 
 
 def test_digest_is_computed_once(weights: Path) -> None:
-    [digest] = checkpoint.file_digests([weights])
-    [entry] = checkpoint.cache_folder().iterdir()
+    [digest] = digests.file_digests([weights])
+    [entry] = digests.cache_folder().iterdir()
     entry.write_text(json.dumps([*json.loads(entry.read_text())[:-1], "remembered"]))
-    assert checkpoint.file_digests([weights]) == ["remembered"]
+    assert digests.file_digests([weights]) == ["remembered"]
     entry.write_text("{")
-    assert checkpoint.file_digests([weights]) == [digest]
+    assert digests.file_digests([weights]) == [digest]
 
 
 def test_digest_of_a_changed_file_is_computed_again(weights: Path) -> None:
-    before, times = checkpoint.file_digests([weights]), weights.stat()
+    before, times = digests.file_digests([weights]), weights.stat()
     weights.write_bytes(b"WEIGHTS")
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # the ctime cannot be put back
-    assert checkpoint.file_digests([weights]) != before
+    assert digests.file_digests([weights]) != before
 
 
 def test_digest_needs_no_writable_cache(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = checkpoint.file_digests([weights])
+    found = digests.file_digests([weights])
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert checkpoint.file_digests([weights]) == digests
+    assert digests.file_digests([weights]) == found
 
 
 @pytest.mark.parametrize(("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")])

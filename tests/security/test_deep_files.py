@@ -16,7 +16,7 @@ from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
-from semspec.engine.checkpoint import _remembered
+from semspec.engine.digests import _remembered
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json

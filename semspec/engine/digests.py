@@ -1,0 +1,89 @@
+"""SHA-256 digests of files, each computed once.
+
+A cache remembers the digests of large files by path, size, inode, mtime and ctime.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from semspec.files import file_digest, file_state, read_json
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 64 << 20
+"""Smaller files are hashed each time, which takes a tenth of a second."""
+NUM_THREADS = 4
+"""Files hashed at a time; hashing releases the interpreter's lock."""
+
+
+def cache_home() -> Path:
+    """The folder of semspec's caches: `$XDG_CACHE_HOME/semspec`, by default `~/.cache/semspec`.
+
+    Raises: RuntimeError for a user without a home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semspec"
+
+
+def file_digests(paths: Sequence[Path]) -> list[str]:
+    """The SHA-256 of each file, from the cache where its size, inode and times are unchanged.
+
+    A core hashes about 0.8 GB a second; a disk may be slower. Raises: OSError.
+    """
+    with ThreadPoolExecutor(min(NUM_THREADS, os.cpu_count() or 1)) as threads:
+        return list(threads.map(_file_digest, paths))
+
+
+def cache_folder() -> Path:
+    """Where digests are remembered: `digests` in `cache_home`."""
+    return cache_home() / "digests"
+
+
+def _file_digest(path: Path) -> str:
+    path = path.resolve()  # of the hub's cache, the blob
+    identity, num_bytes = _identity(path), path.stat().st_size
+    entry = _entry(path) if num_bytes >= LEAST_BYTES else None
+    if (remembered := _remembered(entry, identity)) is not None:
+        return remembered
+    if entry:
+        logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
+    digest = file_digest(path)
+    if _identity(path) == identity:  # else it changed meanwhile
+        _remember(entry, [*identity, digest])
+    return digest
+
+
+def _identity(path: Path) -> list[object]:
+    return [str(path), *(file_state(path) or ())]
+
+
+def _entry(path: Path) -> Path | None:
+    """The file that remembers the digest of `path`; None for a user without a home folder."""
+    try:
+        return cache_folder() / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
+    except RuntimeError:
+        return None
+
+
+def _remembered(entry: Path | None, identity: list[object]) -> str | None:
+    try:
+        *known, digest = read_json(entry) if entry else [None]
+    except (OSError, ValueError, TypeError):
+        return None
+    return digest if known == identity and isinstance(digest, str) else None
+
+
+def _remember(entry: Path | None, fields: list[object]) -> None:
+    if entry is None:
+        return
+    partial = entry.with_suffix(f".{os.getpid()}.partial")
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(fields))
+        partial.replace(entry)
+    except OSError as error:
+        logger.info("the digest of %s is not remembered, and computed again next time: %s", fields[0], error)
