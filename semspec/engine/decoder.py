@@ -122,8 +122,8 @@ class Decoder:
         self._rotary = inner.rotary_emb
         self._head_dim = inner.layers[0].self_attn.head_dim
         self._num_heads, self._num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        # Packed weights: each row's result must not depend on the number of rows. That of an attention kernel does in its
-        # last bits, which would decide how an activation is rounded to eight bits. In fp64 these bits are rounded away.
+        # With packed weights, a row's result must not depend on the number of rows. In an attention kernel it does in
+        # the last bits, which may decide how an activation is rounded to eight bits; fp64 makes them irrelevant.
         self._dtype, kv_dtype = self._norm.dtype, torch.float64 if is_packed else self._norm.dtype
         device = self._norm.device
         self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, kv_dtype, device, window)

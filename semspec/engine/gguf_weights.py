@@ -5,8 +5,9 @@ Block formats: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `gg
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,12 +15,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import Q4_K, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PretrainedConfig
+
+from semspec.engine.gguf_header import read_header
+from semspec.errors import Mismatch
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-ARCHITECTURES = frozenset({"llama", "qwen2"})
-"""Values of `general.architecture` whose tensors are read here, without transformers."""
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -56,7 +58,7 @@ class Packed:
     @property
     def group_size(self) -> int:
         """Columns of a group."""
-        return self.codes.shape[2] * 8 // self.bits
+        return int(self.codes.shape[2]) * 8 // self.bits
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -102,54 +104,49 @@ class GgufTensor:
         return Packed(np.ascontiguousarray(codes), scales.reshape(rows, -1), offsets, bits)
 
 
-def read_tensors(file: Path, index: Mapping[str, Any], config: Any) -> dict[str, GgufTensor]:
-    """Return the tensors of `file` by the names that transformers gives them.
+def read_tensors(file: Path, config: PretrainedConfig) -> dict[str, GgufTensor]:
+    """Return the tensors of a Llama or Qwen2 model in `file`, by the names that transformers gives them.
 
-    `index`: by name the type, the shape in GGUF's order and the offset in bytes, as `tensor_index` returns them.
-    `config`: of the model; llama.cpp orders the rows of a Llama model's queries and keys in another way.
+    llama.cpp orders the rows of a Llama model's queries and keys in another way; here they are in transformers' order.
+
+    Raises: Mismatch when the file cannot be read, or has a tensor that these models lack.
     """
-    data = np.memmap(file, np.uint8, "r")
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    tensors = {}
-    for gguf_name, (type_name, shape, offset) in index.items():
-        if gguf_name.startswith("rope_freqs"):  # config.json states them
-            continue
-        kind, shape = GGMLQuantizationType[type_name], tuple(reversed(shape))
-        block_size, block_bytes = GGML_QUANT_SIZES[kind]
-        num_rows, row_bytes = int(np.prod(shape[:-1])), shape[-1] // block_size * block_bytes
-        raw = data[offset : offset + num_rows * row_bytes].reshape(num_rows, row_bytes)
-        name = _name(gguf_name)
+    data: Codes = np.memmap(file, np.uint8, "r")
+    heads: dict[str, int] = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    tensors = dict[str, GgufTensor]()
+    for info in read_header(file).tensors.values():
+        num_rows = prod(info.shape[:-1])
+        raw: Codes = data[info.start : info.start + info.num_bytes].reshape(num_rows, -1)
+        name = _name(file, info.name)
         if config.model_type == "llama" and (num_heads := heads.get(name.split(".")[-2])):
-            raw = raw.reshape(num_heads, -1, 2, row_bytes).swapaxes(1, 2).reshape(num_rows, row_bytes)
-        tensors[name] = GgufTensor(kind, raw, shape)
+            raw = _in_halves(raw, num_heads)
+        tensors[name] = GgufTensor(info.type, raw, info.shape)
     return tensors
 
 
-def tensor_index(reader: Any) -> dict[str, tuple[str, list[int], int]]:
-    """Return type, shape and offset in bytes of each tensor that a `gguf.GGUFReader` has found."""
-    return {
-        tensor.name: (tensor.tensor_type.name, [int(size) for size in tensor.shape], int(tensor.data_offset))
-        for tensor in reader.tensors
-    }
+def _in_halves(rows: Codes, num_heads: int) -> Codes:
+    """Return the rows of each head in halves that are rotated together, instead of in pairs."""
+    pairs: Codes = rows.reshape(num_heads, -1, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _name(gguf_name: str) -> str:
-    """Return transformers' name of a tensor. Raises: ValueError when these architectures have no such tensor."""
+def _name(file: Path, gguf_name: str) -> str:
+    """Return transformers' name of a tensor. Raises: Mismatch when Llama and Qwen2 models have no such tensor."""
     *block, module, kind = gguf_name.split(".")
     if module not in NAMES:
-        raise ValueError(f"its tensor {gguf_name} is unknown for this architecture")
+        raise Mismatch(f"{file} has a tensor {gguf_name}, which is not read; give the safetensors checkpoint")
     layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{NAMES[module]}.{kind}"
 
 
 def to_tensor(values: Floats, dtype: torch.dtype) -> Tensor:
     """Return `values` as a tensor of a floating type."""
-    return torch.from_numpy(values).to(dtype)
+    return torch.from_numpy(values.copy() if not values.flags.writeable else values).to(dtype)
 
 
-# Each function takes blocks, `[num_blocks, block_bytes]`, and returns codes `[num_blocks, block_size]`, scales and offsets
-# `[num_blocks, groups of a block]`, and the bits of a code.
 Unpacked = tuple[Codes, Floats, Floats | None, Literal[4, 8]]
+"""Codes `[num_blocks, block_size]`, scales and offsets `[num_blocks, groups of a block]`, and the bits of a code. The
+functions below return it for blocks `[num_blocks, block_bytes]`."""
 
 
 def _float16(blocks: Codes) -> Floats:
