@@ -31,7 +31,7 @@ class ReleasedModel:
     """Of its weights, its configuration, and the options of vLLM that change its numbers."""
     tokenizer: str
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = "auto"
     """Of the weights when it is served; auto: any."""
 
 

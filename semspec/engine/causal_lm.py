@@ -13,9 +13,12 @@ from semspec.engine.architecture import check_architecture
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
+from semspec.engine.gguf import weights_file
+from semspec.engine.gguf_model import gguf_outline, load_gguf
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
+from semspec.engine.numeric_form import Form, resolve_form
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.weights import check_names, load_weights
+from semspec.engine.weights import check_weights, load_weights, safetensors_sizes
 from semspec.errors import Mismatch
 
 EngineName = Literal["auto", "transformers", "fast"]
@@ -38,10 +41,12 @@ class Forward:
 class CausalLM:
     """Weights and tokenizer of a model, and information about both. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: ModelTokenizer, engine: EngineName = "auto") -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: ModelTokenizer, engine: EngineName = "auto", form: Form = "float32"
+    ) -> None:
         """Raises: Mismatch when `engine` is "fast" and cannot run the model, or no engine can read its states."""
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.form = tokenizer, form
         self.info = info = tokenizer.info
         self._hooks = StateHooks(model)
         reason = "transformers was chosen" if engine == "transformers" else unsupported_reason(model)
@@ -60,24 +65,22 @@ class CausalLM:
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
     ) -> "CausalLM":
-        """Load a checkpoint from a folder or the hub: safetensors only, no remote code.
+        """Load a checkpoint from a folder, a GGUF file or the hub: no pickles, no remote code.
 
-        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights.
+        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights. `dtype`: see `resolve_form`.
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
-        device = device_of(device, f"the model {name!r}")
-        if dtype == "auto":
-            dtype = "float32" if device == "cpu" else "bfloat16"
         with loading(name, revision) as folder:
             config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             check_architecture(name, config)
             raw = load_tokenizer(folder)
-            model = _model(name, folder, config, device, dtype)
+            form = resolve_form(name, folder, "cpu" if device == "meta" else device, dtype)
+            model = _model(name, folder, config, device, form)
             num_embeddings = int(model.get_input_embeddings().num_embeddings)
-            info = model_info(name, folder, config, raw, max_context_tokens)
+            info = model_info(name, folder, config, raw, max_context_tokens, form)
             tokenizer = ModelTokenizer(raw, info, eos_ids(folder, raw, num_embeddings), num_embeddings)
-            return cls(model, tokenizer, engine)
+            return cls(model, tokenizer, engine, form)
 
     @property
     def device(self) -> torch.device:
@@ -136,13 +139,20 @@ class CausalLM:
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _model(name: str, folder: str, config: PretrainedConfig, device: str, dtype: str) -> PreTrainedModel:
+def _model(name: str, folder: str, config: PretrainedConfig, device: str, form: Form) -> PreTrainedModel:
+    file = weights_file(folder)
     if device == "meta":
+        if file:
+            return gguf_outline(name, file, config)
         with torch.device(device):
             outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        check_names(name, folder, outline)
+        check_weights(name, safetensors_sizes(folder), outline)
         return outline
-    return load_weights(AutoModelForCausalLM, name, folder, getattr(torch, dtype)).to(device)
+    if file:
+        model = load_gguf(name, file, config, form)
+    else:
+        model = load_weights(AutoModelForCausalLM, name, folder, getattr(torch, form))
+    return model.to(device_of(device, f"the model {name!r}"))
 
 
 def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[BufferKV]]]:

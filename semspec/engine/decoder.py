@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from semspec.engine.attention import Attend, Attention, runs
 from semspec.engine.kv_cache import BufferKV, Chunk, Layout, Slabs
+from semspec.engine.packed import Compute, JointPart, PackedModule
 
 Outputs: TypeAlias = tuple[Tensor, Tensor]
 """Logits `[num_rows, vocab_size]` and states `[num_layers + 1, num_tokens, hidden_size]`."""
@@ -34,7 +35,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     if (rope := model.model.rotary_emb.rope_type) not in STATIC_ROPES:
         return f"its rotary embedding is {rope}, not one of {', '.join(sorted(STATIC_ROPES))}"
     for name, module in model.named_modules():
-        if name.endswith(("_proj", "lm_head")) and type(module) is not nn.Linear:  # quantised, or with an adapter
+        is_product = name.endswith(("_proj", "lm_head"))
+        if is_product and type(module) not in (nn.Linear, PackedModule, JointPart):  # quantised, or with an adapter
             return f"its {name} is {type(module).__name__}, not a plain Linear"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
@@ -47,12 +49,42 @@ class _Block:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention_norm: Tensor = layer.input_layernorm.weight
-        self.qkv, self.qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.attention_out, self.attention_out_bias = _joined(attention.o_proj)
         self.mlp_norm: Tensor = layer.post_attention_layernorm.weight
-        self.gate_up, self.gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
-        self.down: Tensor = mlp.down_proj.weight
-        self.down_bias: Tensor | None = mlp.down_proj.bias
+        self._qkv, self._qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._out, self._out_bias = _joined(attention.o_proj)
+        self._gate_up, self._gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
+        self._down: Tensor = mlp.down_proj.weight
+        self._down_bias: Tensor | None = mlp.down_proj.bias
+
+    def qkv(self, normed: Tensor) -> Tensor:
+        """Return queries, keys and values, `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`."""
+        return F.linear(normed, self._qkv, self._qkv_bias)
+
+    def add_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return `hidden` plus the projection of `attended`."""
+        return _added(hidden, attended, self._out, self._out_bias)
+
+    def add_mlp(self, hidden: Tensor, normed: Tensor) -> Tensor:
+        """Return `hidden` plus the MLP's output for `normed`."""
+        gate, up = F.linear(normed, self._gate_up, self._gate_up_bias).chunk(2, -1)  # [num_tokens, intermediate_size]
+        return _added(hidden, F.silu(gate).mul_(up), self._down, self._down_bias)
+
+
+class _PackedBlock:
+    """A layer whose matrices are packed."""
+
+    def __init__(self, layer: Any) -> None:
+        self.attention_norm: Tensor = layer.input_layernorm.weight
+        self.mlp_norm: Tensor = layer.post_attention_layernorm.weight
+        self.qkv: Compute = layer.self_attn.q_proj.joint.compute
+        self._out: Compute = layer.self_attn.o_proj.compute
+        self._mlp: Compute = layer.mlp.compute
+
+    def add_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        return self._out(attended).add_(hidden)
+
+    def add_mlp(self, hidden: Tensor, normed: Tensor) -> Tensor:
+        return self._mlp(normed).add_(hidden)
 
 
 def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -81,22 +113,24 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, window: int) -> None:
         """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence."""
-        config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
-        self._blocks = [_Block(layer) for layer in inner.layers]
-        self._embedding: Tensor = inner.embed_tokens.weight
-        self._head: Tensor = model.lm_head.weight
-        self._norm, self._eps = inner.norm.weight, config.rms_norm_eps
+        config, inner = model.config, model.model
+        self._embed, self._head = inner.embed_tokens, model.lm_head
+        is_packed = isinstance(self._head, PackedModule)
+        self._blocks = [_PackedBlock(layer) if is_packed else _Block(layer) for layer in inner.layers]
+        self._norm: Tensor = inner.norm.weight
+        self._eps = config.rms_norm_eps
         self._rotary = inner.rotary_emb
-        self._head_dim = attention.head_dim
-        self._num_heads, self._num_kv_heads = (
-            len(projection.weight) // self._head_dim for projection in (attention.q_proj, attention.k_proj)
-        )
-        dtype, device = self._embedding.dtype, self._embedding.device
-        self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, dtype, device, window)
+        self._head_dim = inner.layers[0].self_attn.head_dim
+        self._num_heads, self._num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        # With packed weights, a row's result must not depend on the number of rows. In an attention kernel it does in
+        # the last bits, which may decide how an activation is rounded to eight bits; fp64 makes them irrelevant.
+        self._dtype, kv_dtype = self._norm.dtype, torch.float64 if is_packed else self._norm.dtype
+        device = self._norm.device
+        self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, kv_dtype, device, window)
         self._slabs = Slabs(self.layout)
         self._attention = Attention(self.layout, self._num_heads)
-        self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
-        self._ones = self._embedding.new_ones(self._embedding.shape[1], 1)
+        self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._norm) and not is_packed else None
+        self._ones = self._norm.new_ones(len(self._norm), 1)
         self._cos, self._sin = self._rotations(0)
 
     def new_kv(self) -> BufferKV:
@@ -151,9 +185,10 @@ class Decoder:
         return outputs
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
-        if len(tokens) == 1:  # a view avoids copying an index to the device
-            return self._embedding.narrow(0, tokens[0], 1)
-        return F.embedding(torch.tensor(tokens, device=self.layout.device), self._embedding)
+        if len(tokens) == 1 and isinstance(self._embed, nn.Embedding):  # a view avoids copying an index to the device
+            return self._embed.weight.narrow(0, tokens[0], 1)
+        embedded: Tensor = self._embed(torch.tensor(tokens, device=self.layout.device))
+        return embedded
 
     def _prepare_rotations(self, num_positions: int, capacity: int) -> None:
         if len(self._cos) < num_positions:
@@ -161,12 +196,13 @@ class Decoder:
 
     def _rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[num_positions, 1, head_dim]`; the sines of the first half are negated."""
-        cos, sin = self._rotary(self._embedding, torch.arange(num_positions, device=self._embedding.device)[None])
+        cos, sin = self._rotary(self._norm, torch.arange(num_positions, device=self.layout.device)[None])
         sin[..., : self._head_dim // 2].neg_()
         return cos[0, :, None], sin[0, :, None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self._normed(hidden, self._norm), self._head)
+        logits: Tensor = self._head(self._normed(hidden, self._norm))
+        return logits
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         num_tokens, hidden_size = hidden.shape
@@ -183,22 +219,23 @@ class Decoder:
         states = [hidden]
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
-            attended = attend(index, queries, keys_values)  # [num_tokens, num_heads * head_dim]
-            hidden = _added(hidden, attended, block.attention_out, block.attention_out_bias)
-            gate_up = F.linear(self._normed(hidden, block.mlp_norm), block.gate_up, block.gate_up_bias)
-            gate, up = gate_up.chunk(2, -1)  # [num_tokens, intermediate_size] each
-            hidden = _added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
+            attended = attend(index, queries, keys_values).to(self._dtype)  # [num_tokens, num_heads * head_dim]
+            hidden = block.add_attention(hidden, attended)
+            hidden = block.add_mlp(hidden, self._normed(hidden, block.mlp_norm))
             states.append(hidden)
         return states
 
-    def _queries_keys_values(self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _queries_keys_values(
+        self, block: _Block | _PackedBlock, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
         num_tokens = hidden.shape[0]
-        qkv = F.linear(self._normed(hidden, block.attention_norm), block.qkv, block.qkv_bias)
+        qkv = block.qkv(self._normed(hidden, block.attention_norm))
         heads = qkv.view(num_tokens, -1, self._head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         rotated = heads.narrow(1, 0, self._num_heads + self._num_kv_heads)
         halves_swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(halves_swapped, sin)
+        heads = heads.to(self.layout.dtype)
         queries, keys_values = heads.split([self._num_heads, 2 * self._num_kv_heads], 1)
         return queries, keys_values.view(num_tokens, 2, self._num_kv_heads, self._head_dim)
 

@@ -81,11 +81,13 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
 
         return load_vllm(settings, writer)
     from semspec.engine.checkpoint import loading, model_fingerprint  # slow, deferred until health checks are answered
+    from semspec.engine.numeric_form import resolve_form
     from semspec.engine.transformers_engine import TransformersEngine
     from semspec.release import check_model
 
     if settings.pair:  # before weights take memory
         with loading(settings.model, settings.revision) as folder:
-            check_model(settings, writer, model_fingerprint(folder))
+            form = resolve_form(settings.model, folder, settings.device, settings.dtype)
+            check_model(settings, writer, model_fingerprint(folder, form))
     options = settings.model_dump(include=OPTIONS)
     return TransformersEngine.load(settings.model, writer=writer, engine=engine, probes=settings.pair, **options)

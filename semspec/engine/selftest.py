@@ -69,7 +69,8 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
         compared = f"not with plain transformers: {error.message}"
     else:
         scores["by plain transformers"] = await asyncio.to_thread(_plain_score, lm, prefix, list(last.token_ids))
-    is_exact = settings.dtype == "float32" or (settings.dtype == "auto" and is_cpu)
+    form = getattr(getattr(engine, "lm", None), "form", "float32" if is_cpu else "bfloat16")
+    is_exact = (form if settings.dtype == "auto" else settings.dtype) == "float32"
     stated, worst, faults = STATED[is_exact], 0.0, dict[str, bool]()
     for how, score in scores.items():
         a, b = (np.frombuffer(one.data, "<f4").reshape(one.shape) for one in (written[-1].states, score.states) if one)
@@ -104,10 +105,12 @@ def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", s
     config = (found.folder / "config.json").read_text()
     if options.quantization or options.kv_cache_dtype or "quantization_config" in config:
         raise Mismatch("quantised")
-    if found.weight_bytes <= REFERENCE_BYTES:
+    held = getattr(engine, "lm", None)
+    is_packed = isinstance(held, CausalLM) and held.form == "packed"
+    if found.weight_bytes <= REFERENCE_BYTES and not is_packed:
         lm = CausalLM.load(settings.model, settings.revision, "cpu", "float32", engine="transformers")
         return lm, "with plain transformers too"
-    if isinstance(held := getattr(engine, "lm", None), CausalLM):
+    if isinstance(held, CausalLM):
         return held, "with plain transformers over the same weights too"
     raise Mismatch(f"weights of {size_of(found.weight_bytes)} in vLLM's processes")
 

@@ -37,8 +37,10 @@ class ModelSettings(ServiceSettings):
     model: str = Field(min_length=1, description="model to serve: folder, GGUF file, Hugging Face id, or ID:FILE.gguf")
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face model")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on a GPU"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = Field(
+        "auto",
+        description="float32, bfloat16, float16, packed (on a CPU, the four and eight bits of a GGUF file), or auto: "
+        "bfloat16 on a GPU, the fastest on a CPU, by a measurement at the start; small models in float32",
     )
     engine: Literal["auto", "transformers", "fast", "vllm"] = Field(
         "auto",

@@ -1,7 +1,7 @@
 """Weights of a checkpoint: each weight of the model comes from the checkpoint's files, or the model is refused."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,30 +43,30 @@ def load_weights(auto_model: AutoModel, name: str, folder: str, dtype: torch.dty
     return loaded
 
 
-def check_names(name: str, folder: str, outline: PreTrainedModel) -> None:
-    """Compare names and sizes in the safetensors of `folder` with those of `outline`, a model without values.
+def check_weights(name: str, found: Mapping[str, Sequence[int]], outline: PreTrainedModel) -> None:
+    """Compare names and sizes of the weights `found` in files with those of `outline`, a model without values.
 
     Names of another layout, which transformers converts, are left to `load_weights`.
 
     Raises: Mismatch with the names of weights that are missing or have another size.
     """
-    found = dict(_sizes(folder))
-    wanted = {key: list(tensor.shape) for key, tensor in outline.state_dict().items()}
+    wanted = {key: [*tensor.shape] for key, tensor in outline.state_dict().items()}
     if not found.keys() <= wanted.keys():
         return
     sources_by_target = outline.all_tied_weights_keys
     held = found.keys() | {sources_by_target[key] for key in found.keys() & sources_by_target.keys()}
     tied = {target for target, source in sources_by_target.items() if source in held}
-    mismatched = [(key, size, wanted[key]) for key, size in found.items() if size != wanted[key]]
+    mismatched = [(key, size, wanted[key]) for key, size in found.items() if [*size] != wanted[key]]
     _check_complete(name, wanted.keys() - held - tied, mismatched)
 
 
-def _sizes(folder: str) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name and the size of each tensor in the safetensors of `folder`."""
+def safetensors_sizes(folder: str) -> dict[str, list[int]]:
+    """Return the size of each tensor in the safetensors of `folder` by its name."""
+    sizes = dict[str, list[int]]()
     for path in Path(folder).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118  # it is not a dictionary
-                yield key, file.get_slice(key).get_shape()
+            sizes |= {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # no dictionary
+    return sizes
 
 
 def _check_complete(
@@ -75,7 +75,7 @@ def _check_complete(
     """Raises: Mismatch when weights are `missing`, or `mismatched`: name, size in the files, size in the model."""
     sizes = [f"{key} ({[*found]}, not {[*wanted]})" for key, found, wanted in mismatched]
     if missing:
-        words = f"its safetensors lack {len(missing)} of its weights: {_listed(missing)}"
+        words = f"its files lack {len(missing)} of its weights: {_listed(missing)}"
     elif sizes:
         words = f"{len(sizes)} of its weights have other sizes than its config.json says: {_listed(sizes)}"
     else:

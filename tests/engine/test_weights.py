@@ -59,7 +59,7 @@ def without(folder: Path, *parts: str) -> list[str]:
 def test_missing_weights_are_refused_by_name_and_number(folder: Path, device: str, parts: Sequence[str]) -> None:
     removed = without(folder, *parts)
     message = refusal(folder, device)
-    assert f"its safetensors lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
+    assert f"its files lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
     assert ("more" in message) == (len(removed) > 3) and "; fetch the checkpoint's files again" in message
 
 

@@ -1,0 +1,99 @@
+"""Llama and Qwen2 models with the weights of a GGUF file, packed or as floating point."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from semspec.engine.gguf_weights import GgufTensor, read_tensors, to_tensor
+from semspec.engine.numeric_form import Form
+from semspec.engine.packed import JointProjection, PackedEmbedding, PackedModule
+from semspec.engine.weights import check_weights
+from semspec.errors import Mismatch
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Tensors = Mapping[str, GgufTensor]
+
+
+def load_gguf(name: str, file: Path, config: PretrainedConfig, form: Form) -> PreTrainedModel:
+    """Load the model `name` of a GGUF file onto the CPU.
+
+    Raises: Mismatch when weights are missing or have another size, or `form` is packed and some cannot be.
+    """
+    tensors, model = read_tensors(file, config), _outline(config)
+    _check(name, tensors, model)
+    if form == "packed":
+        return _packed(name, model, tensors)
+    return _dequantized(model, tensors, getattr(torch, form))
+
+
+def gguf_outline(name: str, file: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model `name` of a GGUF file without its weights. Raises: Mismatch as `load_gguf`."""
+    model = _outline(config)
+    _check(name, read_tensors(file, config), model)
+    return model
+
+
+def _check(name: str, tensors: Tensors, model: PreTrainedModel) -> None:
+    check_weights(name, {key: tensor.shape for key, tensor in tensors.items()}, model)
+
+
+def _dequantized(model: PreTrainedModel, tensors: Tensors, dtype: torch.dtype) -> PreTrainedModel:
+    """Give an outline its weights as floating point."""
+    weights = {name: to_tensor(tensor.dequantized(), dtype) for name, tensor in tensors.items()}
+    weights.setdefault(HEAD, weights[EMBEDDING])
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def _packed(name: str, model: Any, tensors: Tensors) -> PreTrainedModel:
+    """Give an outline its matrices as in the file, and everything else in fp32.
+
+    Raises: Mismatch when the file has a matrix of a type that is not packed.
+    """
+    for key, tensor in tensors.items():
+        is_product = len(tensor.shape) == 2 and (key != EMBEDDING or HEAD not in tensors)
+        if is_product and not tensor.is_packable:
+            reason = f"its {key} has the type {tensor.type.name}, which cannot be computed with"
+            raise Mismatch(f"dtype packed: {name}: {reason}; set dtype to float32 or bfloat16")
+    from semspec.engine.products import Weight, gated_mlp, product  # imports ONNX Runtime, which few models need
+
+    num_threads = torch.get_num_threads()
+
+    def weight(module: str) -> Weight:
+        bias = tensors.get(f"{module}.bias")
+        return tensors[f"{module}.weight"].packed(), bias.dequantized() if bias else None
+
+    for number, layer in enumerate(model.model.layers):
+        place, attention = f"model.layers.{number}", layer.self_attn
+        projections = [weight(f"{place}.self_attn.{part}_proj") for part in "qkv"]
+        sizes = [matrix.shape[0] for matrix, _ in projections]
+        joint = JointProjection(product(projections, num_threads), sizes)
+        attention.q_proj, attention.k_proj, attention.v_proj = joint.parts
+        attention.o_proj = PackedModule(product([weight(f"{place}.self_attn.o_proj")], num_threads))
+        gate, up, down = (weight(f"{place}.mlp.{part}_proj") for part in ("gate", "up", "down"))
+        layer.mlp = PackedModule(gated_mlp(gate, up, down, num_threads))
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            _set_norm(getattr(layer, norm), tensors[f"{place}.{norm}.weight"])
+    _set_norm(model.model.norm, tensors["model.norm.weight"])
+    model.model.embed_tokens = PackedEmbedding(tensors[EMBEDDING])
+    head = (HEAD if HEAD in tensors else EMBEDDING).removesuffix(".weight")
+    model.lm_head = PackedModule(product([weight(head)], num_threads))
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _set_norm(norm: Any, values: GgufTensor) -> None:
+    norm.weight = nn.Parameter(to_tensor(values.dequantized(), torch.float32), requires_grad=False)
+
+
+def _outline(config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model with shapes and without weights, but with its rotary embedding."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    without_weights: PreTrainedModel = model
+    return without_weights

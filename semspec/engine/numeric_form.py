@@ -1,0 +1,102 @@
+"""The form in which weights are served: floating point, or packed as in a GGUF file.
+
+Decoding moves every weight for every token, so the smallest form is the fastest where the processor computes with it.
+That depends on the processor in ways that its flags do not tell, so `auto` measures it.
+"""
+
+import logging
+from functools import cache, partial
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch.nn.functional import linear
+from transformers import AutoConfig, PretrainedConfig
+
+from semspec.engine.device import device_of
+from semspec.engine.gguf import weights_file
+from semspec.engine.gguf_weights import GgufTensor, read_tensors
+from semspec.engine.packed import Compute
+from semspec.errors import Mismatch
+
+Form = Literal["float32", "bfloat16", "float16", "packed"]
+
+LEAST_WEIGHTS = 1 << 26
+"""Models with fewer weights are served in fp32: they are small enough for the caches, and need no measurement."""
+NUM_COPIES, NUM_RUNS = 4, 5
+"""Copies of a matrix that are read in turn, so that they come from memory and not from a cache; runs of each form."""
+LEAST_GAIN = 1.2
+"""How many times as fast as fp32 another form must be to be chosen by `auto`."""
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def resolve_form(name: str, folder: str, device: str, dtype: str) -> Form:
+    """Return the form for the checkpoint `name` in `folder`; "auto" is measured on a CPU, and bfloat16 on a GPU.
+
+    Raises: Mismatch when `dtype` is packed and the weights are not, or the device is not a CPU.
+    """
+    device = device_of(device, f"the model {name!r}")
+    if dtype == "packed":
+        _check_packed(name, folder, device)
+    if dtype != "auto":
+        form: Form = dtype  # type: ignore[assignment]
+        return form
+    if device != "cpu":
+        return "bfloat16"
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return _fastest(name, config, _matrix(folder, config))
+
+
+def _check_packed(name: str, folder: str, device: str) -> None:
+    """Raises: Mismatch when the weights cannot be served packed."""
+    if device != "cpu":
+        raise Mismatch(f"dtype packed: {name} is on {device}, and packed weights are for CPUs; set dtype to auto")
+    if weights_file(folder) is None:
+        raise Mismatch(f"dtype packed: {name} has no packed weights; give a GGUF file, or set dtype to auto")
+
+
+def _matrix(folder: str, config: PretrainedConfig) -> GgufTensor | None:
+    """Return the largest matrix of a layer if its file holds it in a form that can be computed with."""
+    if (file := weights_file(folder)) is None:
+        return None
+    matrix = read_tensors(file, config)["model.layers.0.mlp.gate_proj.weight"]
+    return matrix if matrix.is_packable else None
+
+
+def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> Form:
+    """Measure the product of one row with a matrix of the model's size in each form, and return the fastest."""
+    text = config.get_text_config()
+    hidden, inner = int(text.hidden_size), int(getattr(text, "intermediate_size", 0) or 4 * text.hidden_size)
+    if matrix is None and int(text.num_hidden_layers) * 3 * hidden * inner < LEAST_WEIGHTS:
+        return "float32"
+    computes: dict[Form, list[Compute]] = {"float32": [], "bfloat16": []}
+    for _ in range(NUM_COPIES):
+        weight = torch.randn(inner, hidden)
+        computes["float32"].append(partial(linear, weight=weight))
+        computes["bfloat16"].append(partial(linear, weight=weight.bfloat16()))
+    if matrix is not None:
+        from semspec.engine.products import product
+
+        weights, num_threads = [(matrix.packed(), None)], torch.get_num_threads()
+        computes["packed"] = [product(weights, num_threads) for _ in range(NUM_COPIES)]
+    seconds = {form: _seconds(form, hidden, of_form) for form, of_form in computes.items()}
+    fastest = min(seconds, key=lambda form: seconds[form])
+    chosen: Form = fastest if seconds["float32"] > LEAST_GAIN * seconds[fastest] else "float32"
+    times = ", ".join(f"{form} {1e3 * time:.2f} ms" for form, time in seconds.items())
+    logger.info("model %r is served in %s: a matrix of its size and one token took %s", name, chosen, times)
+    return chosen
+
+
+@torch.inference_mode()
+def _seconds(form: Form, num_columns: int, computes: list[Compute]) -> float:
+    """Return the shortest time of a product with one row, when all of them are made in turn."""
+    row = torch.randn(1, num_columns, dtype=torch.bfloat16 if form == "bfloat16" else torch.float32)
+    best = float("inf")
+    for _ in range(NUM_RUNS):
+        begin = perf_counter()
+        for compute in computes:
+            compute(row)
+        best = min(best, perf_counter() - begin)
+    return best / len(computes)
