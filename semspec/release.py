@@ -26,7 +26,7 @@ class ReleasedModel:
     """A model of the pair."""
 
     model: str
-    """Its folder, absolute or relative to that of `pair.json`; or its id on the hub."""
+    """Its folder or GGUF file, absolute or relative to the folder of `pair.json`; or its name on the hub."""
     fingerprint: str
     """Of its weights, its configuration, and the options of vLLM that change its numbers."""
     tokenizer: str
@@ -64,9 +64,9 @@ class Release:
         return f"{self.name}@{self.version}"
 
     def place(self, role: str) -> str:
-        """The folder or hub id of a model."""
+        """The folder, the GGUF file or the name on the hub of a model."""
         model: str = getattr(self, role).model
-        return str((self.folder / model).resolve()) if (self.folder / model).is_dir() else model
+        return str((self.folder / model).resolve()) if (self.folder / model).exists() else model
 
     def with_probes(self, served: VerifierInfo) -> "Release":
         """The same with the probes that a verifier serves."""

@@ -47,7 +47,7 @@ class ServerSampler(Part):
 class ModelConfig(Part):
     """One model of the pair."""
 
-    model: str = Field(min_length=1, description="folder or hub id")
+    model: str = Field(min_length=1, description="folder, GGUF file, hub id, or ID:FILE.gguf")
     revision: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -86,8 +86,8 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
 
 
 def _place(model: str, output: Path) -> str:
-    """A model's folder relative to `output`, or its id on the hub."""
-    return os.path.relpath(model, output) if Path(model).is_dir() else model
+    """A model's folder or GGUF file relative to `output`, or its name on the hub."""
+    return os.path.relpath(model, output) if Path(model).exists() else model
 
 
 class Export:

@@ -53,7 +53,7 @@ def test_healthy_tree_and_gateway_have_nothing_to_fix_but_the_verdict(
     assert "is ready and serves semspec-demo, " in checks["running"].message
     code, checks = doctor(capsys)
     assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)
-    assert "Qwen2ForCausalLM, fast decoder, 7.4 M weights" in checks["target"].message
+    assert "Qwen2ForCausalLM, fast decoder, float32, 7.4 M weights" in checks["target"].message
     assert all("with plain transformers too" in checks[f"{role} test"].message for role in ("draft", "target"))
     assert {name: check.level for name, check in checks.items() if check.level != "ok"} == {"verifier": "warn"}
     verifier = checks["verifier"]

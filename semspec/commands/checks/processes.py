@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from semspec.engine.tokenization import ModelTokenizer
     from semspec.types import ModelInfo, Writer
 
-CPU_BYTES, GPU_BYTES = 4, 2
-"""Bytes per weight: fp32 on a CPU, bf16 on a GPU."""
+FORM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per weight; those of packed weights are as many as in their file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Started:
     settings: Any
     report: Any
     """What the gateway knows of it; of the gateway, its release. None: the model is not on this machine."""
-    num_weights: int = 0
+    weight_bytes: int = 0
+    """Of its model in memory."""
 
 
 def check_processes(config: StackConfig) -> Iterator[Check]:
@@ -100,17 +101,19 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
 def _model(role: str, settings: Any, load: Any) -> Started:
     from semspec.engine.hub import look_up, size_of
 
-    num_weights = 0
+    num_weights, weight_bytes = 0, 0
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
             words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
             return Started(warn(role, words, remedy), settings, None)
-        num_weights = count_weights(found.folder)
+        num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
     engine = load(settings, outline)
+    if bytes_per_weight := FORM_BYTES.get(getattr(engine, "form", "")):
+        weight_bytes = bytes_per_weight * num_weights
     words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
-    return Started(words, settings, asyncio.run(engine.info()), num_weights)
+    return Started(words, settings, asyncio.run(engine.info()), weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class Outline:
     handshake: "ModelInfo"
     tokenizer: "ModelTokenizer"
     kind: str
+    form: str
+    """Of the weights when they are served."""
 
     async def info(self) -> "ModelInfo":
         return self.handshake
@@ -134,7 +139,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
 
         check_installed()
         model, tokenizer = load_model(settings, writer)
-        return Outline(model.info, tokenizer, f"vLLM {version('vllm')}")
+        return Outline(model.info, tokenizer, f"vLLM {version('vllm')}", "bfloat16")
     from semspec.engine.causal_lm import CausalLM
     from semspec.release import check_model
 
@@ -142,7 +147,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
     check_model(settings, writer, lm.info.fingerprint)
     runner = "fast decoder" if lm.decoder else "transformers"
-    return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}")
+    return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}, {lm.form}", lm.form)
 
 
 def count_weights(folder: Path) -> int:
@@ -172,7 +177,7 @@ async def _tested(role: str, started: Started) -> str:
     from semspec.engine.protocol import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
-    if chosen_engine(started.settings) == "vllm" or CPU_BYTES * started.num_weights > REFERENCE_BYTES:
+    if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
         return "left out: it would take minutes; `serve` makes it at the start"
     engine = _loaded(f"semspec.services.{role}.__main__:load")(started.settings)
     try:
@@ -199,8 +204,8 @@ def _compare(started: dict[str, Started]) -> str:
 def _memory(models: list[Started]) -> Check:
     from semspec.engine.hub import size_of
 
-    place, free_bytes, weight_bytes = _free()
-    needed = weight_bytes * sum(m.num_weights for m in models)
+    place, free_bytes = _free()
+    needed = sum(m.weight_bytes for m in models)
     kv_bytes = sum(m.report.max_cache_bytes or m.settings.kv_bytes for m in models)
     if not free_bytes:
         return warn("memory", f"weights {size_of(needed)}; what is free is unknown here", "see that they fit")
@@ -214,16 +219,16 @@ def _memory(models: list[Started]) -> Check:
     return ok("memory", words)
 
 
-def _free() -> tuple[str, int, int]:
-    """Location of the models, free bytes there (0: unknown), and bytes per weight."""
+def _free() -> tuple[str, int]:
+    """Location of the models, and free bytes there (0: unknown)."""
     import torch
 
     if torch.cuda.is_available():
-        return "GPU", torch.cuda.mem_get_info()[0], GPU_BYTES
+        return "GPU", torch.cuda.mem_get_info()[0]
     listed = Path("/proc/meminfo")  # of Linux
     lines = listed.read_text().splitlines() if listed.exists() else []
     free = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return "machine", next(free, 0), CPU_BYTES
+    return "machine", next(free, 0)
 
 
 @contextmanager
