@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
+from semspec.decoding import repeats
 from semspec.decoding.protocols import Backends
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -93,6 +94,8 @@ class Generation:
     """No end-of-sequence is drawn before so many; only for strategies whose kept text is drawn by `generate`."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
+    accepts_repeats: bool = False
+    """Switch off the guard against loops, see `semspec.decoding.repeats`. For measurements: no request can set it."""
 
 
 Step = SegmentRecord | Drafted
@@ -127,6 +130,10 @@ class Progress:
         if self.segments and self.segments[-1].end is SegmentEnd.EOS:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.tokens_left <= 0 else None
+
+    def repeated_index(self, drafted: Segment) -> int | None:
+        """Index of the segment that `drafted`, the next one, repeats, so that it must not be accepted; else None."""
+        return None if self.generation.accepts_repeats else repeats.repeated_index(drafted, self.segments)
 
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))

@@ -25,6 +25,7 @@ function outcome(record) {
 /** The decision as the acceptance rule took it. */
 function reason(record, parameters) {
   if (record.fallback) return `The target wrote alone: ${record.fallback}.`;
+  if (typeof record.repeats === "number") return `Refused: the draft repeats segment ${record.repeats + 1}.`;
   if (!isJudged(record) || !parameters?.acceptance) return "";
   const accepted = record.verdict === "accepted";
   const { rule, threshold } = parameters.acceptance;
