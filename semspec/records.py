@@ -80,7 +80,8 @@ class SegmentTrace(_Plain):
     logprobs: list[RecordToken] | None = if_any()
     """Present only if requested."""
     repeats: int | None = if_any()
-    """Index of the earlier segment that the rejected draft repeats: the reason for the rewrite."""
+    """Index of the segment that the rejected draft repeats, or of this one if the draft is a loop in itself: the reason
+    for the rewrite."""
     num_cached_tokens: int | None = if_any()
     """Tokens of the context that the target had cached at its first call for this segment, if known."""
 

@@ -141,5 +141,33 @@ def test_short_text_may_stand_twice_and_no_more(text: str) -> None:
     assert repeated_index(_segment(text), [*once, _segment("B."), *once]) == 0
 
 
+@pytest.mark.parametrize(
+    ("unit", "rounds"),
+    [("|  \n", 200), ("- a piece of paper that is a suitable size\n", 3), ("The answer is 5. So it is. ", 4), ("ha", 40)],
+)
+def test_segment_that_is_a_loop_in_itself_repeats_itself(unit: str, rounds: int) -> None:
+    assert repeated_index(_segment("Uses of a clip:\n" + unit * rounds + unit[:-2]), [_segment("A.")]) == 1
+    assert repeated_index(_segment("Uses of a clip:\n" + unit * 2 + "- and so on\n"), [_segment("A.")]) is None
+
+
+def test_loop_of_numbered_lines_is_found() -> None:
+    lines = "".join(f"{number}. A tool for making a coin.\n" for number in range(8, 12))
+    assert repeated_index(_segment(lines), []) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| Country | Capital |\n| --- | --- |\n| Chad | N'Djamena |\n| Peru | Lima |\n\n",
+        "print(stack.pop())  # Output: 3\nprint(stack.pop())  # Output: 2\nprint(stack.pop())  # Output: 1\n\n",
+        "1/3 = 0.3333333333333333333333333333\n\n",
+        "Day 1: Tom sells 6 pens, 19 remain.\nDay 2: Tom sells 6 pens, 13 remain.\nDay 3: Tom sells 6 pens, 7 remain.\n\n",
+        "",
+    ],
+)
+def test_lines_with_another_content_are_no_loop(text: str) -> None:
+    assert repeated_index(_segment(text), []) is None
+
+
 def _segment(text: str) -> Segment:
     return Segment(text, (1,), "bytes", Writer.DRAFT, SegmentEnd.BOUNDARY)
