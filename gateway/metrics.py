@@ -56,7 +56,7 @@ class Metrics:
 
         self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
         self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
-        self._repeats = counter("segment_repeats", "Drafted segments that the target replaced as they repeat the answer.")
+        self._repeats = counter("segment_repeats", "Drafted segments that the target replaced since they repeat text.")
         self._stage_seconds = seconds("stage_duration_seconds", "Waited for each stage, by kept segment.", ("stage",))
         self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")

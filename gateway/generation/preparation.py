@@ -187,8 +187,8 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
     if plan.grammar and not is_held:
         message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        remedy = "leave it out, or choose 'target'" if strategy.is_exact else "leave it out, or send exact_answer"
-        yield f"{message}; {remedy}", "strategy"
+        remedy = "or choose 'target'" if strategy.verifies_tokens else "choose 'target', or send exact_answer"
+        yield f"{message}; leave it out, {remedy}", "strategy"
     if plan.grammar and not all(one.supports_grammars for one in writers):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR

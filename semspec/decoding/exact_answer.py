@@ -1,6 +1,6 @@
 """Exact answers: a strategy writes the reasoning, and the target's own text is the answer.
 
-strategy writes a segment -> it holds the end of the reasoning -> cut it behind the mark -> the target writes the answer.
+strategy writes a segment -> it ends the reasoning -> cut it behind the mark -> the target writes the answer.
 
 What the target wrote is exact as it is; of a drafted segment nothing behind the mark is kept. So the answer, given the
 reasoning, has the distribution of the target. Without reasoning, all text is the answer.

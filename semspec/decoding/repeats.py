@@ -42,7 +42,7 @@ def repeated_index(segment: Segment, kept: Sequence[Segment]) -> int | None:
 @lru_cache(maxsize=4096)
 def _normalised(text: str) -> str:
     """Return `text` in the form in which segments are compared, whatever its white space is."""
-    words = " ".join(_DECORATION.sub("", text).split()).lstrip("-+•–— ")
+    words = " ".join(_DECORATION.sub("", text).split()).lstrip("-+• ")
     return (_NUMBERING.sub("", words, count=1) if _NUMBERING.match(words) else words).casefold()
 
 

@@ -56,7 +56,8 @@ THRESHOLD = Limits("semantic", "acceptance.threshold", 0.5, 0, inf)
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply to the states for it."""
+    """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply
+    to the states for it."""
 
     judge: Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
     """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""

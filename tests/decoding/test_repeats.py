@@ -66,7 +66,9 @@ async def test_looping_draft_is_rewritten_before_a_text_stands_three_times(
     own = await generation(strategy=strategy, max_tokens=4000, **options)
     found = records(await run(own, looping(drafted)))
     most = 2 if drafted == ("---",) else 1
-    assert Counter(record.segment.text for record in found if record.accepted) == {f"{text}\n\n": most for text in drafted}
+    assert Counter(record.segment.text for record in found if record.accepted) == {
+        f"{text}\n\n": most for text in drafted
+    }
     for record in found:
         assert record.accepted is (record.index < most * len(drafted))
         assert record.repeats == (None if record.accepted else record.index % len(drafted))
@@ -114,7 +116,7 @@ async def test_resumed_loop_equals_undisturbed_one(strategy: str) -> None:
         ("4. To find the total, we add 1 to it.", "5. To find the total, we add 1 to it."),
         ("**Step 4:** To find the total, we add 1.", "**Step 5:** To find the total, we add 1."),
         ("- To find the total, we add one to it.", "* To find the total, we add one to it."),
-        ("答案是二十五减去六等于十九,所以汤姆还剩下十九支钢笔没有卖出。", "答案是二十五减去六等于十九,所以汤姆还剩下十九支钢笔没有卖出。\n\n"),
+        ("答案是二十五减去六等于十九还剩下十九支钢笔。", "答案是二十五减去六等于十九还剩下十九支钢笔。\n\n"),
     ],
 )
 def test_near_repeat_of_a_long_text_is_found(earlier: str, later: str) -> None:
@@ -143,7 +145,12 @@ def test_short_text_may_stand_twice_and_no_more(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "rounds"),
-    [("|  \n", 200), ("- a piece of paper that is a suitable size\n", 3), ("The answer is 5. So it is. ", 4), ("ha", 40)],
+    [
+        ("|  \n", 200),
+        ("- a piece of paper that is a suitable size\n", 3),
+        ("The answer is 5. So it is. ", 4),
+        ("ha", 40),
+    ],
 )
 def test_segment_that_is_a_loop_in_itself_repeats_itself(unit: str, rounds: int) -> None:
     assert repeated_index(_segment("Uses of a clip:\n" + unit * rounds + unit[:-2]), [_segment("A.")]) == 1
@@ -161,7 +168,7 @@ def test_loop_of_numbered_lines_is_found() -> None:
         "| Country | Capital |\n| --- | --- |\n| Chad | N'Djamena |\n| Peru | Lima |\n\n",
         "print(stack.pop())  # Output: 3\nprint(stack.pop())  # Output: 2\nprint(stack.pop())  # Output: 1\n\n",
         "1/3 = 0.3333333333333333333333333333\n\n",
-        "Day 1: Tom sells 6 pens, 19 remain.\nDay 2: Tom sells 6 pens, 13 remain.\nDay 3: Tom sells 6 pens, 7 remain.\n\n",
+        "Day 1: Tom sells 6, 19 remain.\nDay 2: Tom sells 6, 13 remain.\nDay 3: Tom sells 6, 7 remain.\n\n",
         "",
     ],
 )
