@@ -32,15 +32,15 @@ def repeated_index(segment: Segment, kept: Sequence[Segment]) -> int | None:
     they begin with. A long text is refused when it stands in the answer, a short one when it stands there twice: short
     ones recur in code, lists and tables.
     """
-    text = _normalised(segment.text)
-    indices = [index for index, other in enumerate(kept) if _normalised(other.text) == text]
+    text = normalised(segment.text)
+    indices = [index for index, other in enumerate(kept) if normalised(other.text) == text]
     if len(indices) >= (MOST_OCCURRENCES if _is_short(text) else 1):
         return indices[0]
     return len(kept) if _ends_in_loop(segment.text) else None
 
 
 @lru_cache(maxsize=4096)
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
     """Return `text` in the form in which segments are compared, whatever its white space is."""
     words = " ".join(_DECORATION.sub("", text).split()).lstrip("-+• ")
     return (_NUMBERING.sub("", words, count=1) if _NUMBERING.match(words) else words).casefold()
