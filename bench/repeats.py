@@ -4,7 +4,7 @@ RUN is a folder of `semspec bench run`, which goes on where it stopped. A config
 the guard against loops switched off, for the comparison:
 
     semspec bench run --task math500 --temperature 0.6 --max-tokens 1000 --limit 200 --pair PAIR \\
-        --strategy target,in-process/likelihood,in-process/likelihood:repeats=allowed
+        --strategy in-process/target,in-process/likelihood,in-process/likelihood:repeats=allowed
 
 A drafted segment has as many earlier repeats as segments of its answer before it have its text, in the form in which
 the guard compares texts.
