@@ -39,16 +39,18 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "score_method": _one_of(*get_args(ScoreMethod)),
     "source": _one_of(*get_args(RetrievalSource)),
     "gate": _one_of(*get_args(GateName)),
+    "exact_answer": _one_of("on"),
 }
 _OPERATORS: Mapping[str, Callable[[str], Any]] = {
     "ahead": _one_of("on", "off"),
+    "repeats": _one_of("refused", "allowed"),
     "gate_entropy": float,
     "gate_floor": float,
     "gate_top_k": int,
     "gate_density": float,
     "gate_window": int,
 }
-"""What a request cannot choose, and so only the runner in this process."""
+"""What a request cannot choose, and so only the runner in this process. `repeats`: see `semspec.decoding.repeats`."""
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
 _FORMER_METHODS: Mapping[str, str] = {
     "semantic+token-level": "semantic:rewrite=token-level",
@@ -93,6 +95,8 @@ class Configuration:
                 options.setdefault("acceptance", {})[name] = value
             elif name in ("source", "gate"):
                 options.setdefault("retrieval", {})[name] = value
+            elif name == "exact_answer":
+                options[name] = True
             elif name in _KNOBS:
                 options[name] = value
         return options
@@ -101,6 +105,7 @@ class Configuration:
     def operators(self) -> dict[str, Any]:
         """The label's keys of the operator's defaults."""
         gate = {name.removeprefix("gate_"): self.knobs[name] for name in _OPERATORS if name in self.knobs}
+        gate.pop("repeats", None)
         ahead = gate.pop("ahead", "on") == "on"
         return {"draft_ahead": ahead, **({"soft_gate": gate} if gate else {})}
 

@@ -56,6 +56,7 @@ class Metrics:
 
         self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
         self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
+        self._repeats = counter("segment_repeats", "Drafted segments that the target replaced since they repeat text.")
         self._stage_seconds = seconds("stage_duration_seconds", "Waited for each stage, by kept segment.", ("stage",))
         self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
@@ -102,6 +103,7 @@ class Metrics:
         self._proposed_tokens.inc(numbers.num_proposed_tokens)
         self._accepted_tokens.inc(numbers.num_accepted_tokens)
         self._rejections.inc(numbers.num_rejected)
+        self._repeats.inc(record.repeats is not None)
         for step in numbers.steps:
             self._drafts.inc()
             self._drafted.inc(step.num_draft_tokens)

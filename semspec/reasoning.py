@@ -72,6 +72,20 @@ def opened_form(prompt: str) -> ReasoningForm | None:
     return next((form for form in FORMS if prompt.rstrip().endswith(form.opening)), None)
 
 
+def answer_start(prompt: str, text: str) -> int | None:
+    """Return where the answer begins in `text`, the output after `prompt`: behind the mark that closes the reasoning,
+    or at 0 without a reasoning. None: the reasoning goes on, or `text` may still open one."""
+    form, start = opened_form(prompt), 0
+    if form is None:
+        begun = text.lstrip()
+        form = next((form for form in FORMS if begun.startswith(form.opening)), None)
+        if form is None:
+            return None if any(form.opening.startswith(begun) for form in FORMS) else 0
+        start = text.index(form.opening) + len(form.opening)
+    end = text.find(form.closing, start)
+    return None if end < 0 else end + len(form.closing)
+
+
 def expected_form(prompt: str) -> ReasoningForm:
     """Return the form in which a model is expected to open its reasoning after a prompt that has not."""
     if prompt.endswith("<|start|>assistant"):

@@ -59,7 +59,7 @@ class RecordToken(Body):
         return cls(token_id=token.token_id, bytes=list(token.data), logprob=token.logprob, alternatives=alternatives)
 
 
-_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "num_cached_tokens")
+_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "repeats", "num_cached_tokens")
 """Fields of a record with another representation in JSON; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SegmentRecord).items() if name not in _SHAPED
@@ -79,6 +79,9 @@ class SegmentTrace(_Plain):
     """The drafted segment that this segment replaces."""
     logprobs: list[RecordToken] | None = if_any()
     """Present only if requested."""
+    repeats: int | None = if_any()
+    """Index of the segment that the rejected draft repeats, or of this one if the draft is a loop in itself: the reason
+    for the rewrite."""
     num_cached_tokens: int | None = if_any()
     """Tokens of the context that the target had cached at its first call for this segment, if known."""
 
@@ -95,6 +98,7 @@ class SegmentTrace(_Plain):
             ratio=None if judgement is None else _ratio(judgement),
             rejected=None if record.rejected is None else SegmentText.of_segment(record.rejected),
             logprobs=None if logprobs is None else list(map(RecordToken.of, logprobs)),
+            repeats=record.repeats,
             num_cached_tokens=record.num_cached_tokens,
         )
 

@@ -17,6 +17,7 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.gateway.generation.preparation import answer_strategy
 from semspec.gateway.options import Defaults, StrategyOptions
 from semspec.gateway.served import Served
 from semspec.probes.verifier import ProbeVerifier
@@ -48,8 +49,11 @@ class InProcessRunner:
         infos = await drafter.info(), await target.info()
         served = Served(*infos, await self._backends.verifier.info(), self._backends, STRATEGIES)
         generation = with_options(self._defaults, ask.configuration)
-        if reason := served.unsupported_reason(served.strategy(generation)):
+        strategy = served.strategy(generation)
+        if reason := served.unsupported_reason(strategy):
             raise NotApplicable(reason)
+        if ask.configuration.options.get("exact_answer"):
+            generation = replace(generation, answer_strategy=answer_strategy(generation, strategy, served))
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = replace(
             generation,
@@ -77,12 +81,18 @@ class InProcessRunner:
 def with_options(defaults: Defaults, configuration: Configuration) -> Generation:
     """A greedy generation with `defaults` and the options of the configuration's label."""
     given = StrategyOptions.model_validate(
-        {name: value for name, value in configuration.options.items() if name not in ("strategy", "segmentation")}
+        {
+            name: value
+            for name, value in configuration.options.items()
+            if name not in ("strategy", "segmentation", "exact_answer")
+        }
     )
     operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
     segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
     options = operators.options(configuration.method, given)
-    return replace(operators.generation(configuration.method), options=options, segmentation=segmentation)
+    accepts_repeats = configuration.knobs.get("repeats") == "allowed"
+    generation = operators.generation(configuration.method)
+    return replace(generation, options=options, segmentation=segmentation, accepts_repeats=accepts_repeats)
 
 
 @asynccontextmanager

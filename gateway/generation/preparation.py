@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
+from semspec.decoding.generation import AnswerStrategy
 from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.choice import Choice
@@ -180,9 +181,14 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     if plan.segmentation not in (supported := served.segmentations(strategy)):
         name, names = plan.segmentation.value, ", ".join(sorted(supported))
         yield f"the services do not support the segmentation {name!r} for this strategy, only: {names}", "segmentation"
-    if plan.grammar and not strategy.supports_grammars:
+    if plan.answer_strategy and plan.options.retrieval.gate == "soft" and strategy.needs_datastore:
+        message = "exact_answer: the gate 'soft' of retrieval keeps what the target might not write"
+        yield f"{message}; send the gate 'exact', or leave exact_answer out", "exact_answer"
+    is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
+    if plan.grammar and not is_held:
         message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        yield f"{message}; leave it out, or choose 'target'", "strategy"
+        remedy = "or choose 'target'" if strategy.verifies_tokens else "choose 'target', or send exact_answer"
+        yield f"{message}; leave it out, {remedy}", "strategy"
     if plan.grammar and not all(one.supports_grammars for one in writers):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
         yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
@@ -238,6 +244,21 @@ def supported_logprobs(num_logprobs: int | None, is_optional: bool, strategy: St
         return None
     message = f"logprobs: the strategy {strategy.name!r} has no logprobs"
     raise InvalidRequest(f"{message}; leave it out, or choose another strategy", "logprobs")
+
+
+def answer_strategy(plan: Generation, strategy: Strategy, served: Served) -> AnswerStrategy:
+    """The strategy that writes an exact answer: token-level speculation where the request and the pair allow it, else
+    the target alone; "" where `strategy` is exact itself.
+
+    Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
+    """
+    if strategy.is_exact:
+        return ""
+    is_shaped = plan.grammar or plan.min_tokens or not plan.penalties.is_neutral
+    if is_shaped or plan.num_logprobs is not None or "token-level" not in served.strategies:
+        return "target"
+    is_supported = served.unsupported_reason(served.strategy(replace(plan, strategy="token-level"))) is None
+    return "token-level" if is_supported else "target"
 
 
 def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:

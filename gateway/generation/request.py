@@ -9,7 +9,7 @@ from typing import Any, Self, get_type_hints
 from pydantic import create_model
 
 from semspec.decoding import Generation, Prompts, RetrievalOptions
-from semspec.decoding.generation import RewriteName
+from semspec.decoding.generation import AnswerStrategy, RewriteName
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.grammar import of_output
 from semspec.gateway.store.store import choice_id
@@ -46,6 +46,8 @@ class Parameters(_Sampling):
     draft_ahead: bool
     soft_gate: dict[str, float]
     segmentation: Segmentation
+    answer_strategy: AnswerStrategy
+    """The exact strategy that writes what is not reasoning; empty: `strategy` writes it too."""
     strictness: float | None
     presence_penalty: float
     frequency_penalty: float
@@ -65,6 +67,7 @@ class Parameters(_Sampling):
             soft_gate={name: number for name, number in gate.items() if name != "recent"},
             strategy=generation.strategy,
             segmentation=generation.segmentation,
+            answer_strategy=generation.answer_strategy,
             strictness=strictness,
             **{name: getattr(sampling, name) for name in _SAMPLING},
             presence_penalty=penalties.presence,

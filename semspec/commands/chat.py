@@ -79,7 +79,7 @@ class Chat:
         def given(*names: str) -> Json:
             return {name: self._options[name] for name in names if self._options[name] is not None}
 
-        own = given("trace", "strictness", "gamma", "session")
+        own = given("trace", "strictness", "gamma", "exact_answer", "session")
         messages = [{"role": "user", "content": prompt}]
         return {"messages": messages, "semspec": own, **given("model", "temperature", "seed", "max_tokens")}
 

@@ -73,6 +73,7 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME[:STRATEGY]", help="one that GET /v1/models lists (default: its first)")
     parser.add_argument("--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest")
     parser.add_argument("--gamma", type=int, metavar="N", help="segments drafted before the target reads them")
+    parser.add_argument("--exact-answer", action="store_true", default=None, help="only the reasoning is drafted")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, reasoning included")

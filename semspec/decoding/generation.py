@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
+from semspec.decoding import repeats
 from semspec.decoding.protocols import Backends
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -28,6 +29,7 @@ from semspec.types import (
 
 RewriteName = Literal["target", "token-level", "retrieval"]
 GateName = Literal["exact", "soft"]
+AnswerStrategy = Literal["", "token-level", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class Generation:
     """No end-of-sequence is drawn before so many; only for strategies whose kept text is drawn by `generate`."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
+    answer_strategy: AnswerStrategy = ""
+    """The exact strategy that writes the answer behind the reasoning; "": `strategy` writes it too."""
+    accepts_repeats: bool = False
+    """Switch off the guard against loops, see `semspec.decoding.repeats`. For measurements: no request can set it."""
 
 
 Step = SegmentRecord | Drafted
@@ -127,6 +133,10 @@ class Progress:
         if self.segments and self.segments[-1].end is SegmentEnd.EOS:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.tokens_left <= 0 else None
+
+    def repeated_index(self, drafted: Segment) -> int | None:
+        """Index of the segment that `drafted`, the next one, repeats, so that it must not be accepted; None: none."""
+        return None if self.generation.accepts_repeats else repeats.repeated_index(drafted, self.segments)
 
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))
@@ -177,6 +187,8 @@ class Strategy:
     """With the strategy's own defaults filled in."""
     writers: frozenset[Writer] = frozenset({Writer.DRAFT, Writer.TARGET})
     """Models whose segments may be kept."""
+    is_exact: bool = False
+    """Whether the output has the distribution of the target."""
     uses_probes: bool = False
     """Whether it judges by the verifier, with the probes that `options` name."""
     needs_calibration: bool = False

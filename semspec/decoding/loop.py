@@ -9,8 +9,9 @@ import re
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
-from semspec.decoding import semantic, spec_reason, steps, token_level
+from semspec.decoding import exact_answer, semantic, spec_reason, steps, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends, Drafter
@@ -48,11 +49,14 @@ async def decode(
     Raises: InvalidRequest when options contradict the strategy; what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.
     """
-    strategy = strategies[generation.strategy](generation)
+    rounds = strategies[generation.strategy](generation).rounds
+    if generation.answer_strategy:
+        answer = strategies[generation.answer_strategy](generation).rounds
+        rounds = partial(exact_answer.rounds, reason=rounds, answer=answer)
     progress = Progress(generation, generation.context)
     written: AsyncGenerator[Step, None]
     if generation.fallback is None:
-        written = strategy.rounds(progress, backends)
+        written = rounds(progress, backends)
     else:
         written = written_by_target(progress, backends, fallback=generation.fallback)
     try:

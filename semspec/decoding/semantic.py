@@ -56,7 +56,8 @@ THRESHOLD = Limits("semantic", "acceptance.threshold", 0.5, 0, inf)
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How segments are judged and accepted, and the digests of the projections to apply to the states for it."""
+    """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply
+    to the states for it."""
 
     judge: Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
     """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
@@ -181,17 +182,19 @@ class Speculation:
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
-        records: list[SegmentRecord] = []
+        records, kept = list[SegmentRecord](), progress
         for number, (generated, judgement) in enumerate(zip(batch.drafted, judgements, strict=True)):
             place = index if batch.are_alternatives else index + number
             purpose = alternative("accept", number) if batch.are_alternatives else "accept"
             draw = uniform(progress.generation.sampling.seed, purpose, place)
-            accepted = accepts(judgement, self._judge.acceptance, draw)
-            records.append(
-                SegmentRecord(place, generated.segment, accepted, judgement, draw, logprobs=generated.logprobs)
-            )
-            if not accepted and not batch.are_alternatives:
-                break
+            repeats = kept.repeated_index(generated.segment)
+            accepted = repeats is None and accepts(judgement, self._judge.acceptance, draw)
+            record = SegmentRecord(place, generated.segment, accepted, judgement, draw, repeats=repeats)
+            records.append(replace(record, logprobs=generated.logprobs))
+            if not batch.are_alternatives:
+                if not accepted:
+                    break
+                kept = kept.after(generated.segment)
         if batch.are_alternatives:
             chosen = next((record for record in records if record.accepted), records[0])
             if chosen is not records[0]:

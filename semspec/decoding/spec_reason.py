@@ -35,7 +35,9 @@ async def rounds(
         if progress.generation.show_drafts:
             yield Drafted(record.index, (record.segment,))
         grade, times = await _grade(progress, backends.target, record.segment, method)
-        record = replace(record, accepted=grade >= threshold, score=grade, times=total(record.times, times))
+        repeats = progress.repeated_index(record.segment)
+        accepted = repeats is None and grade >= threshold
+        record = replace(record, accepted=accepted, score=grade, repeats=repeats, times=total(record.times, times))
         if not record.accepted:
             record = await rewritten(record, written_by_target(progress, backends, max_segments=1))
         progress = progress.after(record.segment)

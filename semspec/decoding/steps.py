@@ -227,7 +227,8 @@ async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGene
 def target(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
     """The target alone: the baseline."""
     rounds = partial(written_by_target, max_segments=max_segments)
-    return Strategy("target", rounds, generation.options, frozenset({Writer.TARGET}), supports_grammars=True)
+    writers = frozenset({Writer.TARGET})
+    return Strategy("target", rounds, generation.options, writers, is_exact=True, supports_grammars=True)
 
 
 def draft(generation: Generation) -> Strategy:

@@ -132,6 +132,7 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
         "token-level",
         of_draft,
         replace(generation.options, num_speculative_tokens=num_tokens),
+        is_exact=True,
         needs_one_vocabulary=True,
         supports_logprobs=False,
     )

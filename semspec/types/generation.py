@@ -277,6 +277,9 @@ class SegmentRecord:
     """Why the target wrote this segment alone, if a backend was unavailable."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Logprobs of its writer, one per token, if requested."""
+    repeats: int | None = None
+    """Index of the segment that the drafted one repeats, the record's own if it is a loop in itself, so that the target
+    rewrote it, whatever the judgement; None: it repeats nothing. See `semspec.decoding.repeats`."""
     num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the target had cached at its first call for this segment; None: not known."""
 

@@ -236,6 +236,9 @@ class SemspecOptions(StrategyOptions):
     """One of those that the gateway has."""
     segmentation: Literal["paragraph", "sentence"] | None = None
     strictness: float | None = Field(default=None, ge=0, le=1)
+    exact_answer: bool | None = Field(
+        default=None, description="the target itself writes all text but the reasoning, in every strategy"
+    )
     session: str | None = Field(default=None, pattern=SESSION_NAME)
     trace: bool | None = None
 

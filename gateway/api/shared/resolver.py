@@ -15,7 +15,13 @@ from semspec.decoding import Generation
 from semspec.errors import InvalidRequest, NotFound, SemspecError
 from semspec.gateway.api.shared.requests import GenerationRequest
 from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.preparation import check, check_strategy, setting_at, supported_logprobs
+from semspec.gateway.generation.preparation import (
+    answer_strategy,
+    check,
+    check_strategy,
+    setting_at,
+    supported_logprobs,
+)
 from semspec.gateway.generation.request import Request, RequestPrompt
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
@@ -39,7 +45,7 @@ Api = Literal["chat", "completions", "responses", "tgi"]
 
 OPTIONS = (
     *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold", "retrieval.gate"),
-    *("segmentation", "strictness", "session"),
+    *("segmentation", "strictness", "exact_answer", "session"),
 )
 """Own options of a request that errors below this layer name."""
 _NEVER = 2**31 - 1
@@ -167,6 +173,13 @@ class Resolver:
         if strictness is not None:
             setting = setting_at(strictness, strategy, served)
             expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
+        plan = replace(
+            plan,
+            options=replace(strategy.options, acceptance=acceptance),
+            num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
+        )
+        if options.exact_answer:
+            plan = replace(plan, answer_strategy=answer_strategy(plan, strategy, served))
         variables, budget = dict(asked.variables or {}), asked.thinking_token_budget
         if EFFORT_PARAMETER in asked.answer.fields and EFFORT not in served.target.template_variables:
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
@@ -179,11 +192,7 @@ class Resolver:
             num_choices=num_choices,
             seed=secrets.randbits(53) if body.seed is None else body.seed,
             max_tokens=asked.max_tokens,
-            plan=replace(
-                plan,
-                options=replace(strategy.options, acceptance=acceptance),
-                num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
-            ),
+            plan=plan,
             stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
             keep_stop=asked.keep_stop,
             may_reason=asked.may_reason,

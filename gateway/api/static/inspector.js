@@ -25,6 +25,7 @@ function outcome(record) {
 /** The decision as the acceptance rule took it. */
 function reason(record, parameters) {
   if (record.fallback) return `The target wrote alone: ${record.fallback}.`;
+  if (typeof record.repeats === "number") return `Refused: the draft repeats ${repeated(record)}.`;
   if (!isJudged(record) || !parameters?.acceptance) return "";
   const accepted = record.verdict === "accepted";
   const { rule, threshold } = parameters.acceptance;
@@ -34,6 +35,8 @@ function reason(record, parameters) {
   const chance = measure(Math.min(1, record.ratio ?? 1));
   return `${accepted ? "Kept" : "Refused"}: the draw ${measure(record.draw)} ${accepted ? "fell under" : "did not fall under"} min(1, p/q) = ${chance}.`;
 }
+
+const repeated = (record) => (record.repeats === record.index ? "itself" : `segment ${record.repeats + 1}`);
 
 /** The panel beside the text. */
 export class Inspector {

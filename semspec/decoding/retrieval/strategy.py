@@ -44,6 +44,7 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
         of_datastore,
         options,
         writers=frozenset({Writer.TARGET}),
+        is_exact=gate is None,
         needs_datastore=True,
         supports_logprobs=False,
     )

@@ -1,0 +1,71 @@
+"""Acceptance by the number of earlier repeats, counted from runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.bench.configuration import parse
+from semspec.bench.record import RECORDS, Record, as_line
+from semspec.bench.repeats import count_runs, main
+from semspec.bench.runners.in_process import with_options
+from semspec.errors import InvalidRequest
+from semspec.gateway.options import Defaults
+
+GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
+LONG = "So, there are 220 pens after 5 days.\n\n"
+
+
+def row(index: int, text: str, rejected: str | None = None, **fields: Any) -> dict[str, Any]:
+    verdict = "accepted" if rejected is None else "rewritten"
+    return {"index": index, "text": text, "verdict": verdict, "rejected": rejected and {"text": rejected}, **fields}
+
+
+def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
+    """A run of one answer for each label."""
+    folder.mkdir()
+    counts = dict.fromkeys(("num_accepted", "num_rejected", "num_proposed_tokens", "num_accepted_tokens"), 0)
+    plain = {"question": "1", "sample": 0, "seed": 7, "is_right": False, "latency_s": 1.0, "num_prompt_tokens": 1}
+    plain |= {"num_tokens": 9, "num_target_tokens": 0, "stages_ms": {}, "text_digest": ""}
+    labels = {"guarded": GUARDED, "free": FREE, "target": "target"}
+    records = [
+        Record(**{**plain, **counts, "label": labels[name], "finish_reason": "length", "trace": trace})
+        for name, trace in traces.items()
+    ]
+    (folder / RECORDS).write_text("".join(map(as_line, records)))
+    return folder
+
+
+def test_drafts_are_counted_by_their_earlier_repeats(tmp_path: Path) -> None:
+    run = save_run(
+        tmp_path / "run",
+        guarded=[row(0, LONG), row(1, "Other.\n\n", LONG, repeats=0), row(2, "Another.\n\n", "|\n" * 90, repeats=2)],
+        free=[row(index, LONG if index else f" {LONG}") for index in range(6)],
+        target=[{**row(0, LONG), "verdict": "unjudged"}],
+    )
+    guarded, free = count_runs([run])
+    assert (guarded.label, guarded.is_guarded, guarded.num_refused, guarded.num_loops) == (GUARDED, True, 2, 1)
+    assert (guarded.num_judged, guarded.num_accepted, guarded.num_third) == ((2, 1, 0, 0), (1, 0, 0, 0), 0)
+    assert (free.is_guarded, free.num_judged, free.num_accepted) == (False, (1, 1, 1, 3), (1, 1, 1, 3))
+    assert (free.num_third, free.num_answers, free.num_cut) == (4, 1, 1)
+
+
+def test_third_repeat_with_the_guard_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(index, LONG) for index in range(3)]
+    free, broken = save_run(tmp_path / "free", free=rows), save_run(tmp_path / "broken", guarded=rows)
+    assert main([str(free), "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "repeats.json").read_text())[0]["num_accepted"] == [1, 1, 1, 0]
+    assert "| 3 or more |" in (tmp_path / "out" / "README.md").read_text()
+    assert main([str(free), str(broken)]) == 1
+    capsys.readouterr()
+    assert main([str(tmp_path / "none")]) == 2
+    assert "holds no drafted segment" in capsys.readouterr().err
+
+
+def test_guard_is_switched_off_by_the_bench_alone() -> None:
+    assert with_options(Defaults(), parse(FREE)).accepts_repeats
+    assert not with_options(Defaults(), parse(GUARDED)).accepts_repeats
+    with pytest.raises(InvalidRequest, match="unknown knob 'repeats'"):
+        parse("likelihood:repeats=allowed")
+    assert parse("semantic:exact_answer=on").options["exact_answer"] is True
