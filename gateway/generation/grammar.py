@@ -71,7 +71,7 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
     else:  # a lazy trigger ends the free text as soon as it matches, so that every call has the right form
         bare = "bare_call (bare_call)*" if is_parallel else "bare_call"
         first = [
-            f"answer: FREE | trigger body {more} | {bare} {_END_OF_BARE_CALLS}?",
+            f"answer: FREE | (trigger body {more} | {bare}) {_END_OF_BLOCK}?",
             "FREE: /(.|\\n)*/",
             f"trigger[lazy]: FREE {_quoted(CALL)}",
             f"bare_call: ({' | '.join(f'bare_{name} (/ /)? {name}_arguments' for name in names)}) {_END_OF_BARE_CALL}",
@@ -80,7 +80,7 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
     return "\n".join([*first, *rules]) + "\n"
 
 
-_END_OF_BARE_CALL, _END_OF_BARE_CALLS = r"/[ \n]{0,8}\}/", r"/[ \n]{0,4}(```)?[ \n]{0,4}/"
+_END_OF_BARE_CALL, _END_OF_BLOCK = r"/[ \n]{0,8}\}/", r"/[ \n]{0,4}(```)?[ \n]{0,4}/"
 
 
 def _bare_call(name: str) -> str:

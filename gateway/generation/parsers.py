@@ -226,7 +226,8 @@ def bare_beginning_of_call(name: str) -> str:
 
 
 class CallParser:
-    """Splits content into text and the calls of tools after it. White space before a call belongs to neither.
+    """Splits content into text and the calls of tools after it. White space before a call and the marks of a code
+    block around calls belong to neither.
 
     A call stands between `CALL` and `END_OF_CALL` in the form of `beginning_of_call`. A content that begins with a
     bare call, which is one of an offered function without these marks, consists of bare calls: Qwen2.5-Coder writes
@@ -257,7 +258,7 @@ class CallParser:
     def close(self) -> Delta:
         """The rest as text: a call that was cut, or white space where there was no call."""
         buffered, self._buffer = self._buffer, ""
-        is_over = self._num_calls and buffered.strip() in ("", "```" if self._is_bare else "")
+        is_over = self._num_calls and buffered.strip() in ("", "```")
         return Delta(content="" if is_over else buffered)
 
     def _begins_bare(self) -> bool | None:
@@ -297,7 +298,7 @@ class CallParser:
             call, self._buffer = parsed
             text += before.rstrip()
             calls.append(call)
-        else:
+        if not (self._num_calls or CALL in self._buffer):
             visible = self._buffer.removesuffix(_unfinished(self._buffer, (CALL,))).rstrip()
             text, self._buffer = text + visible, self._buffer.removeprefix(visible)
         return Delta(content=text, calls=tuple(calls))

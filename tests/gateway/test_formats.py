@@ -176,7 +176,7 @@ def test_calls_are_read_however_the_text_arrives(size: int) -> None:
 BARE_CALLS = {
     "compact": [f'{{"name": "count", "arguments": {ARGUMENTS}}}'] * 2,
     "block": ["```json\n{\n  ", f'"name": "count",\n  "arguments": {ARGUMENTS}\n}}', "\n```\n"],
-    "marked": [f"```json\n{CALL}"],
+    "marked": [f"```json\n{CALL}\n```"],
 }
 
 
