@@ -58,7 +58,7 @@ class Choice:
         self.prompt = prompts.target.text
         """The rendered prompt that the target receives."""
         reasoning_parser = ReasoningParser.after(self.prompt) if request.messages else None
-        call_parser = CallParser(self.id) if request.tools else None
+        call_parser = CallParser(self.id, request.tool_names) if request.tools else None
         self.stop_checker = StopChecker(request.stops, request.keep_stop, reasoning_parser, call_parser)
         self.records: list[SegmentRecord] = []
         self.num_characters = 0

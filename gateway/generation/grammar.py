@@ -56,7 +56,8 @@ def regex_grammar(regex: str, field: str) -> str:
 def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]) -> str:
     """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
 
-    Each call has the form that the chat templates of Hermes and Qwen ask for. `fields`: those of the parameters.
+    Each call has the form that the chat templates of Hermes and Qwen ask for; if none is required, an answer may
+    consist of bare calls instead, see `CallParser`. `fields`: those of the parameters.
     """
     names = [f"call_{index}" for index in range(len(functions))]
     rules = [f"body: {_quoted(chr(10))} ({' | '.join(names)}) {_quoted(chr(10) + END_OF_CALL)}"]
@@ -68,8 +69,24 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
     if is_required:
         first = [f"answer: {_quoted(CALL)} body {more}"]
     else:  # a lazy trigger ends the free text as soon as it matches, so that every call has the right form
-        first = [f"answer: FREE | trigger body {more}", "FREE: /(.|\\n)*/", f"trigger[lazy]: FREE {_quoted(CALL)}"]
+        bare = "bare_call (bare_call)*" if is_parallel else "bare_call"
+        first = [
+            f"answer: FREE | (trigger body {more} | {bare}) {_END_OF_BLOCK}?",
+            "FREE: /(.|\\n)*/",
+            f"trigger[lazy]: FREE {_quoted(CALL)}",
+            f"bare_call: ({' | '.join(f'bare_{name} (/ /)? {name}_arguments' for name in names)}) {_END_OF_BARE_CALL}",
+            *(f"bare_{name}[lazy]: {_bare_call(one['name'])}" for name, one in zip(names, functions, strict=True)),
+        ]
     return "\n".join([*first, *rules]) + "\n"
+
+
+_END_OF_BARE_CALL, _END_OF_BLOCK = r"/[ \n]{0,8}\}/", r"/[ \n]{0,4}(```)?[ \n]{0,4}/"
+
+
+def _bare_call(name: str) -> str:
+    """The beginning of a call that stands in a text by itself, or in a code block. See `CallParser`."""
+    block = r"[ \n]{0,4}(```(json)?[ \n]{1,4})?"
+    return rf'/{block}\{{[ \n]{{0,8}}"name": ?{_escaped(json.dumps(name))},[ \n]{{0,8}}"arguments":/'
 
 
 def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:

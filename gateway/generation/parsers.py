@@ -216,20 +216,80 @@ def beginning_of_call(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
+FENCES = ("", "```", "```json")
+"""Opening of a Markdown code block that models write before a bare call, without its line break."""
+
+
+def bare_beginning_of_call(name: str) -> str:
+    """The text of a bare call before its arguments, without white space."""
+    return f'{{"name":{json.dumps(name)},"arguments":'
+
+
 class CallParser:
-    """Splits content into text and the calls of tools after it, each in the form of `beginning_of_call`. White space
-    before a call belongs to neither."""
+    """Splits content into text and the calls of tools after it. White space before a call and the marks of a code
+    block around calls belong to neither.
+
+    A call stands between `CALL` and `END_OF_CALL` in the form of `beginning_of_call`. A content that begins with a
+    bare call, which is one of an offered function without these marks, consists of bare calls: Qwen2.5-Coder writes
+    them, in a code block or not (llama.cpp reads them alike).
+    """
 
     _BEGINNING = re.compile(re.escape(beginning_of_call("NAME")).replace("NAME", "([A-Za-z0-9_.-]+)"))
+    _BARE = re.compile(r'\s*(?:```(?:json)?\s+)?\{\s*"name":\s*"([A-Za-z0-9_.-]+)",\s*"arguments":\s*')
+    _FENCE = re.compile(r"\s*```(?:json)?\s*(?=" + re.escape(CALL) + ")")
 
-    def __init__(self, id: str) -> None:
-        """`id`: of the choice; those of its calls begin with a part of it."""
+    def __init__(self, id: str, names: Sequence[str] = ()) -> None:
+        """`id`: of the choice; those of its calls begin with a part of it. `names`: of the offered functions."""
         self._id = id.partition("-")[2]
+        self._bare = tuple(fence + bare_beginning_of_call(name) for fence in FENCES for name in names)
         self._num_calls = 0
         self._buffer = ""
+        self._is_bare: bool | None = None
+        """Whether the content consists of bare calls; None: not known yet."""
 
     def split(self, content: str) -> Delta:
         self._buffer += content
+        if self._is_bare is None:
+            self._is_bare = self._begins_bare()
+        if self._is_bare is None:
+            return Delta()
+        return self._split_bare() if self._is_bare else self._split_marked()
+
+    def close(self) -> Delta:
+        """The rest as text: a call that was cut, or white space where there was no call."""
+        buffered, self._buffer = self._buffer, ""
+        is_over = self._num_calls and buffered.strip() in ("", "```")
+        return Delta(content="" if is_over else buffered)
+
+    def _begins_bare(self) -> bool | None:
+        """Return whether the buffer begins with a bare call; None while more text has to tell. A code block that only
+        surrounds marked calls is dropped."""
+        if self._BARE.match(self._buffer) and self._squeezed.startswith(self._bare):
+            return True
+        marked = tuple(f"{fence}{CALL}" for fence in FENCES[1:])
+        if any(opening.startswith(self._squeezed) for opening in (*self._bare, *marked)):
+            return None
+        self._buffer = self._FENCE.sub("", self._buffer, count=1)
+        return False
+
+    @property
+    def _squeezed(self) -> str:
+        """The buffer without white space."""
+        return "".join(self._buffer.split())
+
+    def _split_bare(self) -> Delta:
+        calls = list[ToolCall]()
+        while beginning := self._BARE.match(self._buffer):
+            if (end := self._end_of_arguments(self._buffer, beginning.end())) is None:
+                break
+            rest = self._buffer[end:].lstrip()
+            if not rest.startswith("}"):
+                break
+            calls.append(self._call(beginning[1], self._buffer[beginning.end() : end]))
+            self._buffer = rest[1:]
+        return Delta(calls=tuple(calls))
+
+    def _split_marked(self) -> Delta:
         text, calls = "", list[ToolCall]()
         while CALL in self._buffer:
             before, _, rest = self._buffer.partition(CALL)
@@ -238,31 +298,33 @@ class CallParser:
             call, self._buffer = parsed
             text += before.rstrip()
             calls.append(call)
-        else:
+        if not (self._num_calls or CALL in self._buffer):
             visible = self._buffer.removesuffix(_unfinished(self._buffer, (CALL,))).rstrip()
             text, self._buffer = text + visible, self._buffer.removeprefix(visible)
         return Delta(content=text, calls=tuple(calls))
-
-    def close(self) -> Delta:
-        """The rest as text: a call that was cut, or white space where there was no call."""
-        buffered, self._buffer = self._buffer, ""
-        return Delta(content=buffered if buffered.strip() or not self._num_calls else "")
 
     def _parsed(self, text: str) -> tuple[ToolCall, str] | None:
         """The call that `text` begins with, and the text after it; None if it is incomplete."""
         body = text.lstrip()
         if (beginning := self._BEGINNING.match(body)) is None:
             return None
-        try:
-            _, end = json.JSONDecoder().raw_decode(body, beginning.end())
-        except (ValueError, RecursionError):
+        if (end := self._end_of_arguments(body, beginning.end())) is None:
             return None
         after, mark, rest = body[end:].partition(END_OF_CALL)
         if not mark or after.strip() != "}":
             return None
+        return self._call(beginning[1], body[beginning.end() : end]), rest
+
+    def _end_of_arguments(self, text: str, start: int) -> int | None:
+        """Return where the JSON that begins at `start` ends; None if it is incomplete."""
+        try:
+            return json.JSONDecoder().raw_decode(text, start)[1]
+        except (ValueError, RecursionError):
+            return None
+
+    def _call(self, name: str, arguments: str) -> ToolCall:
         self._num_calls += 1
-        id = f"call-{self._id}-{self._num_calls - 1}"
-        return ToolCall(id, beginning[1], body[beginning.end() : end]), rest
+        return ToolCall(f"call-{self._id}-{self._num_calls - 1}", name, arguments)
 
 
 def _unfinished(text: str, marks: Iterable[str]) -> str:

@@ -189,9 +189,9 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
         remedy = "or choose 'target'" if strategy.verifies_tokens else "choose 'target', or send exact_answer"
         yield f"{message}; leave it out, {remedy}", "strategy"
-    if plan.grammar and not all(one.supports_grammars for one in writers):
+    if plan.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
-        yield f"{GRAMMAR}: {target.model} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+        yield f"{GRAMMAR}: {unable[0]} cannot be held to a format: {remedy}; leave it out", GRAMMAR
     if request.thinking_token_budget is not None and plan.num_logprobs is not None:
         message = "thinking_token_budget: a reasoning that is ended has no logprobs there"
         yield f"{message}; leave out one of them", "thinking_token_budget"
@@ -205,8 +205,8 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
     if not (penalties.is_neutral or strategy.supports_grammars):
         message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
         yield f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'", "strategy"
-    if not (penalties.is_neutral or all(one.supports_penalties for one in writers)):
-        message = f"penalties: {target.model} takes no penalties, as a server writes for one of the models"
+    if not penalties.is_neutral and (unable := [one.model for one in writers if not one.supports_penalties]):
+        message = f"penalties: {unable[0]} takes no penalties, as a server writes for one of the models"
         yield f"{message}; leave it out", "penalties"
     if penalties.logit_bias and Writer.DRAFT in strategy.writers and served.draft.tokenizer != target.tokenizer:
         yield "logit_bias: draft and target have other token ids; leave it out, or choose 'target'", "logit_bias"

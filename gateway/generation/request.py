@@ -1,6 +1,7 @@
 """A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
 import hashlib
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -193,6 +194,11 @@ class Request:
     def messages(self) -> tuple[Message, ...]:
         """The messages of a chat; none for a plain prompt."""
         return self.prompts[0] if isinstance(self.prompts[0], tuple) else ()
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of the functions that the model may call."""
+        return tuple(tool["function"]["name"] for tool in json.loads(self.tools or "[]"))
 
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""

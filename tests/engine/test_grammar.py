@@ -223,6 +223,28 @@ async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_r
     assert names == {"look", "count"}
 
 
+@pytest.mark.parametrize(
+    "before", ['{"name": "count", "arguments": ', '```json\n{\n  "name": "look",\n  "arguments": ']
+)
+async def test_bare_calls_have_the_form_that_is_read(engine: TransformersEngine, before: str) -> None:
+    grammar = of_output(tools_grammar(FUNCTIONS, False, False, ["", ""]), "Count.")
+    begun = segment(engine, before)
+    for seed in range(4):
+        answer = text_of(await answered(engine, params(seed, grammar=grammar), begun))
+        parser = CallParser("chatcmpl-1", [function["name"] for function in FUNCTIONS])
+        seen = parser.split(before + answer) + parser.close()
+        assert seen.content == "" and len(seen.calls) == 1, before + answer
+        validate(json.loads(seen.calls[0].arguments), {"enum": [{}, {"n": 1}, {"n": 2}]})
+
+
+async def test_code_block_around_calls_may_be_closed(engine: TransformersEngine) -> None:
+    grammar = of_output(tools_grammar(FUNCTIONS, False, True, ["", ""]), "Count.")
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    closed = segment(engine, f"```json\n{call}\n{call}\n```")
+    [end] = await answered(engine, params(grammar=grammar), closed)
+    assert end.segment.end is SegmentEnd.EOS and not end.segment.text.strip()
+
+
 async def test_context_that_does_not_follow_the_grammar_is_refused(engine: TransformersEngine) -> None:
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
         await answered(engine, params(), segment(engine, "Not JSON"))

@@ -173,6 +173,56 @@ def test_calls_are_read_however_the_text_arrives(size: int) -> None:
     assert {call.arguments for call in seen.calls} == {ARGUMENTS}
 
 
+BARE_CALLS = {
+    "compact": [f'{{"name": "count", "arguments": {ARGUMENTS}}}'] * 2,
+    "block": ["```json\n{\n  ", f'"name": "count",\n  "arguments": {ARGUMENTS}\n}}', "\n```\n"],
+    "marked": [f"```json\n{CALL}\n```"],
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("form", BARE_CALLS)
+def test_bare_calls_are_read_however_the_text_arrives(size: int, form: str) -> None:
+    text = "".join(BARE_CALLS[form])
+    parser, seen = CallParser("chatcmpl-a-1", ["sell", "count"]), Delta()
+    for start in range(0, len(text), size):
+        seen += parser.split(text[start : start + size])
+    seen += parser.close()
+    assert seen.content == "" and len(seen.calls) == (2 if form == "compact" else 1)
+    assert {(call.name, call.arguments) for call in seen.calls} == {("count", ARGUMENTS)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "buy", "arguments": {}}',
+        '```json\n{"count": 1}\n```',
+        "```",
+        '{"name": "count", "arguments": {"n',
+        " \n",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_text_that_is_no_bare_call_stays_whole(size: int, text: str) -> None:
+    parser, seen = CallParser("chatcmpl-a-1", ["sell", "count"]), Delta()
+    for start in range(0, len(text), size):
+        seen += parser.split(text[start : start + size])
+    assert (seen + parser.close()) == Delta(content=text)
+
+
+async def test_bare_call_of_an_offered_function_is_a_call(gateway: Gateway) -> None:
+    gateway.fakes.target.says = BARE_CALLS["compact"][0]
+    [choice] = (await gateway.chat(tools=[TOOL])).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [ARGUMENTS]
+    messages: Any = [{"role": "user", "content": "How many?"}]
+    fields: Any = {"model": "semspec-demo", "messages": messages, "tools": [TOOL], "stream": True}
+    deltas = [chunk.choices[0].delta async for chunk in await gateway.openai.chat.completions.create(**fields)]
+    assert not any(delta.content for delta in deltas)
+    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(call.arguments or "" for call in calls) == ARGUMENTS and calls[0].name == "count"
+
+
 async def test_text_of_a_response_has_its_format(gateway: Gateway) -> None:
     gateway.fakes.target.says = '{"number": 3}'
     text: Any = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}}

@@ -1,0 +1,89 @@
+"""Real checkpoints: where they lie, and a pair of them served."""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.stack import StackConfig
+from tests.processes import GENEROUS_S
+from tests.stack.support import Json, Running, served
+
+REAL_MODELS = "SEMSPEC_REAL_MODELS"
+DRAFT, TARGET, LARGE = "smollm2-135m", "qwen-coder-0.5b", "qwen-coder-1.5b"
+"""Checkpoints in the folder `REAL_MODELS`: two tokenizers, of which the last two models have one."""
+DTYPE = "bfloat16"
+NAME = "real-pair"
+
+
+def real_model(name: str) -> Path:
+    """Return the folder of a checkpoint; skips the test where there is none."""
+    models = os.environ.get(REAL_MODELS)
+    if not models or not (folder := Path(models, name)).is_dir():
+        pytest.skip(f"{REAL_MODELS} names no folder with {name}")
+    return folder
+
+
+def real_config(release: Path | None = None, target: Path | None = None) -> StackConfig:
+    """A stack of the real pair, or with another target. `release`: its folder."""
+    defaults = {"temperature": 0, "max_tokens": 200}
+    environment = {
+        "SEMSPEC_DRAFT_DTYPE": DTYPE,
+        "SEMSPEC_TARGET_DTYPE": DTYPE,
+        "SEMSPEC_GATEWAY_DEFAULTS": json.dumps(defaults),
+        **({} if release else {"SEMSPEC_GATEWAY_MODEL_NAME": NAME}),
+    }
+    models = real_model(DRAFT), target or real_model(TARGET)
+    return StackConfig(*models, release, environment=environment, start_timeout_s=GENEROUS_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RealPair:
+    """The real pair, served; a request says only what it is about."""
+
+    running: Running
+
+    async def send(self, path: str, **body: Any) -> Json:
+        """Return the answer to a request. Raises: AssertionError when it is refused."""
+        response = await self.running.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        answer: Json = response.json()
+        return answer
+
+    async def chat(self, question: str | list[Json], **fields: Any) -> Json:
+        """Return the answer of a chat, greedy unless `fields` say otherwise."""
+        return await self.send("/v1/chat/completions", **body_of(question, fields))
+
+    async def choice(self, question: str | list[Json], **fields: Any) -> Json:
+        """Return the only choice of `chat`."""
+        [choice] = (await self.chat(question, **fields))["choices"]
+        assert isinstance(choice, dict)
+        return choice
+
+    async def chunks(self, question: str | list[Json], **fields: Any) -> list[Json]:
+        """Return the first choice's parts in a stream."""
+        async with self.running.streaming("", **body_of(question, fields)) as chunks:
+            return [choice async for chunk in chunks for choice in chunk["choices"]]
+
+    async def refusal(self, question: str, **fields: Any) -> Json:
+        """Return the error of a request that is refused."""
+        response = await self.running.http.post("/v1/chat/completions", json=body_of(question, fields))
+        assert response.status_code == 400, response.text
+        error: Json = response.json()["error"]
+        return error
+
+
+def body_of(question: str | list[Json], fields: Json) -> Json:
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    return {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 60, **fields}
+
+
+@asynccontextmanager
+async def real_pair(config: StackConfig) -> AsyncIterator[RealPair]:
+    async with served(config) as running:
+        yield RealPair(running)
