@@ -51,6 +51,7 @@ export function notices(generation) {
   const fallback = generation.summary?.fallback ?? generation.kept.find((record) => record.fallback)?.fallback;
   if (fallback) said.push(`The target wrote alone from some point on: ${fallback}.`);
   if (generation.summary?.degraded) said.push("The trace could not be stored in full: the link may not lead to all of it.");
+  if (generation.status === "running" && !generation.segments.length) said.push("Reading the question; the first words follow.");
   if (STATES[generation.status]) said.push(STATES[generation.status]);
   return said.map((notice) => element("li", {}, notice));
 }
