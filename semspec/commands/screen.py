@@ -14,7 +14,7 @@ NUMBERS = {"draft_probability": "q", "target_probability": "p", "ratio": "p/q", 
 FORMS = {
     "acceptance_rate": "{:.0%} accepted",
     "target_ratio": "{:.0%} written by the target",
-    "tokens_per_s": "{:.0f} tokens/s",
+    "tokens_per_s": "{:.1f} tokens/s",
     "latency_ms": "{:.0f} ms",
     "fallback": "fallback: {}",
     "degraded": "degraded: not kept in full",

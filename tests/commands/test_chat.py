@@ -128,7 +128,9 @@ def test_conversation_at_a_terminal_is_one_session_with_signs_and_statistics(liv
         second = asked(window, QUESTION)
         for shown in (first, second):
             assert re.search(r"\w\.? ✓$", shown, re.MULTILINE)
-            assert re.search(r"\d+% accepted · \d+% written by the target · \d+ tokens/s · \d+ ms · chatcmpl-", shown)
+            assert re.search(
+                r"\d+% accepted · \d+% written by the target · \d+\.\d tokens/s · \d+ ms · chatcmpl-", shown
+            )
         read_until(window, "^> ")
         os.write(window, b"\x04")
     session, questions = messages(live, second)
@@ -166,7 +168,10 @@ def test_retry_and_edit_replace_the_last_question_in_a_new_session(live: Live) -
         assert session != last[0] and questions == ["first", "second"]
         edited = asked(window, "/edit", " thought")
         assert messages(live, edited)[1] == ["first", "second thought"]
-        assert messages(live, asked(window, "third")) == (messages(live, edited)[0], ["first", "second thought", "third"])
+        assert messages(live, asked(window, "third")) == (
+            messages(live, edited)[0],
+            ["first", "second thought", "third"],
+        )
         read_until(window, "^> ")
         os.write(window, b"\x04")
 
@@ -208,9 +213,14 @@ def text_chunk(text: str, part: str = "content") -> dict[str, Any]:
     return {"choices": [{"delta": {part: text}}]}
 
 
-def segment_chunk(index: int, text: str, verdict: str = "accepted", rest: str | None = None, **fields: Any) -> dict[str, Any]:
+def segment_chunk(
+    index: int, text: str, verdict: str = "accepted", rest: str | None = None, **fields: Any
+) -> dict[str, Any]:
     """A segment's record, with what is new of its text."""
-    return {**text_chunk(text if rest is None else rest), "semspec": {"segment": record(index, text, verdict, **fields)}}
+    return {
+        **text_chunk(text if rest is None else rest),
+        "semspec": {"segment": record(index, text, verdict, **fields)},
+    }
 
 
 REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
@@ -228,9 +238,7 @@ def test_pieces_are_shown_before_their_segment_is_decided(shown: Callable[..., s
     pieces = [text_chunk("It is"), text_chunk(" *four*."), text_chunk("\n\n")]
     assert shown(*pieces) == "It is *four*.\n"
     ended = segment_chunk(0, "It is *four*.\n\n", "rewritten", rest="")
-    assert shown(*pieces, ended, segment_chunk(1, "So")) == (
-        "It is *four*. \x1b[33m✎\x1b[0m\n\nSo \x1b[32m✓\x1b[0m\n"
-    )
+    assert shown(*pieces, ended, segment_chunk(1, "So")) == ("It is *four*. \x1b[33m✎\x1b[0m\n\nSo \x1b[32m✓\x1b[0m\n")
 
 
 def test_control_sequences_of_a_model_do_not_reach_the_terminal(shown: Callable[..., str]) -> None:

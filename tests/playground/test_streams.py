@@ -56,7 +56,9 @@ async def test_example_and_settings_follow_the_pair(page: Page, scripted: Script
     await expect(page.locator("#introduction")).to_contain_text("own is served. It supports likelihood, draft.")
     await expect(page.locator("#judged")).to_be_hidden()
     async with settings(page) as dialog:
-        await expect(dialog).to_contain_text("This pair does not support: semantic (no probes), a-new-one (no patience).")
+        await expect(dialog).to_contain_text(
+            "This pair does not support: semantic (no probes), a-new-one (no patience)."
+        )
         await expect(dialog.get_by_label("Compare with the target alone")).to_be_disabled()
 
 

@@ -160,9 +160,10 @@ export class Generation {
     return answer === null ? "" : reasoning.trim();
   }
 
-  /** What stands in `\boxed{}` after the reasoning, or else all that stands there; null while that goes on. */
+  /** What stands in `\boxed{}` of the answer, or else all of the answer; null while that is not known. */
   get answer() {
-    const answer = parted(this.keptText).answer?.trim();
+    const isWhole = this.status === "finished" && !this.isParted;
+    const answer = (parted(this.keptText).answer ?? (isWhole ? this.keptText : null))?.trim();
     return answer ? (BOXED.exec(answer)?.[1] ?? answer) : null;
   }
 

@@ -17,6 +17,7 @@ const REMEDIES = {
   conflict: "Send again in a moment.",
 };
 
+const MOST_SPOKEN = 200; // characters of an answer
 const LEFT_OUT = "Later messages are asked without this one.";
 const STATES = {
   reconnecting: "The connection broke; attaching again.",
@@ -74,6 +75,6 @@ function rule({ acceptance, strictness }) {
 /** A sentence for screen readers when something has come to an end. */
 export function spoken(generation) {
   const decided = generation.numJudged ? `, ${generation.numAccepted} of ${generation.numJudged} drafts accepted` : "";
-  const answer = generation.answer ? ` ${generation.answer}` : "";
+  const answer = generation.answer?.length <= MOST_SPOKEN ? ` ${generation.answer}` : "";
   return `${generation.status}: ${generation.kept.length} segments${decided}.${answer}`;
 }
