@@ -136,6 +136,11 @@ class Gateway:
         """Parameters, models, prompt and outcome of a generation."""
         return await self._call("GET", _path(id))
 
+    async def session(self, id: str) -> list[Json]:
+        """Return the messages of a conversation that the gateway keeps, each with its `role` and `content`."""
+        turns: list[Json] = (await self._call("GET", f"/v1/sessions/{quote(id, safe='')}"))["turns"]
+        return [{name: turn[name] for name in ("role", "content")} for turn in turns]
+
     async def collection(self, after: str, limit: int) -> Json:
         """A page of the answers that were collected after a position; "0" stands before all."""
         return await self._call("GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}")

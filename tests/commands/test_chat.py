@@ -1,11 +1,14 @@
 """`semspec chat` against a live stack, by subprocess and by terminal; its screen with made-up chunks."""
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
 import subprocess
+import termios
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +40,13 @@ def terminal(*words: str) -> Iterator[int]:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(
-        command(words), stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command(words),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C typed there is a signal
     )
     os.close(theirs)
     try:
@@ -95,20 +104,94 @@ def interrupted_after_a_line(words: Sequence[str]) -> tuple[int, str, str, str]:
         return process.wait(timeout=10), first, rest, complaints
 
 
-def test_conversation_at_a_terminal_is_one_session_with_marks_and_statistics(live: Live) -> None:
+def asked(window: int, *lines: str) -> str:
+    """What a terminal shows from a prompt up to the end of the answer to what is typed there."""
+    read_until(window, "^> ")
+    os.write(window, "".join(f"{line}\n" for line in lines).encode())
+    return read_until(window, r"chatcmpl-[0-9a-f]{32}")
+
+
+def id_of(shown: str) -> str:
+    return re.findall(r"chatcmpl-[0-9a-f]{32}", shown)[-1]
+
+
+def messages(live: Live, shown: str) -> tuple[str, list[str]]:
+    """The session of the answer that is shown, and the questions that the session has."""
+    session = str(live.get(f"/v1/generations/{id_of(shown)}")["session"])
+    turns = live.get(f"/v1/sessions/{session}")["turns"]
+    return session, [turn["content"] for turn in turns if turn["role"] == "user"]
+
+
+def test_conversation_at_a_terminal_is_one_session_with_signs_and_statistics(live: Live) -> None:
     with terminal("chat", *live.options, "--seed", "5") as window:
-        ids = []
-        for _ in range(2):
-            read_until(window, "^> ")
-            os.write(window, f"{QUESTION}\n".encode())
-            shown = read_until(window, r"chatcmpl-[0-9a-f]{32}")
-            assert "✓ " in shown
-            assert re.search(r"\d+% accepted · \d+% written by the target · \d+ tokens/s · \d+ ms · chatcmpl-", shown)
-            ids += re.findall(r"chatcmpl-[0-9a-f]{32}", shown)
+        first = asked(window, QUESTION)
+        second = asked(window, QUESTION)
+        for shown in (first, second):
+            assert re.search(r"\w\.? ✓$", shown, re.MULTILINE)
+            assert re.search(
+                r"\d+% accepted · \d+% written by the target · \d+\.\d tokens/s · \d+ ms · chatcmpl-", shown
+            )
         read_until(window, "^> ")
         os.write(window, b"\x04")
-    sessions = {live.get(f"/v1/generations/{id}")["session"] for id in ids}
-    assert len(ids) == 2 and len(sessions) == 1 and str(sessions.pop()).startswith("chat-")
+    session, questions = messages(live, second)
+    assert messages(live, first) == (session, questions)
+    assert questions == [QUESTION, QUESTION] and session.startswith("chat-")
+
+
+def test_introduction_is_printed_once_and_only_in_a_conversation(live: Live) -> None:
+    words = "knows one kind of question"
+    with terminal("chat", *live.options) as window:
+        assert read_until(window, "^> ").count(words) == 1
+        os.write(window, f"{QUESTION}\n".encode())
+        assert words not in read_until(window, r"chatcmpl-[0-9a-f]{32}")
+        read_until(window, "^> ")
+        os.write(window, b"\x04")
+    assert words not in semspec("chat", *live.options, "hello").stderr
+
+
+def test_question_of_several_lines_is_one_question(live: Live) -> None:
+    with terminal("chat", *live.options) as window:
+        shown = asked(window, '"""What is', "", ' 2 + 2?"""')
+        read_until(window, "^> ")
+        os.write(window, b"\x04")
+    assert messages(live, shown)[1] == ["What is\n\n 2 + 2?"]
+
+
+def test_retry_and_edit_replace_the_last_question_in_a_new_session(live: Live) -> None:
+    with terminal("chat", *live.options, "--seed", "5") as window:
+        before = messages(live, asked(window, "first"))
+        last = messages(live, asked(window, "second"))
+        assert last == (before[0], ["first", "second"])
+        again = asked(window, "/retry")
+        assert live.get(f"/v1/generations/{id_of(again)}")["seed"] == 6
+        session, questions = messages(live, again)
+        assert session != last[0] and questions == ["first", "second"]
+        edited = asked(window, "/edit", " thought")
+        assert messages(live, edited)[1] == ["first", "second thought"]
+        assert messages(live, asked(window, "third")) == (
+            messages(live, edited)[0],
+            ["first", "second thought", "third"],
+        )
+        read_until(window, "^> ")
+        os.write(window, b"\x04")
+
+
+def test_interrupt_stops_the_answer_and_not_the_program(live: Live) -> None:
+    hot = ["--model", "semspec-demo:target", "--temperature", "2", "--seed", "1"]  # a long answer
+    with terminal("chat", *live.options, *hot) as window:
+        read_until(window, "^> ")
+        os.write(window, b"half a line")
+        read_until(window, "half a line")
+        time.sleep(0.3)  # Python loses a signal that comes just before it waits for a key
+        os.write(window, b"\x03")
+        read_until(window, "^> ")
+        os.write(window, f"{LONG_QUESTION}\n".encode())
+        read_until(window, "✎")
+        os.write(window, b"\x03")
+        read_until(window, "semspec chat: cancelled")
+        assert "chatcmpl-" in asked(window, QUESTION)
+        read_until(window, "^> ")
+        os.write(window, b"\x04")
 
 
 @pytest.fixture
@@ -119,33 +202,53 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         screen = Screen(is_plain=False, verbose=verbose)
         for chunk in chunks:
             screen.show(chunk)
+        screen.end()
         return capsys.readouterr().out
 
     return show
 
 
+def text_chunk(text: str, part: str = "content") -> dict[str, Any]:
+    """A piece of a segment."""
+    return {"choices": [{"delta": {part: text}}]}
+
+
+def segment_chunk(
+    index: int, text: str, verdict: str = "accepted", rest: str | None = None, **fields: Any
+) -> dict[str, Any]:
+    """A segment's record, with what is new of its text."""
+    return {
+        **text_chunk(text if rest is None else rest),
+        "semspec": {"segment": record(index, text, verdict, **fields)},
+    }
+
+
 REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
-REWRITTEN = {"semspec": {"segment": record(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)}}
+REWRITTEN = segment_chunk(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)
 
 
 def test_rewritten_segment_shows_the_refused_draft_only_when_asked(shown: Callable[..., str]) -> None:
     brief = shown(REWRITTEN)
-    assert "\x1b[33m✎" in brief and "gets 5 more" not in brief
+    assert "gets 4 more pens. \x1b[33m✎" in brief and "gets 5 more" not in brief
     verbose = shown(REWRITTEN, verbose=True)
     assert "gets 5 more" in verbose and "q 0.5  p 0.4  p/q 0.8  draw 0.1" in verbose
 
 
+def test_pieces_are_shown_before_their_segment_is_decided(shown: Callable[..., str]) -> None:
+    pieces = [text_chunk("It is"), text_chunk(" *four*."), text_chunk("\n\n")]
+    assert shown(*pieces) == "It is *four*.\n"
+    ended = segment_chunk(0, "It is *four*.\n\n", "rewritten", rest="")
+    assert shown(*pieces, ended, segment_chunk(1, "So")) == ("It is *four*. \x1b[33m✎\x1b[0m\n\nSo \x1b[32m✓\x1b[0m\n")
+
+
 def test_control_sequences_of_a_model_do_not_reach_the_terminal(shown: Callable[..., str]) -> None:
-    text = shown({"semspec": {"segment": record(0, "a\x1b[2Jb\x07\n\n")}})
+    text = shown(segment_chunk(0, "a\x1b[2Jb\x07\n\n"))
     assert "a[2Jb" in text and "\x1b[2J" not in text and "\x07" not in text
 
 
-@pytest.mark.parametrize(
-    "delta", [{"content": "x"}, {"reasoning_content": None, "content": "x"}], ids=["all content", "told apart"]
-)
-def test_answer_behind_the_reasoning_is_bold(shown: Callable[..., str], delta: dict[str, object]) -> None:
-    text = shown(
-        {"semspec": {"segment": record(0, "</think>\nIt is 5.\n\n")}, "choices": [{"delta": delta}]},
-        {"semspec": {"segment": record(1, "Truly.")}, "choices": [{"delta": delta}]},
-    )
-    assert "\x1b[1;32mIt is 5.\x1b[0m" in text and "\x1b[1;32mTruly.\x1b[0m" in text
+def test_answer_behind_the_reasoning_is_bold(shown: Callable[..., str]) -> None:
+    bold = "\x1b[1mIt is 5.\x1b[0m"
+    assert bold in shown(segment_chunk(0, "So 5.</think>\nIt is 5.\n\n"))
+    text = shown(text_chunk("So 5.", "reasoning_content"), text_chunk("It is 5."))
+    assert bold in text and text.startswith("So 5.")
+    assert "\x1b" not in shown(text_chunk("It is 5."))

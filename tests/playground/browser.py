@@ -17,7 +17,7 @@ ARGUMENTS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
-WIDE, PHONE = (1440, 900), (390, 844)
+WIDE, PHONE = (1280, 900), (390, 844)
 PATIENCE_MS = 60_000
 """Of every expectation: models answer slowly on a busy machine."""
 

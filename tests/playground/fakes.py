@@ -14,6 +14,7 @@ Json = dict[str, Any]
 
 ID = "chatcmpl-0123456789abcdef0123456789abcdef"
 MODEL = "semspec-demo"
+MODELS = {"data": [{"id": MODEL}, {"id": f"{MODEL}:target"}], "unsupported": {"retrieval": "no datastore"}}
 SERVICES = [
     {"name": "draft", "status": "away", "detail": "no handshake: start it"},
     {"name": "target", "status": "ok", "detail": "target"},
@@ -41,16 +42,26 @@ class ScriptedGateway:
         self.attached: list[str | None] = []
         """The `Last-Event-ID` of each time somebody came back."""
         self.cancelled = asyncio.Event()
+        self.written = ""
+        """What has been sent of the segment that has not ended yet."""
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self.base_url = ""
 
     def say(self, **semspec: Any) -> None:
-        """Send one chunk with this `semspec` object; a segment counts and is stored."""
-        name = ""
+        """Send one chunk with this `semspec` object; a segment counts and is stored, and brings what of its text is
+        not written yet."""
+        name, choices = "", list[Json]()
         if "segment" in semspec:
             self.records.append(semspec["segment"])
             name = f"id: {len(self.records)}\n"
-        self._send({"id": ID, "choices": [], "semspec": semspec}, name)
+            choices = _choices(semspec["segment"]["text"].removeprefix(self.written))
+            self.written = ""
+        self._send({"id": ID, "choices": choices, "semspec": semspec}, name)
+
+    def write(self, text: str, part: str = "content") -> None:
+        """Send a piece of a segment that has not ended yet."""
+        self.written += text
+        self._send({"id": ID, "choices": _choices(text, part)})
 
     def fail(self, message: str, code: str) -> None:
         """The last words of a stream that breaks."""
@@ -96,7 +107,7 @@ class ScriptedGateway:
         app, path = FastAPI(), f"/v1/generations/{ID}"
         app.get("/")(playground.page)
         app.get("/static/{name}")(playground.static)
-        app.get("/v1/models")(lambda: {"data": [{"id": MODEL}, {"id": f"{MODEL}:target"}]})
+        app.get("/v1/models")(lambda: MODELS)
         app.get("/v1/services")(lambda: {"services": SERVICES})
         app.get("/v1/sessions")(lambda: {"data": []})
         app.post("/v1/chat/completions")(self._events)
@@ -105,6 +116,10 @@ class ScriptedGateway:
         app.get(f"{path}/trace")(lambda: {"segments": self.records})
         app.post(f"{path}/cancel")(self._cancel)
         return app
+
+
+def _choices(text: str, part: str = "content") -> list[Json]:
+    return [{"index": 0, "delta": {"role": "assistant", part: text}}]
 
 
 def drafted(index: int, *texts: str) -> Json:

@@ -1,4 +1,4 @@
-"""The pictures of docs/playground.md, taken of the bundled pair: `scripts/screenshots`."""
+"""The pictures of docs/playground.md, taken of a pair of real checkpoints: `scripts/screenshots`."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from playwright.async_api import Browser, expect
 
 from semspec.stack import Stack
 from tests.playground.browser import PHONE, WIDE, Scheme, Site, finished, launched, opened, send, settings
+from tests.playground.real import real_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
-SEED = 3
-"""With it one of the draft's segments is refused."""
+PATIENCE_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,37 +20,45 @@ class Picture:
 
     name: str
     size: tuple[int, int]
+    question: str
     scheme: Scheme = "light"
     compares: bool = False
 
 
-PICTURES = (Picture("wide", WIDE, compares=True), Picture("dark", WIDE, "dark"), Picture("phone", PHONE))
+PURCHASE = (
+    "Pens cost 3 dollars and books 12 dollars. Ann buys 4 pens and 2 books. How much does she pay? "
+    "Explain the steps with formulas in LaTeX."
+)
+PRIMES = "Write a Python function that checks whether a number is prime, and explain it in a short list."
+PICTURES = (
+    Picture("wide", WIDE, PURCHASE, compares=True),
+    Picture("dark", WIDE, PRIMES, "dark"),
+    Picture("phone", PHONE, PRIMES),
+)
 
 
 async def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    async with launched() as browser, Stack() as stack:
-        site = Site(stack.base_url, stack.api_key)
-        await _take(Picture("unused", PHONE, compares=True), browser, site)  # the first run is slower
+    async with launched() as browser, Stack(real_config()) as stack:
         for picture in PICTURES:
             path = FOLDER / f"playground-{picture.name}.png"
-            path.write_bytes(await _take(picture, browser, site))
+            path.write_bytes(await _take(picture, browser, Site(stack.base_url, stack.api_key)))
 
 
 async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
     async with opened(browser, site, picture.size, picture.scheme) as page:
+        expect.set_options(timeout=PATIENCE_MS)
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
         async with settings(page) as dialog:
-            await dialog.get_by_label("Seed", exact=True).fill(str(SEED))
+            await dialog.get_by_label("Max tokens").fill("300")
             await dialog.get_by_label("Compare with the target alone").set_checked(picture.compares)
-        await send(page)
+        await send(page, picture.question)
         if picture.compares:
             await expect(page.locator(".meters")).to_contain_text("answer")
         await finished(page)
-        await page.get_by_text("refused draft").first.click()
         if picture.size != PHONE:
-            await page.locator(".segment.target").first.hover()
-        await page.locator("#thread").evaluate(f"node => node.scrollTo(0, {0 if picture.compares else 10_000})")
+            await page.locator("button.segment.target").first.hover()
+        await page.locator("#thread").evaluate("node => node.scrollTo(0, 0)")
         return await page.screenshot()
 
 

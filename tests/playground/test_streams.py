@@ -25,94 +25,41 @@ async def page(request: pytest.FixtureRequest, browser: Browser, scripted: Scrip
 
 
 async def kinds(page: Page, expected: list[str]) -> None:
-    """Wait until the segments are these, by the word each is tagged with."""
-    words = page.locator(".segment .tag")
-    await expect(words).to_have_count(len(expected))
-    for index, word in enumerate(expected):
-        await expect(words.nth(index)).to_contain_text(word)
+    """Wait until the segments in the margin are these."""
+    await expect(page.locator("button.segment")).to_have_class([f"segment {kind}" for kind in expected])
 
 
 async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: ScriptedGateway) -> None:
     await send(page)
     scripted.say(drafted=drafted(0, "first", "second", "third"))
-    await kinds(page, ["in flight"] * 3)
+    await kinds(page, ["flight"] * 3)
     await expect(page.locator(".flight.segment").first).to_have_css("animation-name", "pulse")
     await page.emulate_media(reduced_motion="reduce")
     await expect(page.locator(".flight.segment").first).to_have_css("animation-name", "none")
     scripted.say(segment=record(0, "first"))
-    await kinds(page, ["accepted", "in flight", "in flight"])
+    await kinds(page, ["accepted", "flight", "flight"])
     scripted.say(segment=record(1, "rewritten", "rewritten"))
     await kinds(page, ["accepted", "target"])
     assert not await page.get_by_text("refused 1", exact=True).is_visible()
-    await page.get_by_text("refused draft").click()
-    assert await page.get_by_text("refused 1", exact=True).is_visible()
+    await page.locator("button.segment").last.click()
+    await expect(page.get_by_label("Segment details")).to_contain_text("refused 1")
     scripted.end()
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 drafts accepted")
 
 
 async def test_example_and_settings_follow_the_pair(page: Page, scripted: ScriptedGateway) -> None:
     names = [{"id": name} for name in ("own", "own:likelihood", "own:draft")]
-    await page.route("**/v1/models", lambda route: route.fulfill(json={"data": names}))
+    lacks = {"semantic": "no probes", "a-new-one": "no patience"}
+    await page.route("**/v1/models", lambda route: route.fulfill(json={"data": names, "unsupported": lacks}))
     await page.reload()
     await expect(page.get_by_label("Message")).to_have_value(re.compile("^A train"))
     await expect(page.locator("#introduction")).to_contain_text("own is served. It supports likelihood, draft.")
     await expect(page.locator("#judged")).to_be_hidden()
     async with settings(page) as dialog:
-        await expect(dialog).to_contain_text("This pair does not support: semantic,")
+        await expect(dialog).to_contain_text(
+            "This pair does not support: semantic (no probes), a-new-one (no patience)."
+        )
         await expect(dialog.get_by_label("Compare with the target alone")).to_be_disabled()
-
-
-async def test_markup_from_a_model_stays_text(page: Page, scripted: ScriptedGateway) -> None:
-    hostile = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    await send(page, hostile)
-    scripted.say(drafted=drafted(1, hostile))
-    refused = {"text": hostile, "num_tokens": 1}
-    scripted.say(segment=record(0, f"{hostile}</think>{hostile}", "rewritten", rejected=refused, fallback=hostile))
-    scripted.end()
-    await expect(page.locator(".asked p")).to_have_text(hostile)
-    await expect(page.locator(".answer")).to_contain_text(hostile)
-    await page.locator(".segment").hover()
-    assert await page.locator("img, main script").count() == 0
-    assert await page.title() == "semspec playground"
-
-
-async def test_markdown_and_formulas_are_set(page: Page, scripted: ScriptedGateway) -> None:
-    reasoning = "First **bold** and `x < y`:\n\n1. one\n2. two\n\n$$\\frac{1}{2}$$\n\nfrom $5 to $10</think>"
-    answer = "It is \\(x^2\\), \\boxed{42} or \\boxed{\\frac{1}{2}}: "
-    answer += "[here](https://example.com), [there](javascript:alert(1)), $\\undefinedmacro$"
-    await send(page)
-    scripted.say(segment=record(0, reasoning + answer))
-    scripted.end()
-    await expect(page.locator(".reasoning strong")).to_have_text("bold")
-    await expect(page.locator(".reasoning code")).to_have_text("x < y")
-    await expect(page.locator(".reasoning ol li")).to_have_text(["one", "two"])
-    await expect(page.locator(".reasoning .formula math mfrac")).to_have_count(1)
-    await expect(page.locator(".reasoning p").last).to_have_text("from $5 to $10")
-    await expect(page.locator(".answer math msup")).to_have_count(1)
-    await expect(page.locator(".answer .boxed").first).to_have_text("42")
-    await expect(page.locator(".answer .boxed math mfrac")).to_have_count(1)
-    links = page.locator(".answer a")
-    await expect(links).to_have_text(["here"])
-    assert await links.get_attribute("rel") == "noopener noreferrer nofollow"
-    await expect(page.locator(".answer")).to_contain_text("[there](javascript:alert(1)), $\\undefinedmacro$")
-
-
-async def test_long_reasoning_is_folded_when_it_has_ended(page: Page, scripted: ScriptedGateway) -> None:
-    await send(page)
-    for index in range(30):
-        scripted.say(segment=record(index, f"step {index}"))
-    scripted.say(segment=record(30, "the end</think>the answer"))
-    segments = page.locator(".segment")
-    await expect(segments).to_have_count(31)
-    await expect(segments.nth(15)).to_be_visible()
-    scripted.end()
-    await expect(segments.nth(15)).to_be_hidden()
-    for index in (3, 26, 30):
-        await expect(segments.nth(index)).to_be_visible()
-    await page.get_by_role("button", name="Show 22 more steps").click()
-    await expect(segments.nth(15)).to_be_visible()
-    await expect(segments.nth(4)).to_be_focused()
-    assert await page.get_by_role("button", name="more steps").count() == 0
 
 
 @pytest.mark.parametrize("page", ["ERR_FAILED"], indirect=True)
@@ -177,7 +124,7 @@ async def test_stop_cancels_on_the_server_and_keeps_what_was_written(page: Page,
     await send(page)
     scripted.say(segment=record(0, "first"))
     scripted.say(drafted=drafted(1, "second"))
-    await kinds(page, ["accepted", "in flight"])
+    await kinds(page, ["accepted", "flight"])
     await page.get_by_role("button", name="Stop").click()
     await asyncio.wait_for(scripted.cancelled.wait(), 5)
     await expect(page.locator(".notices")).to_contain_text("Stopped")

@@ -34,7 +34,7 @@ export const stored = (id) => json(generation(id));
 
 export const trace = (id) => json(`${generation(id)}/trace`);
 
-export const models = async () => (await json("/v1/models")).data.map((model) => model.id);
+export const models = () => json("/v1/models");
 
 export const session = async (name) => (await json(`/v1/sessions/${encodeURIComponent(name)}`)).turns;
 

@@ -4,12 +4,16 @@ import { spread } from "./comparison.js";
 import { element, unseen } from "./dom.js";
 import { count, rate, seconds, share, times } from "./format.js";
 import { duration } from "./generation.js";
-import { kind } from "./segments.js";
+import { kind, KINDS } from "./prose.js";
 
-/** One line about a generation, in the head of its decisions. */
+/** One line about a generation, in the head of its decisions, which also says what the marks in the margin mean. */
 export function numbersLine(generation) {
-  const decided = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts accepted` : "";
-  const parts = [generation.strategy, count(generation.kept.length, "segment"), decided, seconds(generation.latencyMs)];
+  const kinds = generation.kept.map(kind);
+  const marks = Object.entries(KINDS).map(([name, { sign, word }]) => {
+    const number = kinds.filter((found) => found === name).length;
+    return number ? `${sign} ${number} ${word}` : "";
+  });
+  const parts = [generation.strategy, count(generation.kept.length, "segment"), ...marks, seconds(generation.latencyMs)];
   return parts.filter(Boolean).join(" · ");
 }
 

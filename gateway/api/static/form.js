@@ -70,12 +70,13 @@ export class Form {
     this.expect(null);
   }
 
-  /** What the served pair supports. */
-  setModels(names) {
+  /** What the served pair supports, and what it lacks for each other strategy. */
+  setModels({ data, unsupported = {} }) {
+    const names = data.map((model) => model.id);
     const strategies = names.map((name) => name.split(":")[1]).filter(Boolean);
     const options = names.map((name) => new Option(name.includes(":") ? name.split(":")[1] : `${name} (default)`, name));
     byId("model").replaceChildren(...options);
-    const missing = Object.keys(ABOUT).filter((name) => !strategies.includes(name));
+    const missing = Object.entries(unsupported).map(([name, lacks]) => `${name} (${lacks})`);
     byId("unsupported").textContent = missing.length ? `This pair does not support: ${missing.join(", ")}.` : "";
     byId("judged").hidden = !strategies.includes("semantic");
     byId("known").textContent = this.isBundled ? KNOWN_BY_BUNDLED : `${names[0]} is served. It supports ${strategies.join(", ")}.`;

@@ -7,11 +7,11 @@ export const share = (value) => (known(value) ? `${Math.round(value * 100)}%` : 
 
 export const seconds = (ms) => (known(ms) ? `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)}\u00a0s` : NONE);
 
-export const rate = (value) => (known(value) ? String(Math.round(value)) : NONE);
+export const rate = (value) => (known(value) ? value.toFixed(value < 10 ? 1 : 0) : NONE);
 
 export const times = (value) => (known(value) ? `${value.toFixed(value < 10 ? 2 : 1)}×` : NONE);
 
-export const milliseconds = (ms) => (known(ms) ? `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms` : NONE);
+export const milliseconds = (ms) => (ms >= 1000 ? seconds(ms) : known(ms) ? `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms` : NONE);
 
 /** A probability or a ratio of two: three places, or a power of ten where these would be noughts. */
 export function measure(value) {

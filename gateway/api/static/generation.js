@@ -16,6 +16,10 @@ export class Generation {
     this.status = "running";
     this.lastEventId = null;
     this.records = [];
+    /** What has arrived of the segment that is being written, as the server parts it. */
+    this.written = { reasoning: "", content: "" };
+    /** Whether the server tells reasoning and answer apart. */
+    this.isParted = false;
     /** Segments drafted and not yet decided, by index. */
     this.inFlight = new Map();
     /** The last chunk's statistics. */
@@ -38,9 +42,16 @@ export class Generation {
     if (chunk.error) throw ApiError.of(chunk.error);
     this.id ??= chunk.id ?? null;
     const own = chunk.semspec ?? {};
+    this.write(chunk.choices?.[0]?.delta ?? {}); // a whole segment's text stands in its record as well
     if (own.drafted) this.draft(own.drafted);
     if (own.segment) this.keep(own.segment);
     if (own.id) this.finish(own);
+  }
+
+  write({ reasoning_content: reasoning, content }) {
+    this.written.reasoning += reasoning ?? "";
+    this.written.content += content ?? "";
+    this.isParted ||= Boolean(reasoning);
   }
 
   draft({ index, segments }) {
@@ -50,6 +61,7 @@ export class Generation {
 
   keep(record) {
     this.records[record.index] = record;
+    this.written = { reasoning: "", content: "" };
     if (record.verdict === "accepted") this.inFlight.delete(record.index);
     else this.forget(record.index); // what was drafted after a refused segment is void
   }
@@ -64,12 +76,14 @@ export class Generation {
   /** The records as the store has them. */
   replace(records) {
     this.records = records;
+    this.written = { reasoning: "", content: "" };
     this.inFlight.clear();
   }
 
   end(status) {
     this.status = status;
     this.inFlight.clear();
+    if (status === "finished") this.written = { reasoning: "", content: "" }; // the last of it was kept back until now
   }
 
   forget(index) {
@@ -123,22 +137,47 @@ export class Generation {
     return this.status === "cut" || this.status === "interrupted";
   }
 
+  /** The text of the segment that is being written. A server that parts reasoning and answer leaves out what is between. */
+  get writing() {
+    const { reasoning, content } = this.written;
+    const isCrossing = this.isParted && content && !ENDS_OF_REASONING.some((end) => this.keptText.includes(end));
+    return reasoning + (isCrossing ? ENDS_OF_REASONING[0] : "") + content;
+  }
+
+  get keptText() {
+    return this.kept.map((record) => record.text).join("");
+  }
+
   /** What it says after the reasoning; all of it where no reasoning ends. */
   get said() {
-    const text = this.kept.map((record) => record.text).join("");
+    const text = this.keptText + this.writing;
     return (parted(text).answer ?? text).trim();
   }
 
   /** The reasoning before that. */
   get reasoning() {
-    const { reasoning, answer } = parted(this.kept.map((record) => record.text).join(""));
+    const { reasoning, answer } = parted(this.keptText + this.writing);
     return answer === null ? "" : reasoning.trim();
   }
 
-  /** What stands in `\boxed{}` after the reasoning, or else all that stands there; null while that goes on. */
+  /** What stands in `\boxed{}` of the answer, or else all of the answer; null while that is not known. */
   get answer() {
-    const answer = parted(this.kept.map((record) => record.text).join("")).answer?.trim();
+    const isWhole = this.status === "finished" && !this.isParted;
+    const answer = (parted(this.keptText).answer ?? (isWhole ? this.keptText : null))?.trim();
     return answer ? (BOXED.exec(answer)?.[1] ?? answer) : null;
+  }
+
+  /** The segments in reading order, with where each begins and ends: those kept, then what is being written or drafted. */
+  get segments() {
+    const kept = this.kept.map((record) => ({ index: record.index, text: record.text, record }));
+    const index = this.records.length;
+    const drafts = [...this.inFlight].map(([at, { text }]) => ({ index: at, text }));
+    let end = 0;
+    return [...kept, ...(this.writing ? [{ index, text: this.writing }] : drafts)].map((segment) => {
+      const start = end;
+      end += segment.text.length;
+      return { ...segment, start, end, isSure: Boolean(segment.record || this.writing) };
+    });
   }
 
   /** Records without the holes that a re-attached stream may leave for a moment. */
@@ -157,9 +196,10 @@ export const duration = (record) => sum(STAGES.map((stage) => record.times?.[sta
 /** A text's parts before and after the end of the reasoning; `answer` is null where it does not end here. */
 export function parted(text) {
   const end = ENDS_OF_REASONING.find((mark) => text.includes(mark));
-  if (end === undefined) return { reasoning: text, answer: null };
+  if (end === undefined) return { reasoning: text, answer: null, answerAt: 0 };
   const start = text.indexOf(end);
-  return { reasoning: text.slice(0, start), answer: text.slice(start + end.length) };
+  const answerAt = start + end.length;
+  return { reasoning: text.slice(0, start), answer: text.slice(answerAt), answerAt };
 }
 
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);

@@ -49,7 +49,7 @@ export class Inspector {
     this.panel.classList.remove("open");
     this.panel.replaceChildren(
       element("h2", {}, "Segment"),
-      element("p", { class: "hint" }, "Point at a segment, or reach it with the Tab and arrow keys, to see how it was decided."),
+      element("p", { class: "hint" }, "Point at the line beside a text, or reach it with the Tab and arrow keys, to see how it was decided."),
     );
   }
 
@@ -62,11 +62,18 @@ export class Inspector {
       element("p", { class: `outcome ${record.verdict} ${record.writer}` }, outcome(record)),
       ...(why ? [element("p", { class: "why" }, why)] : []),
       table(record.rejected ? "Judgement of the refused draft" : "Judgement", judgement(record, generation.parameters)),
+      refused(record),
       table("Text", text(record)),
       stages(record.times ?? {}),
     );
     this.panel.classList.add("open");
   }
+}
+
+/** The draft that the target replaced. */
+function refused({ rejected }) {
+  if (!rejected) return nothing();
+  return element("section", { class: "refused" }, element("h3", {}, "Refused draft"), element("p", {}, rejected.text.trim()));
 }
 
 const isJudged = (record) => typeof record.target_probability === "number";

@@ -17,6 +17,7 @@ const REMEDIES = {
   conflict: "Send again in a moment.",
 };
 
+const MOST_SPOKEN = 200; // characters of an answer
 const LEFT_OUT = "Later messages are asked without this one.";
 const STATES = {
   reconnecting: "The connection broke; attaching again.",
@@ -51,6 +52,7 @@ export function notices(generation) {
   const fallback = generation.summary?.fallback ?? generation.kept.find((record) => record.fallback)?.fallback;
   if (fallback) said.push(`The target wrote alone from some point on: ${fallback}.`);
   if (generation.summary?.degraded) said.push("The trace could not be stored in full: the link may not lead to all of it.");
+  if (generation.status === "running" && !generation.segments.length) said.push("Reading the question; the first words follow.");
   if (STATES[generation.status]) said.push(STATES[generation.status]);
   return said.map((notice) => element("li", {}, notice));
 }
@@ -73,6 +75,6 @@ function rule({ acceptance, strictness }) {
 /** A sentence for screen readers when something has come to an end. */
 export function spoken(generation) {
   const decided = generation.numJudged ? `, ${generation.numAccepted} of ${generation.numJudged} drafts accepted` : "";
-  const answer = generation.answer ? ` ${generation.answer}` : "";
+  const answer = generation.answer?.length <= MOST_SPOKEN ? ` ${generation.answer}` : "";
   return `${generation.status}: ${generation.kept.length} segments${decided}.${answer}`;
 }

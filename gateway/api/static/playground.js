@@ -18,6 +18,7 @@ import { watchServices } from "./services.js";
 const TICK_MS = 100;
 const COPIED_MS = 1500;
 const AT_END_PX = 80; // of the thread's end
+const TOUCHES_END_PX = 4;
 const WIDE = window.matchMedia("(min-width: 76rem)"); // as in playground.css
 
 class Playground {
@@ -32,6 +33,7 @@ class Playground {
     this.edited = null;
     /** Whether the end of the thread is in view: then it stays there while the thread grows. */
     this.isAtEnd = true;
+    this.scrollTop = 0;
     this.wire();
   }
 
@@ -52,9 +54,14 @@ class Playground {
     on("export-text", "click", () => save(this.conversation.asText(), "text/markdown", "conversation.md"));
     on("key", "change", () => this.enter(byId("key").value));
     on("turns", "click", (event) => this.act(event.target.closest("[data-action]")));
-    on("thread", "scroll", () => (this.isAtEnd = this.thread.scrollHeight - this.thread.scrollTop - this.thread.clientHeight < AT_END_PX));
+    on("thread", "scroll", () => this.scrolled());
+    on("to-end", "click", () => {
+      this.isAtEnd = true;
+      this.keepAtEnd();
+    });
+    new ResizeObserver(() => this.keepAtEnd()).observe(byId("turns"));
     this.thread.addEventListener("toggle", (event) => this.unfold(event.target), true);
-    for (const kind of ["focusin", "pointerover"]) on("turns", kind, (event) => this.inspect(event));
+    for (const kind of ["focusin", "pointerover", "click"]) on("turns", kind, (event) => this.inspect(event));
     on("turns", "keydown", (event) => this.step(event));
     window.addEventListener("hashchange", () => this.follow());
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
@@ -78,6 +85,25 @@ class Playground {
     } catch (error) {
       this.complain(error);
     }
+  }
+
+  /** The end stays in view unless the reader scrolls up, and again once they have scrolled down to it. */
+  scrolled() {
+    const { scrollTop, scrollHeight, clientHeight } = this.thread;
+    const distance = scrollHeight - scrollTop - clientHeight;
+    if (scrollTop < this.scrollTop) this.isAtEnd = distance < TOUCHES_END_PX;
+    else this.isAtEnd ||= distance < AT_END_PX;
+    this.scrollTop = scrollTop;
+    this.showWayToEnd();
+  }
+
+  keepAtEnd() {
+    if (this.isAtEnd) this.thread.scrollTop = this.scrollTop = this.thread.scrollHeight;
+    this.showWayToEnd();
+  }
+
+  showWayToEnd() {
+    byId("to-end").hidden = this.isAtEnd;
   }
 
   /** Go on with another key. */
@@ -134,7 +160,6 @@ class Playground {
     turn.session = session;
     this.quiet();
     this.inspector.clear();
-    for (const earlier of this.conversation.turns) earlier.decisions.open = false;
     this.conversation.add(turn);
     this.isAtEnd = true;
     this.render();
@@ -146,6 +171,7 @@ class Playground {
     const ask = (generation, asked) => this.run(turn, generation, (changed, signal) => generate(asked, generation, changed, signal));
     const alone = new Generation(target, own.prompt);
     turn.add(alone, "Target alone");
+    turn.decisions.open = true;
     this.render(turn);
     for await (const pair of pairs({ body, own, alone, numSeeds }, ask)) {
       turn.pairs.push(pair);
@@ -157,11 +183,15 @@ class Playground {
   async run(turn, generation, work) {
     const controller = (this.controller = new AbortController());
     this.running = generation;
+    let frame = null; // several events between two frames are shown at once
     const changed = (status = "running") => {
       if (controller.signal.aborted) return;
       generation.status = status;
       this.announceId(turn);
-      this.render(turn);
+      frame ??= requestAnimationFrame(() => {
+        frame = null;
+        this.render(turn);
+      });
     };
     this.setRunning(true);
     byId("status").textContent = "";
@@ -173,6 +203,7 @@ class Playground {
       this.fail(generation, error, controller.signal);
     } finally {
       clearInterval(clock);
+      cancelAnimationFrame(frame);
       if (this.controller === controller) this.finishRun(generation);
     }
     return generation.status === "finished" && this.controller === null;
@@ -302,7 +333,9 @@ class Playground {
 
   unfold(details) {
     const turn = this.conversation.of(details);
-    if (turn?.decisions === details && details.open) this.load(turn);
+    if (turn?.decisions !== details || !details.open) return;
+    if (turn.own) turn.tick();
+    else this.load(turn);
   }
 
   /** The trace of a turn of which only the texts are here. */
@@ -326,7 +359,7 @@ class Playground {
     byId("system-shown").hidden = !conversation.system;
     byId("system-shown").textContent = `System prompt: ${conversation.system}`;
     byId("export-text").hidden = conversation.turns.length === 0;
-    if (this.isAtEnd) this.thread.scrollTop = this.thread.scrollHeight;
+    this.keepAtEnd();
   }
 
   /** What a button of a turn does. */
@@ -336,6 +369,7 @@ class Playground {
     const { own, question } = turn;
     const acts = {
       copy: () => copy(button, turn.said.trim()),
+      "copy-code": () => copy(button, button.closest(".code").querySelector("code").textContent),
       "copy-question": () => copy(button, question),
       link: () => copy(button, new URL(permalink(turn.id), location.href).href),
       edit: () => !this.controller && this.edit(turn),
@@ -391,20 +425,20 @@ class Playground {
 
   /** Pointing is enough where the details have a column of their own; elsewhere they wait for a tap. */
   inspect(event) {
-    const item = event.target.closest("[data-index]");
-    const pane = this.conversation.of(event.target)?.panes.find(({ segments }) => segments.behind.has(item));
-    if (!pane || (event.type === "pointerover" && !WIDE.matches)) return;
-    this.inspector.show(pane.segments.behind.get(item));
-    if (!WIDE.matches) item.scrollIntoView({ block: "nearest" });
+    const line = event.target.closest("[data-index]");
+    const behind = line && this.conversation.of(line)?.panes.map((pane) => pane.behind(line)).find(Boolean);
+    if (!behind || (event.type === "pointerover" && !WIDE.matches)) return;
+    this.inspector.show(behind);
+    if (!WIDE.matches) line.scrollIntoView({ block: "nearest" });
   }
 
   /** Arrow keys move between segments. */
   step(event) {
-    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-    const next = step && event.target.matches("[data-index]") ? event.target[step] : null;
-    if (!next?.matches("[data-index]")) return;
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !event.target.matches("button.segment")) return;
+    const lines = [...event.target.closest(".pane").querySelectorAll("button.segment")].filter((line) => line.checkVisibility());
     event.preventDefault();
-    next.focus();
+    lines[lines.indexOf(event.target) + step]?.focus();
   }
 }
 

@@ -1,26 +1,28 @@
-// One question with its answer: the message, the decisions folded out above the answer, notices, and what can be done.
+// One question with its answer: the message, the answer with its segments in the margin, notices, decisions, and what can be done.
 
 import { element } from "./dom.js";
 import { meters, numbersLine, spreadTable, timeline } from "./figures.js";
-import { markdown } from "./markdown.js";
+import { parted } from "./generation.js";
 import { notices, parametersLine } from "./notes.js";
-import { Segments } from "./segments.js";
+import { kind, Prose } from "./prose.js";
 
-let count = 0;
+/** A reasoning of more segments is folded once it has ended. */
+const MOST_STEPS = 16;
 
 export class Turn {
   /** An answer that is written now, or was read from the store with its trace. */
   static of(generation) {
     const turn = new Turn(generation.prompt, "", generation.id);
     turn.add(generation, "Answer");
-    turn.decisions.open = true;
     return turn;
   }
 
   /** One of which only the texts are known, and the generation's id if this browser asked it. */
   constructor(question, answer = "", id = null) {
-    Object.assign(this, { question, answer, knownId: id, number: count++, session: null });
+    Object.assign(this, { question, answer, knownId: id, session: null });
     this.panes = [];
+    /** The answer as long as no more than its text is known. */
+    this.plain = new Prose(element("div", { class: "answer prose" }));
     /** What the answer and the target alone took with each seed. */
     this.pairs = [];
     this.build();
@@ -30,28 +32,25 @@ export class Turn {
   build() {
     this.numbers = element("span", { class: "numbers-line" });
     this.figures = element("div", { class: "figures" });
-    this.lists = element("div", { class: "panes" });
     this.parameters = element("p", { class: "hint" });
-    this.decisions = element("details", { class: "decisions" }, element("summary", {}, "Decisions", this.numbers), this.figures, this.lists, this.parameters);
-    this.replies = element("div", { class: "panes replies" });
+    this.decisions = element("details", { class: "decisions" }, element("summary", {}, "Decisions", this.numbers), this.figures, this.parameters);
+    this.replies = element("div", { class: "panes replies" }, this.plain.node);
     this.notices = element("ul", { class: "notices" });
     this.resume = tool("resume", "Resume", "primary");
     this.traced = [tool("link", "Copy link"), tool("export", "Export trace")];
     this.tools = element("div", { class: "tools" }, this.resume, tool("copy", "Copy"), tool("regenerate", "Regenerate"), ...this.traced);
     const asked = element("div", { class: "asked" }, element("p", {}, this.question), element("div", { class: "tools" }, tool("edit", "Edit"), tool("copy-question", "Copy")));
     asked.hidden = this.question === "";
-    const said = element("div", { class: "said" }, this.decisions, this.replies, this.notices, this.tools);
+    const said = element("div", { class: "said" }, this.replies, this.notices, this.decisions, this.tools);
     this.element = element("li", { class: "turn" }, asked, said);
   }
 
   /** Show another generation beside those there are. */
   add(generation, title) {
     if (this.own === null) this.replies.replaceChildren();
-    const segments = new Segments(title, `${this.number}-${this.panes.length}`);
-    const reply = element("div", { class: "answer words" });
-    this.panes.push({ generation, segments, reply, text: null });
-    this.lists.append(element("section", { class: "pane" }, element("h3", {}, title), segments.list));
-    this.replies.append(element("section", { class: "pane" }, element("h3", {}, title), reply));
+    const pane = new Pane(generation, title);
+    this.panes.push(pane);
+    this.replies.append(pane.element);
     this.render();
   }
 
@@ -89,13 +88,11 @@ export class Turn {
     for (const button of this.traced) button.hidden = this.id === null;
     this.resume.hidden = !own?.isResumable;
     if (own === null) {
-      this.replies.replaceChildren(element("div", { class: "answer words" }, ...markdown(this.answer.trim())));
+      this.plain.update(this.answer.trim());
       return;
     }
-    for (const pane of this.panes) renderPane(pane);
+    for (const pane of this.panes) pane.render();
     this.element.classList.toggle("compared", this.panes.length > 1);
-    // Without reasoning the segments are the answer: it is shown either with the decisions or without.
-    this.element.classList.toggle("whole", own.reasoning === "");
     this.notices.replaceChildren(...notices(own));
     this.parameters.replaceChildren(...(own.id ? [parametersLine(own)] : []));
     this.tick();
@@ -105,17 +102,44 @@ export class Turn {
   tick() {
     const generations = this.panes.map((pane) => pane.generation);
     this.numbers.textContent = numbersLine(this.own);
-    this.figures.replaceChildren(meters(this.own, this.other, this.pairs), timeline(generations), spreadTable(this.pairs));
+    if (this.decisions.open) this.figures.replaceChildren(meters(this.own, this.other, this.pairs), timeline(generations), spreadTable(this.pairs));
   }
 }
 
 const tool = (action, words, kind = "plain") => element("button", { type: "button", class: kind, "data-action": action }, words);
 
-function renderPane(pane) {
-  const { generation, segments, reply } = pane;
-  segments.update(generation);
-  const text = generation.said;
-  if (text === pane.text) return;
-  pane.text = text;
-  reply.replaceChildren(...markdown(text));
+/** One generation: its reasoning, which folds, and its answer. */
+class Pane {
+  constructor(generation, title) {
+    this.generation = generation;
+    this.reasoning = new Prose(element("div", { class: "prose" }));
+    this.answer = new Prose(element("div", { class: "answer prose" }));
+    this.fold = element("details", { class: "reasoning", open: true }, element("summary", {}, "Reasoning"), this.reasoning.node);
+    this.hasEnded = false;
+    this.element = element("section", { class: "pane" }, element("h3", {}, title), this.fold, this.answer.node);
+  }
+
+  render() {
+    const { generation } = this;
+    const segments = generation.segments.map((segment) => ({ ...segment, kind: segment.record ? kind(segment.record) : "flight" }));
+    const text = segments.map((segment) => segment.text).join("");
+    const numSure = segments.findLast((segment) => segment.isSure)?.end ?? 0;
+    const { reasoning, answer, answerAt } = parted(text);
+    const isReasoning = answer === null && generation.isParted;
+    const show = (prose, part, start) => {
+      const placed = segments.map((segment) => ({ ...segment, start: segment.start - start, end: segment.end - start }));
+      prose.update(part, { segments: placed, numSure: numSure - start, isOpen: generation.isOpen, generation });
+    };
+    const hasReasoning = (isReasoning || answer !== null) && reasoning.trim() !== "";
+    this.fold.hidden = !hasReasoning;
+    show(this.reasoning, hasReasoning ? reasoning : "", 0);
+    show(this.answer, answer ?? (isReasoning ? "" : reasoning), answerAt);
+    if (!generation.isOpen && !this.hasEnded) this.fold.open = this.reasoning.numSegments <= MOST_STEPS;
+    this.hasEnded = !generation.isOpen;
+  }
+
+  /** The record and generation that a mark in the margin stands for. */
+  behind(line) {
+    return this.answer.behind.get(line) ?? this.reasoning.behind.get(line);
+  }
 }
