@@ -89,8 +89,9 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
     params = progress.params("target", max_segments=0, max_tokens=num_missing)
     async with aclosing(steps.write_on(progress, backends.target, params, "write_ms")) as records:
         async for record in records:
-            yield replace(record, times=steps.total(probe_times, record.times))
-            probe_times = StageTimes()
+            if isinstance(record, SegmentRecord):
+                yield replace(record, times=steps.total(probe_times, record.times))
+                probe_times = StageTimes()
 
 
 async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:

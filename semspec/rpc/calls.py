@@ -218,7 +218,7 @@ async def _answer(context: Context, request: Any, result: Any, opened: Span) -> 
     async with aclosing(result) as responses:
         async for response in responses:
             await _send(context, request, response)
-            num_segments += 1
+            num_segments += response.HasField("segment")
             opened.set_attribute("semspec.num_segments", num_segments)
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.gateway.api.tgi.stream import TokenStream
-from semspec.gateway.generation.parsers import Delta, ReasoningParser, StopChecker
+from semspec.gateway.generation.parsers import Delta, StopChecker
+from semspec.reasoning import ReasoningParser
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
