@@ -49,9 +49,7 @@ class Model(Protocol):
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
 
-    def stream(
-        self, context: Context, params: GenerationParams
-    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """Yield what `generate` yields, and before each segment its text as it is written, if the model can tell it.
 
         A call that is retried elsewhere yields the text of the open segment again from its beginning.

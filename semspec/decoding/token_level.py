@@ -67,7 +67,8 @@ async def rounds(
         params = progress.params("target", max_segments)
         params = replace(params, gate=gate and replace(gate, recent=verified.mismatches))
         try:
-            since.append(await _round(progress, target, propose if fallback is None else None, num_tokens, verified, params))
+            own = propose if fallback is None else None
+            since.append(await _round(progress, target, own, num_tokens, verified, params))
         except BackendUnavailable as unavailable:
             if fallback is not None or not verified.open_ids:
                 raise

@@ -87,9 +87,7 @@ class LocalEngine(Engine):
                 if isinstance(one, GeneratedSegment):
                     yield one
 
-    def stream(
-        self, context: Context, params: GenerationParams
-    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         return self._written(context, params, streams_text=True)
 
     async def _written(

@@ -65,9 +65,7 @@ class RemoteWriter:
                 yield GeneratedSegment(segment, states, (now - start) * 1e3)
                 start = now
 
-    def stream(
-        self, context: Context, params: GenerationParams
-    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """See `Model.stream`; segments come alone, since their ends are found in the text."""
         return self.generate(context, params)
 

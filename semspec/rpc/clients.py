@@ -89,9 +89,7 @@ class RemoteModel(RemoteBackend):
                 if isinstance(one, GeneratedSegment):
                     yield one
 
-    def stream(
-        self, context: Context, params: GenerationParams
-    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """See `Model.stream`. A service of an earlier version sends no text before its segment."""
         return self._written(context, params, streams_text=True)
 
