@@ -2,6 +2,7 @@
 for the engines, which stop writing."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from semspec.reasoning import Parts, ReasoningParser, unfinished
 
@@ -39,6 +40,10 @@ class StopSearch:
         """Whether a stop sequence is complete with `text`, which comes next."""
         self.add(text)
         return self.stop is not None
+
+    def would_end_in(self, text: str) -> bool:
+        """Return what `ends_in` would, without taking the text."""
+        return deepcopy(self).ends_in(text)
 
     def _searched(self, parts: Parts) -> Parts:
         return Parts(parts.reasoning, self._before_stop(parts.content))

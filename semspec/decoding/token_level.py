@@ -109,14 +109,15 @@ def _resumed(generation: Generation) -> VerifiedTokens:
     piece = generation.open_piece
     if piece is None:
         return VerifiedTokens((), (), 0, 0.0)
-    return VerifiedTokens((), piece.token_ids, 0, 0.0, piece)
+    return VerifiedTokens((), piece.token_ids, 0, 0.0, piece if piece.text else None)
 
 
 def _open_piece(verified: VerifiedTokens) -> Piece | None:
-    """Return the open tokens after the last segment; None if there are none."""
+    """Return the open tokens after the last segment, with their text where the draft needs it; None if there are
+    none."""
     if not verified.open_ids:
         return None
-    return Piece(verified.open_text, verified.open_ids, verified.segments[-1].tokenizer)
+    return verified.open_piece or Piece("", verified.open_ids, verified.segments[-1].tokenizer)
 
 
 async def _verified(

@@ -240,6 +240,8 @@ class TokenSegmenter(Segmenter):
         """Open tokens whose text is complete in `open_text`."""
         self._num_ahead = 0
         """Characters in `open_text` of the other open tokens."""
+        self._num_unsettled = 0
+        """Number of the other open tokens."""
         self._follows_text = follows_text or stops is not None
         if self._follows_text and (text := self._grow()) and stops:
             stops.add(text)
@@ -272,11 +274,20 @@ class TokenSegmenter(Segmenter):
         """Add `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
         new = self._grow() if self._follows_text else ""
-        if self._stops and new and self._stops.ends_in(new):
+        if self._stops and self._has_stop(self._stops, new):
             return self._close_open(SegmentEnd.STOP)
         limit, budget = self._params.max_segment_tokens, self._budget
         end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, limit, budget)
         return self._close_open(end) if end else None
+
+    def _has_stop(self, stops: StopSearch, new: str) -> bool:
+        """Whether a stop sequence is complete with `new`, or with what the last tokens add if the segment ends here."""
+        if new and stops.ends_in(new):
+            return True
+        if not self._num_unsettled:
+            return False
+        text = self._tokenizer.text_of(self._context, self.open_ids)
+        return stops.would_end_in(text[len(self.open_text) :])
 
     def _grow(self) -> str:
         """Bring `open_text` up to date, and return what is new in it. Only the last tokens are decoded."""
@@ -290,6 +301,7 @@ class TokenSegmenter(Segmenter):
             self._num_settled, self._num_ahead = len(self.open_ids), 0
         else:
             self._num_ahead = len(text)
+        self._num_unsettled = len(self.open_ids) - self._num_settled
         return new
 
     def take(self, token: int) -> bool:
@@ -306,5 +318,5 @@ class TokenSegmenter(Segmenter):
             end = SegmentEnd.STOP
         segment = self._close(text, ids, end)
         self._context += ids
-        self.open_text, self._num_settled, self._num_ahead = "", 0, 0
+        self.open_text, self._num_settled, self._num_ahead, self._num_unsettled = "", 0, 0, 0
         return segment

@@ -287,8 +287,8 @@ class SegmentRecord:
     num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the target had cached at its first call for this segment; None: not known."""
     open_piece: Piece | None = None
-    """The beginning of the next segment, if the same verification wrote it. A generation that is resumed after this
-    segment goes on from there, so that it has the same text."""
+    """The beginning of the next segment, if the same verification wrote it; the text is empty where the draft reads the
+    ids. A generation that is resumed after this segment goes on from there, so that it has the same text."""
 
 
 @dataclass(frozen=True, slots=True)
