@@ -88,9 +88,10 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
         return
     params = progress.params("target", max_segments=0, max_tokens=num_missing)
     async with aclosing(steps.write_on(progress, backends.target, params, "write_ms")) as records:
-        async for record in records:
-            yield replace(record, times=steps.total(probe_times, record.times))
-            probe_times = StageTimes()
+        async for step in records:
+            if isinstance(step, SegmentRecord):
+                yield replace(step, times=steps.total(probe_times, step.times))
+                probe_times = StageTimes()
 
 
 async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:

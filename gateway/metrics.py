@@ -114,8 +114,10 @@ class Metrics:
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
 
-    def first_segment(self, strategy: str, model: str, duration_s: float) -> None:
+    def first_segment(self, strategy: str, duration_s: float) -> None:
         self._first_segment_seconds.labels(strategy).observe(duration_s)
+
+    def first_token(self, model: str, duration_s: float) -> None:
         self._first_token_seconds.labels(model).observe(duration_s)
 
     def used(self, model: str, duration_s: float, num_prompt_tokens: int, num_tokens: int) -> None:

@@ -1,8 +1,9 @@
 """The forms in which models mark their reasoning: the one table for engines, the decoding loop and the gateway."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +92,121 @@ def expected_form(prompt: str) -> ReasoningForm:
     if prompt.endswith("<|start|>assistant"):
         return HARMONY
     return MISTRAL if MISTRAL.opening in prompt else THINK
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A text's reasoning and the content after it."""
+
+    reasoning: str = ""
+    content: str = ""
+
+    def __add__(self, other: "Parts") -> "Parts":
+        return Parts(self.reasoning + other.reasoning, self.content + other.content)
+
+
+Part = Literal["unknown", "reasoning", "content", "header"]
+"""Kind of the next text. It is unknown until an opening is there or ruled out; a header names a message's channel."""
+
+
+class ReasoningParser:
+    """Splits text into reasoning and content by the marks of a `ReasoningForm`, which belong to neither."""
+
+    def __init__(self, part: Part, form: ReasoningForm | None = None) -> None:
+        """Set `part` and `form` of the next text. The default form is that of the first opening."""
+        self.form = form
+        """None: unknown, or the text is content alone."""
+        self.spans: list[tuple[int, int | None]] = [(0, None)] if part == "reasoning" else []
+        """Start and end of the reasoning in the text, in characters; None: it goes on."""
+        self._part = part
+        self._start = 0
+        """Position at which the part begins, with its marks."""
+        self._num_read = 0
+        """Characters before the buffer."""
+        self._buffer = ""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the next text is reasoning, as far as is known."""
+        return self._part == "reasoning"
+
+    @classmethod
+    def after(cls, prompt: str) -> "ReasoningParser":
+        """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""
+        form = opened_form(prompt)
+        return cls("reasoning" if form else "unknown", form)
+
+    def split(self, text: str) -> Parts:
+        """Return what `text` adds to reasoning and content."""
+        self._buffer += text
+        if self._part == "unknown":
+            self._begin()
+        shown = Parts()
+        while (mark := self._next_mark()) and mark in self._buffer:
+            before = self._read(self._buffer.index(mark))
+            shown += self._shown(before)
+            self._pass(mark, before)
+        if self._part in ("reasoning", "content"):
+            shown += self._shown(self._read(len(self._buffer) - len(unfinished(self._buffer, (mark,)))))
+        return shown
+
+    def close(self) -> Parts:
+        """Return the buffered text at the end of the output."""
+        self._part = "content" if self._part == "unknown" else self._part
+        return self._shown(self._read(len(self._buffer)))
+
+    def _begin(self) -> None:
+        """Take the opening from the buffer, or find that there is none."""
+        start = self._buffer.lstrip()
+        openings = {form.header[0] if form.header else form.opening: form for form in FORMS}
+        for opening, form in openings.items():
+            if start.startswith(opening):
+                self._read(len(self._buffer) - len(start) + len(opening))
+                self.form = form
+                self._enter("header" if form.header else "reasoning")
+                return
+        if start and not any(opening.startswith(start) for opening in openings):
+            self._part = "content"
+
+    def _next_mark(self) -> str:
+        """Return the mark that ends the part; empty if nothing does."""
+        if self.form is None or self._part == "unknown":
+            return ""
+        if self._part == "header":
+            return self.form.header[1] if self.form.header else ""
+        return self.form.closing if self._part == "reasoning" or self.form.header else ""
+
+    def _pass(self, mark: str, before: str) -> None:
+        """Go on after `mark`, which ends the part with the text `before`."""
+        if self._part == "reasoning":
+            self.spans[-1] = (self.spans[-1][0], self._num_read)
+        self._read(len(mark))
+        if self.form is None or self.form.header is None:
+            self._enter("content")
+        elif self._part == "header":
+            self._enter("reasoning" if self.form.is_reasoning(before) else "content")
+        else:
+            self._start = self._num_read
+            self._enter("header")
+
+    def _enter(self, part: Part) -> None:
+        self._part = part
+        if part == "reasoning":
+            self.spans.append((self._start, None))
+
+    def _read(self, num_characters: int) -> str:
+        """Take this many characters from the buffer."""
+        text, self._buffer = self._buffer[:num_characters], self._buffer[num_characters:]
+        self._num_read += num_characters
+        return text
+
+    def _shown(self, text: str) -> Parts:
+        if self._part == "reasoning":
+            return Parts(reasoning=text)
+        return Parts(content=text if self._part == "content" else "")
+
+
+def unfinished(text: str, marks: Iterable[str]) -> str:
+    """The longest suffix of `text` that is a proper prefix of one of `marks`."""
+    ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
+    return max(ends, key=len, default="")

@@ -20,6 +20,7 @@ from semspec.types import (
     GenerationParams,
     Judgement,
     ModelInfo,
+    OpenText,
     Piece,
     Prompt,
     Proposal,
@@ -108,6 +109,20 @@ class FakeModel:
             self.num_writing -= 1
             self.closed.set()
 
+    async def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+        """Show each segment in three parts: the first, the next without the last characters, then all of it."""
+        async with aclosing(self.generate(context, params)) as written:
+            async for one in written:
+                text, ids, start = one.segment.text, one.segment.token_ids, 0
+                for stop in (len(text) // 3, len(text) - 2):
+                    if start < stop:
+                        logprobs = (one.logprobs or ())[start:stop]
+                        yield OpenText(text[start:stop], start, ids[stop - 1], logprobs, start)
+                        start = stop
+                yield one
+
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
@@ -161,7 +176,7 @@ class FakeModel:
                     break
             if not is_kept:
                 break
-        return VerifiedTokens(tuple(segments), begun, num_accepted, 1.0)
+        return VerifiedTokens(tuple(segments), begun, num_accepted, 1.0, open_text="".join(map(chr, begun)))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""

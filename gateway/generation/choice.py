@@ -4,31 +4,75 @@ The stored fields suffice to resume a generation and to explain it.
 """
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 from pydantic import TypeAdapter
 
 from semspec.decoding import Generation, Prompts
 from semspec.errors import Conflict
-from semspec.gateway.generation.parsers import CallParser, Delta, ReasoningParser, StopChecker
+from semspec.gateway.generation.parsers import CallParser, Delta, StopChecker
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.served import Served
 from semspec.gateway.store.store import Store, reading
+from semspec.reasoning import ReasoningParser
 from semspec.records import read_stored, share, statistics
-from semspec.types import Drafted, FinishReason, Message, Piece, SegmentRecord, TokenLogprob
+from semspec.types import Drafted, FinishReason, Message, OpenText, Piece, SegmentRecord, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place between two events of a choice, as in the ids of its stream's events."""
+
+    num_segments: int
+    """Complete segments before it; the text buffered until the end counts as one more."""
+    num_characters: int = 0
+    """Written of the next segment, visible or not."""
+    checksum: int = field(default=0, compare=False)
+    """CRC-32 of these characters."""
+
+    def __str__(self) -> str:
+        parts = (self.num_segments, self.num_characters, self.checksum)
+        return ".".join(map(str, parts if self.num_characters else parts[:1]))
+
+    @classmethod
+    def of_id(cls, id: str) -> "Place":
+        """The inverse of `str`."""
+        return cls(*map(int, id.split(".")))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The target is writing a segment; `delta` is the text that became visible."""
+
+    delta: Delta
+    place: Place
+    """After the text."""
+    token_id: int
+    """The last token of the text, as far as is known."""
+    logprobs: tuple[TokenLogprob, ...] | None
+    """Of the tokens of the text, if requested."""
+    offset: int
+    """Position of the first of them in all text written, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A segment was kept; `delta` is the text that became visible."""
+    """A segment was kept; `delta` is the text that became visible, after that of `Written`."""
 
     record: SegmentRecord
     delta: Delta
+    place: Place
+    logprobs: tuple[TokenLogprob, ...] | None
+    """Of the tokens that no `Written` had, if requested."""
     offset: int
-    """Position of the segment in all text written, in characters."""
+    """Position of the first of them in all text written, in characters."""
+    was_shown: bool
+    """Whether a `Written` showed text of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +82,10 @@ class Ended:
     reason: FinishReason
     delta: Delta
     """The text buffered until the end."""
+    place: Place
 
 
-ChoiceEvent = Kept | Drafted | Ended
+ChoiceEvent = Written | Kept | Drafted | Ended
 
 
 class Choice:
@@ -63,6 +108,17 @@ class Choice:
         self.records: list[SegmentRecord] = []
         self.num_characters = 0
         """Length of all text written, visible or not."""
+        self.open_text = ""
+        """The text of the next segment that was written so far, and given to `stop_checker`."""
+        self._logprobs: list[TokenLogprob] = []
+        """Of the tokens of the next segment so far."""
+        self._num_logprobs_shown = 0
+        self._was_shown = False
+        """Whether some of `open_text` became visible."""
+        self.shows_text = False
+        """Whether a client reads the text while it is written."""
+        self.seen_by_client = Place(0)
+        """What a client that attaches has already."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
         """Why the target generated alone, if it did."""
@@ -77,20 +133,67 @@ class Choice:
         """Begin the time of the generation, whose events go to `emit`."""
         self.emit, self._start = emit, perf_counter()
 
+    def write(self, text: OpenText) -> None:
+        """Show the next text of a segment that is not complete. What a retry writes again is left out. Raises: Conflict
+        when that differs."""
+        known = self.open_text[text.start : text.start + len(text.text)]
+        if text.start > len(self.open_text) or not text.text.startswith(known):
+            raise _changed()
+        self._logprobs += text.logprobs[max(0, len(self._logprobs) - text.first_logprob) :]
+        self.fallback = self.fallback or text.fallback
+        self._show(text.text[len(known) :], text.token_id)
+
     def add(self, record: SegmentRecord) -> None:
-        """Append a segment and emit it."""
-        offset = self.num_characters
+        """Append a segment and emit it. Raises: Conflict when it differs from what was shown of it."""
+        text = record.segment.text
+        if not text.startswith(self.open_text):
+            raise _changed()
+        self._logprobs = list(record.logprobs or ())
+        num_seen = self.seen_by_client.num_characters if self.seen_by_client.num_segments == len(self.records) else 0
+        self._show(text[len(self.open_text) : num_seen], record.segment.token_ids[-1] if num_seen else 0)
+        delta = self.stop_checker.add(text[len(self.open_text) :])
+        logprobs, offset = self._next_logprobs(len(self._logprobs))
         self.records.append(record)
-        self.num_characters += len(record.segment.text)
+        self.num_characters += len(text)
         self.fallback = self.fallback or record.fallback
-        self.emit(Kept(record, self.stop_checker.add(record.segment.text), offset))
+        was_shown, self.open_text, self._logprobs = self._was_shown, "", []
+        self._num_logprobs_shown, self._was_shown = 0, False
+        self.emit(Kept(record, delta, Place(len(self.records)), logprobs, offset, was_shown))
+
+    def _show(self, text: str, token_id: int) -> None:
+        """Emit the next text of the open segment, cut where the text ends that the client has."""
+        seen, num_before = self.seen_by_client, len(self.open_text)
+        num_first = seen.num_characters - num_before if seen.num_segments == len(self.records) else 0
+        for part in (text[:num_first], text[num_first:]) if 0 < num_first < len(text) else (text,):
+            self.open_text += part
+            place = Place(len(self.records), len(self.open_text), crc32(self.open_text.encode()))
+            if place == seen and place.checksum != seen.checksum:
+                raise _changed()
+            delta = self.stop_checker.add(part)
+            if delta != Delta():
+                logprobs, offset = self._next_logprobs(_num_tokens_of(self._logprobs, len(self.open_text)))
+                self._was_shown = True
+                self.emit(Written(delta, place, token_id, logprobs, offset))
+
+    def _next_logprobs(self, stop: int) -> tuple[tuple[TokenLogprob, ...] | None, int]:
+        """Return the logprobs up to number `stop` that were not shown, with the position of the first in all text."""
+        if self.generation.num_logprobs is None:
+            return None, self.num_characters
+        shown, self._num_logprobs_shown = self._num_logprobs_shown, max(stop, self._num_logprobs_shown)
+        offset = sum(len(token.data.decode(errors="replace")) for token in self._logprobs[:shown])
+        return tuple(self._logprobs[shown : self._num_logprobs_shown]), self.num_characters + offset
 
     def finish(self, reason: FinishReason) -> Ended:
         """End the choice and release the buffered text; the event is for the caller to emit."""
         delta = self.stop_checker.close()
         self.finish_reason = reason if self.stop_checker.stop is None else FinishReason.STOP
         self._end = perf_counter()
-        return Ended(self.finish_reason, delta)
+        return Ended(self.finish_reason, delta, Place(len(self.records) + 1))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything is written."""
+        return bool(self.records or self.open_text)
 
     @property
     def parameters(self) -> Parameters:
@@ -163,6 +266,21 @@ class Choice:
     def latency_s(self) -> float:
         """Time from the start of decoding to its end, or until now."""
         return (self._end or perf_counter()) - self._start
+
+
+def _changed() -> Conflict:
+    """Return the error of a generation that cannot go on as it began: the client has text that is not written again."""
+    return Conflict("the models wrote other text than before the interruption; start a new generation", "id")
+
+
+def _num_tokens_of(tokens: Sequence[TokenLogprob], num_characters: int) -> int:
+    """Return the number of the first tokens that have this many characters, a last one that is not whole included."""
+    decoder, num_decoded = getincrementaldecoder("utf-8")("replace"), 0
+    for number, token in enumerate(tokens):
+        if num_decoded >= num_characters:
+            return number
+        num_decoded += len(decoder.decode(token.data))
+    return len(tokens)
 
 
 _COUNTED = (

@@ -14,6 +14,7 @@ from semspec.gateway.generation.choice import (
     Choice,
     ChoiceEvent,
     Ended,
+    Place,
     request_fields,
     stored_choice,
     stored_fields,
@@ -97,8 +98,9 @@ class Generations:
     leases: Leases
 
     @asynccontextmanager
-    async def begin(self, request: Request, served: Served) -> AsyncIterator[Run]:
-        """Acquire the slots and the session of a request, then generate with what is `served`.
+    async def begin(self, request: Request, served: Served, shows_text: bool) -> AsyncIterator[Run]:
+        """Acquire the slots and the session of a request, then generate with what is `served`; `shows_text`: a client
+        reads the text while it is written.
 
         Raises: every error with which a resolved request may be refused.
         """
@@ -108,6 +110,8 @@ class Generations:
             turns = lease.turns if lease else ()
             check_session_size(request, turns, self.runner.settings.max_session_bytes)
             choices = await self.preparation.choices(request, turns, served)
+            for choice in choices:
+                choice.shows_text = shows_text
             was_cancelled, account = asyncio.Event(), _account(request)
             is_kept = await self.leases.keep_request(account, request_fields(choices))
 
@@ -120,15 +124,19 @@ class Generations:
                 yield run
 
     @asynccontextmanager
-    async def attach(self, id: str, seen: Sequence[int] = ()) -> AsyncIterator[Run]:
-        """Attach to a request's generations, by the id of one of them; `seen` counts the client's segments per choice.
+    async def attach(self, id: str, shows_text: bool, seen: Sequence[Place] = ()) -> AsyncIterator[Run]:
+        """Attach to a request's generations, by the id of one of them; `seen` is what the client has of each choice.
 
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         meta = await self.leases.store.generation(id)
         first = stored_choice(id, meta, self.readiness.known(meta.get("models", "")))
         choices = [await self._stored_choice(first, index, meta) for index in range(first.request.num_choices)]
-        was_cancelled, num_seen = asyncio.Event(), [*seen, *[0] * len(choices)]
+        for choice, place in zip(choices, seen, strict=False):
+            choice.seen_by_client = place
+        for choice in choices:
+            choice.shows_text = shows_text
+        was_cancelled = asyncio.Event()
         lock, have_slots = asyncio.Lock(), False
         async with AsyncExitStack() as stack:
 
@@ -142,7 +150,7 @@ class Generations:
                         have_slots = True
 
             async def work(choice: Choice) -> None:
-                await self._follow(choice, num_seen[choice.index], was_cancelled, take_slots)
+                await self._follow(choice, was_cancelled, take_slots)
 
             async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
                 yield run
@@ -161,9 +169,9 @@ class Generations:
             return choice
 
     async def _follow(
-        self, choice: Choice, num_seen: int, was_cancelled: asyncio.Event, take_slots: Callable[[], Awaitable[None]]
+        self, choice: Choice, was_cancelled: asyncio.Event, take_slots: Callable[[], Awaitable[None]]
     ) -> None:
-        """Emit all events from the first segment on; the client already has `num_seen` segments.
+        """Emit all events from the first segment on.
 
         Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
         is in use; Overloaded; Unavailable; what the decoding loop raises.
@@ -180,7 +188,7 @@ class Generations:
             journal.beat()
             stack.callback(journal.leave)
             await take_slots()
-            await self._emit_stored(choice, num_seen)
+            await self._emit_stored(choice, choice.seen_by_client.num_segments)
             request = choice.request
             lease = await self.leases.session(request.session, request.owner, f"{request.id} {fence}", stack)
             await self.runner.run(choice, journal, lease)

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from semspec.reasoning import FORMS, ReasoningForm, opened_form
+from semspec.reasoning import Parts, ReasoningParser, unfinished
+from semspec.stops import StopSearch
 
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
@@ -44,171 +45,47 @@ class Delta:
 
 
 class StopChecker:
-    """Detects stop sequences in the text of kept segments. Text that may begin one is buffered until that is known.
-
-    Where reasoning is split off, stop sequences belong to the answer: none begins in the reasoning, or in the white
-    space between it and the answer.
-    """
+    """The visible text of an output whose segments, or parts of them, arrive one after another. What may begin a stop
+    sequence is buffered until that is known."""
 
     def __init__(
         self,
         stops: Sequence[str] = (),
         keep_stop: bool = False,
-        reasoning_parser: "ReasoningParser | None" = None,
+        reasoning_parser: ReasoningParser | None = None,
         call_parser: "CallParser | None" = None,
     ) -> None:
         """`keep_stop` leaves the stop sequence in the text; without parsers all text is content."""
-        self._stops, self._keep_stop = tuple(stops), keep_stop
         self.reasoning_parser = reasoning_parser
-        self._reasoning_parser = reasoning_parser or ReasoningParser("content")
+        self._search = StopSearch(stops, reasoning_parser, keep_stop)
         self._call_parser = call_parser
-        self._has_answer = False
-        """True once the content has begun, after the reasoning if there is any."""
-        self._buffer = ""
         self.seen = Delta()
         """All visible text so far."""
-        self.stop: str | None = None
+
+    @property
+    def stop(self) -> str | None:
         """The stop sequence that ended the text, if one did."""
+        return self._search.stop
 
     def add(self, text: str) -> Delta:
-        """The text that becomes visible with the next segment; none after a stop sequence."""
-        return Delta() if self.stop is not None else self._show(self._reasoning_parser.split(text))
+        """The text that becomes visible with the next text; none after a stop sequence."""
+        return self._shown(self._search.add(text))
 
     def close(self) -> Delta:
         """The buffered text, at the end of the output."""
-        rest = Delta() if self.stop is not None else self._show(self._reasoning_parser.close())
-        buffered, self._buffer = self._buffer, ""
-        last = self._with_calls(Delta(content=buffered))
+        last = self._shown(self._search.close())
         if self._call_parser:
-            last += self._call_parser.close()
-        self.seen += last
-        return rest + last
+            rest = self._call_parser.close()
+            self.seen += rest
+            last += rest
+        return last
 
-    def _show(self, text: Delta) -> Delta:
-        delta = self._with_calls(Delta(text.reasoning, self._before_stop(text.content)))
+    def _shown(self, parts: Parts) -> Delta:
+        delta = Delta(parts.reasoning, parts.content)
+        if self._call_parser is not None:
+            delta = Delta(parts.reasoning) + self._call_parser.split(parts.content)
         self.seen += delta
         return delta
-
-    def _before_stop(self, content: str) -> str:
-        """Return the part of the content so far that becomes visible with the next `content`."""
-        space = ""
-        if not self._has_answer and self._reasoning_parser.spans:
-            space, content = content[: len(content) - len(content.lstrip())], content.lstrip()
-        self._has_answer |= bool(content)
-        content, self._buffer = self._buffer + content, ""
-        # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0]
-        if matches:
-            end, start, self.stop = min(matches)
-            return space + content[: end if self._keep_stop else start]
-        self._buffer = _unfinished(content, self._stops)
-        return space + content.removesuffix(self._buffer)
-
-    def _with_calls(self, delta: Delta) -> Delta:
-        if self._call_parser is None:
-            return delta
-        return Delta(delta.reasoning) + self._call_parser.split(delta.content)
-
-
-Part = Literal["unknown", "reasoning", "content", "header"]
-"""Kind of the next text. It is unknown until an opening is there or ruled out; a header names a message's channel."""
-
-
-class ReasoningParser:
-    """Splits text into reasoning and content by the marks of a `ReasoningForm`, which belong to neither."""
-
-    def __init__(self, part: Part, form: ReasoningForm | None = None) -> None:
-        """Set `part` and `form` of the next text. The default form is that of the first opening."""
-        self.form = form
-        """None: unknown, or the text is content alone."""
-        self.spans: list[tuple[int, int | None]] = [(0, None)] if part == "reasoning" else []
-        """Start and end of the reasoning in the text, in characters; None: it goes on."""
-        self._part = part
-        self._start = 0
-        """Position at which the part begins, with its marks."""
-        self._num_read = 0
-        """Characters before the buffer."""
-        self._buffer = ""
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the next text is reasoning, as far as is known."""
-        return self._part == "reasoning"
-
-    @classmethod
-    def after(cls, prompt: str) -> "ReasoningParser":
-        """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""
-        form = opened_form(prompt)
-        return cls("reasoning" if form else "unknown", form)
-
-    def split(self, text: str) -> Delta:
-        """Return what `text` adds to reasoning and content."""
-        self._buffer += text
-        if self._part == "unknown":
-            self._begin()
-        shown = Delta()
-        while (mark := self._next_mark()) and mark in self._buffer:
-            before = self._read(self._buffer.index(mark))
-            shown += self._shown(before)
-            self._pass(mark, before)
-        if self._part in ("reasoning", "content"):
-            shown += self._shown(self._read(len(self._buffer) - len(_unfinished(self._buffer, (mark,)))))
-        return shown
-
-    def close(self) -> Delta:
-        """Return the buffered text at the end of the output."""
-        self._part = "content" if self._part == "unknown" else self._part
-        return self._shown(self._read(len(self._buffer)))
-
-    def _begin(self) -> None:
-        """Take the opening from the buffer, or find that there is none."""
-        start = self._buffer.lstrip()
-        openings = {form.header[0] if form.header else form.opening: form for form in FORMS}
-        for opening, form in openings.items():
-            if start.startswith(opening):
-                self._read(len(self._buffer) - len(start) + len(opening))
-                self.form = form
-                self._enter("header" if form.header else "reasoning")
-                return
-        if start and not any(opening.startswith(start) for opening in openings):
-            self._part = "content"
-
-    def _next_mark(self) -> str:
-        """Return the mark that ends the part; empty if nothing does."""
-        if self.form is None or self._part == "unknown":
-            return ""
-        if self._part == "header":
-            return self.form.header[1] if self.form.header else ""
-        return self.form.closing if self._part == "reasoning" or self.form.header else ""
-
-    def _pass(self, mark: str, before: str) -> None:
-        """Go on after `mark`, which ends the part with the text `before`."""
-        if self._part == "reasoning":
-            self.spans[-1] = (self.spans[-1][0], self._num_read)
-        self._read(len(mark))
-        if self.form is None or self.form.header is None:
-            self._enter("content")
-        elif self._part == "header":
-            self._enter("reasoning" if self.form.is_reasoning(before) else "content")
-        else:
-            self._start = self._num_read
-            self._enter("header")
-
-    def _enter(self, part: Part) -> None:
-        self._part = part
-        if part == "reasoning":
-            self.spans.append((self._start, None))
-
-    def _read(self, num_characters: int) -> str:
-        """Take this many characters from the buffer."""
-        text, self._buffer = self._buffer[:num_characters], self._buffer[num_characters:]
-        self._num_read += num_characters
-        return text
-
-    def _shown(self, text: str) -> Delta:
-        if self._part == "reasoning":
-            return Delta(reasoning=text)
-        return Delta(content=text if self._part == "content" else "")
 
 
 def beginning_of_call(name: str) -> str:
@@ -299,7 +176,7 @@ class CallParser:
             text += before.rstrip()
             calls.append(call)
         if not (self._num_calls or CALL in self._buffer):
-            visible = self._buffer.removesuffix(_unfinished(self._buffer, (CALL,))).rstrip()
+            visible = self._buffer.removesuffix(unfinished(self._buffer, (CALL,))).rstrip()
             text, self._buffer = text + visible, self._buffer.removeprefix(visible)
         return Delta(content=text, calls=tuple(calls))
 
@@ -325,9 +202,3 @@ class CallParser:
     def _call(self, name: str, arguments: str) -> ToolCall:
         self._num_calls += 1
         return ToolCall(f"call-{self._id}-{self._num_calls - 1}", name, arguments)
-
-
-def _unfinished(text: str, marks: Iterable[str]) -> str:
-    """The longest suffix of `text` that is a proper prefix of one of `marks`."""
-    ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
-    return max(ends, key=len, default="")

@@ -223,4 +223,6 @@ class Request:
             draft_prompt=prompts.draft,
             grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
+            stops=self.stops,
+            splits_reasoning=bool(self.messages),
         )

@@ -29,7 +29,17 @@ from semspec.gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
 from semspec.reasoning import THINK
 from semspec.records import statistics, stored
-from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Segment, SegmentEnd, SegmentRecord, Writer
+from semspec.types import (
+    GRAMMAR,
+    Drafted,
+    Finished,
+    FinishReason,
+    OpenText,
+    Segment,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LEAST_PATIENCE_S = 0.05, 1.0, 300.0
 ANSWER_S = 2.0
@@ -123,11 +133,16 @@ class ChoiceRunner:
         if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
             return FinishReason.LENGTH
         kept = (record.segment for record in choice.records)
-        generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
+        generation = replace(
+            choice.generation,
+            context=choice.generation.context.extended(*kept),
+            show_text=choice.shows_text,
+            open_piece=choice.records[-1].open_piece if choice.records else None,
+        )
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
         async with aclosing(decode(generation, choice.served.pinned, choice.served.strategies)) as events:
-            while choice.stop_checker.stop is None:
+            while choice.stop_checker.stop is None or choice.open_text:  # a segment that was begun is completed
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
@@ -136,6 +151,9 @@ class ChoiceRunner:
                         return reason
                     case Drafted() as drafted:
                         choice.emit(drafted)
+                    case OpenText() as text:
+                        self._note_first(choice)
+                        choice.write(text)
                     case SegmentRecord() as record:
                         if not self.settings.prompt_tokens_details:
                             record = replace(record, num_cached_tokens=None)
@@ -164,12 +182,18 @@ class ChoiceRunner:
             self.metrics.fallbacks.inc()
             self.readiness.suspect(record.fallback)
         await journal.append(record.index, stored(record))
+        self._note_first(choice)
         if not choice.records:
-            self.metrics.first_segment(choice.generation.strategy, self.settings.model_name, choice.latency_s)
+            self.metrics.first_segment(choice.generation.strategy, choice.latency_s)
         self.metrics.segment(record, choice.request.owner)
         if self.audit is not None:
             self.audit.offer(choice, record)
         choice.add(record)
+
+    def _note_first(self, choice: Choice) -> None:
+        """Count the time to the first token, if this is the first."""
+        if not choice.has_begun:
+            self.metrics.first_token(self.settings.model_name, choice.latency_s)
 
     async def _finish(
         self, choice: Choice, journal: Journal, lease: SessionLease | None, reason: FinishReason

@@ -15,13 +15,13 @@ from semspec.types import (
     FinishReason,
     Gate,
     GenerationParams,
+    OpenText,
     Penalties,
     Piece,
     RetrievalSource,
     SamplingParams,
     Segment,
     Segmentation,
-    SegmentEnd,
     SegmentRecord,
     Writer,
     derive_seed,
@@ -82,6 +82,12 @@ class Generation:
     """See `GenerationParams`."""
     show_drafts: bool = False
     """Emit a `Drafted` event as soon as segments are drafted."""
+    show_text: bool = False
+    """Emit `OpenText` events while the target writes a segment. Affects no draw."""
+    stops: tuple[str, ...] = ()
+    """See `GenerationParams`; they end the generation."""
+    splits_reasoning: bool = False
+    """See `GenerationParams`."""
     session: str = ""
     owner: str = ""
     """See `GenerationParams`."""
@@ -99,10 +105,13 @@ class Generation:
     """The exact strategy that writes the answer behind the reasoning; "": `strategy` writes it too."""
     accepts_repeats: bool = False
     """Switch off the guard against loops, see `semspec.decoding.repeats`. For measurements: no request can set it."""
+    open_piece: Piece | None = None
+    """`SegmentRecord.open_piece` of the last segment of a generation that is resumed."""
 
 
-Step = SegmentRecord | Drafted
-"""What a strategy yields: the record of a kept segment, or drafted segments before the decision on them."""
+Step = SegmentRecord | OpenText | Drafted
+"""What a strategy yields: the record of a kept segment, the text of one that the target is writing, or drafted segments
+before the decision on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class Progress:
     @property
     def finish_reason(self) -> FinishReason | None:
         """None while the generation is incomplete."""
-        if self.segments and self.segments[-1].end is SegmentEnd.EOS:
+        if self.segments and self.segments[-1].end.is_last:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.tokens_left <= 0 else None
 
@@ -159,6 +168,8 @@ class Progress:
             owner=generation.owner,
             grammar=generation.grammar,
             penalties=generation.penalties,
+            stops=generation.stops,
+            splits_reasoning=generation.splits_reasoning,
         )
 
     def _stream(self, purpose: str) -> int:

@@ -43,8 +43,8 @@ async def decode(
     record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
-    same segments, regardless of caching, retries and resumption. Exceptions: `token-level` and `retrieval`, sampled and
-    resumed, yield other segments of the same distribution; so does the soft gate, resumed.
+    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`. Exception:
+    `retrieval` through the soft gate, resumed, may yield other segments.
 
     Raises: InvalidRequest when options contradict the strategy; what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.
@@ -55,7 +55,7 @@ async def decode(
         rounds = partial(exact_answer.rounds, reason=rounds, answer=answer)
     progress = Progress(generation, generation.context)
     written: AsyncGenerator[Step, None]
-    if generation.fallback is None:
+    if generation.fallback is None or generation.open_piece is not None:
         written = rounds(progress, backends)
     else:
         written = written_by_target(progress, backends, fallback=generation.fallback)

@@ -14,6 +14,7 @@ from semspec.types import (
     GenerationParams,
     Judgement,
     ModelInfo,
+    OpenText,
     Piece,
     ProbeProjections,
     Prompt,
@@ -46,6 +47,12 @@ class Model(Protocol):
         """Yield each segment when it is complete. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
+        """
+
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+        """Yield what `generate` yields, and before each segment its text as it is written, if the model can tell it.
+
+        A call that is retried elsewhere yields the text of the open segment again from its beginning.
         """
 
 

@@ -103,11 +103,16 @@ async def rounds(
             if progress.generation.show_drafts:
                 yield Drafted(len(progress.segments), batch.segments)
             for record in await speculation.judge(progress, batch):
-                if not record.accepted:
-                    await speculation.aclose()
-                    record = await rewritten(record, rewrite(progress, backends))
-                progress = progress.after(record.segment)
-                yield record
+                if record.accepted:
+                    progress = progress.after(record.segment)
+                    yield record
+                    continue
+                await speculation.aclose()
+                async with aclosing(rewritten(record, rewrite(progress, backends))) as steps:
+                    async for step in steps:
+                        if isinstance(step, SegmentRecord):
+                            progress = progress.after(step.segment)
+                        yield step
 
 
 @dataclass(frozen=True, slots=True)

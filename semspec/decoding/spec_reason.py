@@ -8,13 +8,14 @@ here all ten are exact. Their code also stops at the first boxed answer or repea
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Target
 from semspec.decoding.steps import Stopwatch, drafted_segment, of_drafted, rewritten, total, waited, written_by_target
-from semspec.types import ChoiceScores, Drafted, ScoreMethod, Segment, StageTimes
+from semspec.types import ChoiceScores, Drafted, ScoreMethod, Segment, SegmentRecord, StageTimes
 
 QUESTION = (
     "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
@@ -38,10 +39,15 @@ async def rounds(
         repeats = progress.repeated_index(record.segment)
         accepted = repeats is None and grade >= threshold
         record = replace(record, accepted=accepted, score=grade, repeats=repeats, times=total(record.times, times))
-        if not record.accepted:
-            record = await rewritten(record, written_by_target(progress, backends, max_segments=1))
-        progress = progress.after(record.segment)
-        yield record
+        if record.accepted:
+            progress = progress.after(record.segment)
+            yield record
+            continue
+        async with aclosing(rewritten(record, written_by_target(progress, backends, max_segments=1))) as steps:
+            async for step in steps:
+                if isinstance(step, SegmentRecord):
+                    progress = progress.after(step.segment)
+                yield step
 
 
 def score(reply: ChoiceScores, method: ScoreMethod) -> float:

@@ -21,7 +21,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.types import Context, Drafted, GeneratedSegment, GenerationParams, SegmentRecord, StageTimes, Writer
+from semspec.types import Context, GeneratedSegment, GenerationParams, OpenText, SegmentRecord, StageTimes, Writer
 
 _stages = attrgetter(*(field.name for field in fields(StageTimes)))
 """All times; `astuple` would copy each."""
@@ -156,8 +156,11 @@ async def drafted_segment(progress: Progress, drafter: Drafter, params: Generati
 
 async def write_on(
     progress: Progress, model: Model, params: GenerationParams, stage: Stage, fallback: str | None = None
-) -> AsyncGenerator[SegmentRecord, None]:
-    """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`."""
+) -> AsyncGenerator[SegmentRecord | OpenText, None]:
+    """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`.
+
+    The text of the target is shown as it is written; that of the draft may give way to the target's.
+    """
     if progress.finish_reason is not None:
         return
     index, clock = len(progress.segments), Stopwatch()
@@ -174,40 +177,50 @@ async def write_on(
             num_cached_tokens=None if stage == "draft_ms" else generated.num_cached_tokens,
         )
 
-    if params.max_segments == 1:
-        for generated in await write_all(model, context, params):
-            yield record(generated)
-        return
-    async with aclosing(model.generate(context, params)) as stream:
+    shows_text = progress.generation.show_text and stage == "write_ms"
+    kept: list[GeneratedSegment] = []
+    async with aclosing((model.stream if shows_text else model.generate)(context, params)) as stream:
         async for generated in stream:
-            yield record(generated)
-            index += 1
-            clock.lap_ms()  # excludes the time the consumer of the records took
+            if isinstance(generated, OpenText):
+                yield replace(generated, fallback=fallback)
+            elif params.max_segments == 1:
+                kept.append(generated)  # until the call has ended
+            else:
+                yield record(generated)
+                index += 1
+                clock.lap_ms()  # excludes the time the consumer of the records took
+    for generated in kept:
+        yield record(generated)
 
 
-async def rewritten(rejected: SegmentRecord, steps: AsyncGenerator[Step, None]) -> SegmentRecord:
-    """The record `rejected` with the first segment that `steps` record; the time taken is its `write_ms`."""
+async def rewritten(
+    rejected: SegmentRecord, steps: AsyncGenerator[Step, None]
+) -> AsyncGenerator[SegmentRecord | OpenText, None]:
+    """The text of the first segment that `steps` record, then the record `rejected` with that segment; the time taken
+    is its `write_ms`."""
     clock = Stopwatch()
     async with aclosing(steps):
-        async for record in steps:
-            if isinstance(record, Drafted):
-                continue
-            times = waited("write_ms", clock.lap_ms(), engine_ms(record.times))
-            return replace(
-                rejected,
-                segment=record.segment,
-                rejected=rejected.segment,
-                num_proposed_tokens=record.num_proposed_tokens,
-                num_accepted_tokens=record.num_accepted_tokens,
-                times=total(rejected.times, times),
-                logprobs=record.logprobs,
-            )
+        async for step in steps:
+            if isinstance(step, OpenText):
+                yield step
+            elif isinstance(step, SegmentRecord):
+                times = waited("write_ms", clock.lap_ms(), engine_ms(step.times))
+                yield replace(
+                    rejected,
+                    segment=step.segment,
+                    rejected=rejected.segment,
+                    num_proposed_tokens=step.num_proposed_tokens,
+                    num_accepted_tokens=step.num_accepted_tokens,
+                    times=total(rejected.times, times),
+                    logprobs=step.logprobs,
+                )
+                return
     raise Unavailable("the target ended its stream without a segment; retry")
 
 
 def written_by_target(
     progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0, fallback: str | None = None
-) -> AsyncGenerator[SegmentRecord, None]:
+) -> AsyncGenerator[SegmentRecord | OpenText, None]:
     """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
 
     `fallback`: why it takes over, if it does.
@@ -215,7 +228,7 @@ def written_by_target(
     return write_on(progress, backends.target, progress.params("target", max_segments), "write_ms", fallback)
 
 
-async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
     """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
     params = progress.params("draft", max_segments=0)
     with backend_failures("draft"):

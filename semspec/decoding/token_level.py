@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from semspec.decoding.generation import Generation, Limits, Progress, Strategy
+from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Drafter, Target
 from semspec.decoding.steps import BackendUnavailable, Stopwatch, of_drafted, or_backend_unavailable, total, waited
 from semspec.errors import InternalError
@@ -18,6 +18,8 @@ from semspec.types import (
     Context,
     Gate,
     GenerationParams,
+    OpenText,
+    Piece,
     Proposal,
     Segment,
     SegmentRecord,
@@ -43,33 +45,79 @@ async def rounds(
     num_tokens: int,
     max_segments: Literal[0, 1] = 0,
     gate: Gate | None = None,
-) -> AsyncGenerator[SegmentRecord, None]:
+) -> AsyncGenerator[SegmentRecord | OpenText, None]:
     """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
 
     At most `num_tokens` are proposed, so that they and the target's own token fit the budget.
     `gate`: see `GenerationParams`. Mismatches are counted anew by a generation that is resumed.
 
-    A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
-    that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
-    generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
+    A round may continue past a segment's end. What it writes there is the `open_piece` of the segment's record, from
+    which a generation that is resumed goes on, so that it has the same tokens.
+
+    An incomplete segment may have been shown. If its proposals end, the target completes it without them, and its
+    record says why, as `fallback`.
+
+    Raises: BackendUnavailable, and what the target raises.
     """
-    verified, since = VerifiedTokens((), (), 0, 0.0), list[Round]()
+    generation = progress.generation
+    verified, fallback, since, num_shown = _resumed(generation), generation.fallback, list[Round](), 0
     while progress.finish_reason is None:
-        clock = Stopwatch()
-        num_proposed = min(num_tokens, progress.tokens_left - len(verified.open_ids) - 1)
-        proposal = await propose(progress, verified, num_proposed) if num_proposed > 0 else NOTHING
-        draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
-        params = replace(
-            progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
-        )
-        verified = await _verified(target, progress, verified.open_ids, proposal, params)
-        times = total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms))
-        since.append((proposal, verified, times))
+        if fallback is not None and not verified.open_ids:
+            raise BackendUnavailable(fallback)
+        params = progress.params("target", max_segments)
+        params = replace(params, gate=gate and replace(gate, recent=verified.mismatches))
+        try:
+            own = propose if fallback is None else None
+            since.append(await _round(progress, target, own, num_tokens, verified, params))
+        except BackendUnavailable as unavailable:
+            if fallback is not None or not verified.open_ids:
+                raise
+            fallback = str(unavailable)
+            continue
+        verified = since[-1][1]
         for segment in verified.segments:
-            yield _record(len(progress.segments), segment, since)
-            progress, since = progress.after(segment), []
+            record = _record(len(progress.segments), segment, since, fallback)
+            progress, since, num_shown = progress.after(segment), [], 0
+            yield replace(record, open_piece=_open_piece(verified)) if segment is verified.segments[-1] else record
         if max_segments and verified.segments:
             return
+        if generation.show_text and gate is None and (text := verified.open_text[num_shown:]):
+            yield OpenText(text, num_shown, verified.open_ids[-1], fallback=fallback)
+            num_shown = len(verified.open_text)
+
+
+async def _round(
+    progress: Progress,
+    target: Target,
+    propose: Propose | None,
+    num_tokens: int,
+    before: VerifiedTokens,
+    params: GenerationParams,
+) -> Round:
+    """One round after that of `before`; without `propose`, the target writes one token. Raises: as `rounds`."""
+    clock, proposal = Stopwatch(), NOTHING
+    num_proposed = min(num_tokens, progress.tokens_left - len(before.open_ids) - 1)
+    if propose is not None and num_proposed > 0:
+        proposal = await propose(progress, before, num_proposed)
+    draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
+    verified = await _verified(target, progress, before.open_ids, proposal, params)
+    return proposal, verified, total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms))
+
+
+def _resumed(generation: Generation) -> VerifiedTokens:
+    """Return the open tokens with which a generation goes on; none at its beginning."""
+    piece = generation.open_piece
+    if piece is None:
+        return VerifiedTokens((), (), 0, 0.0)
+    return VerifiedTokens((), piece.token_ids, 0, 0.0, piece if piece.text else None)
+
+
+def _open_piece(verified: VerifiedTokens) -> Piece | None:
+    """Return the open tokens after the last segment, with their text where the draft needs it; None if there are
+    none."""
+    if not verified.open_ids:
+        return None
+    return verified.open_piece or Piece("", verified.open_ids, verified.segments[-1].tokenizer)
 
 
 async def _verified(
@@ -87,7 +135,7 @@ async def _verified(
     return verified
 
 
-def _record(index: int, segment: Segment, since: Sequence[Round]) -> SegmentRecord:
+def _record(index: int, segment: Segment, since: Sequence[Round], fallback: str | None) -> SegmentRecord:
     """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
     return SegmentRecord(
         index,
@@ -96,6 +144,7 @@ def _record(index: int, segment: Segment, since: Sequence[Round]) -> SegmentReco
         num_proposed_tokens=sum(len(proposal.token_ids) for proposal, _, _ in since),
         num_accepted_tokens=sum(verified.num_accepted for _, verified, _ in since),
         times=total(StageTimes(), *(times for _, _, times in since)),
+        fallback=fallback,
         num_cached_tokens=since[0][1].num_cached_tokens if since else None,
     )
 
@@ -125,7 +174,7 @@ async def _from_draft(drafter: Drafter, progress: Progress, verified: VerifiedTo
 def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
     num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
 
-    def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+    def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         return rounds(progress, backends.target, partial(_from_draft, backends.drafter), num_tokens, max_segments)
 
     return Strategy(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from semspec.engine.conversation import option_ids
 from semspec.engine.protocol import Engine
 from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verify
-from semspec.engine.segmentation import ended_by_look_ahead
+from semspec.engine.segmentation import ended_by_look_ahead, prompt_and_output, stops_after
 from semspec.engine.shaping import Grammars
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
@@ -23,6 +23,7 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
+    OpenText,
     Piece,
     Prompt,
     Proposal,
@@ -81,19 +82,36 @@ class LocalEngine(Engine):
         return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async with aclosing(self._written(context, params, streams_text=False)) as written:
+            async for one in written:
+                if isinstance(one, GeneratedSegment):
+                    yield one
+
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+        return self._written(context, params, streams_text=True)
+
+    async def _written(
+        self, context: Context, params: GenerationParams, streams_text: bool
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         check_supported(params, self._info)
         context = await self._owned(context)
         tokens = self.tokenizer.context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         if params.grammar and self._grammars:
             await self._grammars.check(params.grammar, params.owner)
-        request = Generate(params, ended_by_look_ahead(context, params.segmentation))
+        request = Generate(params, ended_by_look_ahead(context, params.segmentation), streams_text=streams_text)
+        if params.stops:
+            prompt, output = prompt_and_output(context)
+            request = replace(request, prompt=prompt, output=output)
         if request.is_shaped:
             segments = (piece for piece in context.pieces if isinstance(piece, Segment))
             request = replace(request, written=tuple(token for segment in segments for token in segment.token_ids))
         async with aclosing(self._results(tokens, request, params.session)) as results:
             async for one in results:
-                yield replace(one.value, duration_ms=one.duration_ms, num_cached_tokens=one.num_cached_tokens)
+                if isinstance(one.value, OpenText):
+                    yield one.value
+                else:
+                    yield replace(one.value, duration_ms=one.duration_ms, num_cached_tokens=one.num_cached_tokens)
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -124,7 +142,8 @@ class LocalEngine(Engine):
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         context_ids = self.tokenizer.context_ids(await self._owned(context))
-        segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params)
+        stops = stops_after(*prompt_and_output(context), params) if params.stops else None
+        segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params, stops)
         drafted = proposal.token_ids[: segmenter.num_left]
         num_shared, distributions = shared_part(self.tokenizer, proposal)
         fed = drafted[:num_shared]
@@ -150,6 +169,7 @@ class LocalEngine(Engine):
             states[num_taken - 1] if states else b"",
             done.value.mismatches,
             done.num_cached_tokens,
+            segmenter.settled_text,
         )
 
     async def score_choices(

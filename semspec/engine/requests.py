@@ -1,19 +1,21 @@
 """What a call asks of the steps of a model, beside the token ids that they read, and what comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from semspec.engine.logits import token_logprob
-from semspec.engine.segmentation import TokenSegmenter
+from semspec.engine.segmentation import TokenSegmenter, stops_after
 from semspec.engine.tokenization import ModelTokenizer
+from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
     Gate,
     GeneratedSegment,
     GenerationParams,
+    OpenText,
     SamplingParams,
     Segment,
     TokenLogprob,
@@ -30,7 +32,18 @@ class Generate:
     """The context is `ended_by_look_ahead`."""
     written: tuple[int, ...] = ()
     """The tokens of the context that grammar and penalties count as written."""
+    prompt: str = ""
+    """The end of the prompt's text, by which reasoning is told apart where stops are looked for."""
+    output: str = ""
+    """The text of the context's segments, where stops are looked for."""
+    streams_text: bool = False
+    """Whether `OpenText`s are wanted, too."""
     kind: Literal["generate"] = "generate"
+
+    @property
+    def stops(self) -> StopSearch | None:
+        """A search for the stops in what is written."""
+        return stops_after(self.prompt, self.output, self.params)
 
     @property
     def is_shaped(self) -> bool:
@@ -120,6 +133,14 @@ class Result:
     num_cached_tokens: int | None
     """Tokens that the engine had cached when the request began; None: not known."""
 
+    def joined(self, other: "Result") -> "Result | None":
+        """Return this result and the next one as one, if both are texts of one segment."""
+        if not (isinstance(self.value, OpenText) and isinstance(other.value, OpenText)):
+            return None
+        text, logprobs = self.value.text + other.value.text, self.value.logprobs + other.value.logprobs
+        value = replace(self.value, text=text, logprobs=logprobs, token_id=other.value.token_id)
+        return replace(self, value=value)
+
 
 class Writing:
     """The segments of a `Generate`, from its tokens. Without states, a segment is complete with its last token; with
@@ -127,7 +148,11 @@ class Writing:
 
     def __init__(self, tokenizer: ModelTokenizer, writer: Writer, request: Generate, context: Sequence[int]) -> None:
         self._tokenizer, self._params = tokenizer, request.params
-        self._segmenter = TokenSegmenter(tokenizer, writer, request.params, context)
+        self._segmenter = TokenSegmenter(
+            tokenizer, writer, request.params, context, stops=request.stops, follows_text=request.streams_text
+        )
+        self._num_sent = self._num_logprobs_sent = 0
+        """Characters and logprobs of the open segment that `open_text` has returned."""
         self._closed: Segment | None = None
         """A segment whose last token is not fed yet."""
         self._noted: TokenLogprob | None = None
@@ -158,7 +183,18 @@ class Writing:
         self.is_done = segmenter.is_done and self._closed is None
         return generated
 
+    def open_text(self) -> OpenText | None:
+        """Return the text of the open segment since the last call; None if there is none."""
+        text = self._segmenter.open_text
+        if len(text) <= self._num_sent:
+            return None
+        start, first = self._num_sent, self._num_logprobs_sent
+        self._num_sent, self._num_logprobs_sent = len(text), len(self._logprobs)
+        token_id, logprobs = self._segmenter.open_ids[-1], tuple(self._logprobs[first:])
+        return OpenText(text[start:], start, token_id, logprobs, first)
+
     def _generated(self, segment: Segment) -> GeneratedSegment:
         told = None if self._params.num_logprobs is None else tuple(self._logprobs)
         self._logprobs = []
+        self._num_sent = self._num_logprobs_sent = 0
         return GeneratedSegment(segment, None, 0.0, told)

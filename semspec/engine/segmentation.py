@@ -4,8 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from semspec.engine.tokenization import MAX_CHARACTER_BYTES, ModelTokenizer
+from semspec.engine.tokenization import MAX_CHARACTER_BYTES, TEXT_OVERLAP, ModelTokenizer
+from semspec.reasoning import ReasoningParser
+from semspec.stops import StopSearch
 from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
+
+MAX_OPENING_CHARACTERS = 200
+"""Last characters of a prompt that show whether it opens the reasoning, white space included."""
 
 ABBREVIATIONS = frozenset(
     (
@@ -158,18 +163,44 @@ def _may_end(rule: Rule, token_text: str) -> bool:
     return not rule.marks.isdisjoint(token_text)
 
 
+def prompt_and_output(context: Context) -> tuple[str, str]:
+    """Return the end of the prompt's text, and the text of all segments after it."""
+    prompt = next((piece.text for piece in context.pieces if not isinstance(piece, Segment)), "")
+    return prompt[-MAX_OPENING_CHARACTERS:], "".join(
+        piece.text for piece in context.pieces if isinstance(piece, Segment)
+    )
+
+
+def stops_after(prompt: str, output: str, params: GenerationParams) -> StopSearch | None:
+    """Return a search for the stops of `params` in the text after `output`; None if there is nothing to find.
+
+    Reasoning is told apart as the gateway does, which cuts the text.
+    """
+    if not params.stops:
+        return None
+    search = StopSearch(params.stops, ReasoningParser.after(prompt) if params.splits_reasoning else None)
+    search.add(output)
+    return None if search.stop else search
+
+
 class Segmenter:
     """The segments of one call within its budgets; base of `TokenSegmenter` and `semspec.remote.segmenter`."""
 
     def __init__(
-        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int
+        self,
+        tokenizer: ModelTokenizer,
+        writer: Writer,
+        params: GenerationParams,
+        num_context_tokens: int,
+        stops: StopSearch | None = None,
     ) -> None:
-        self._tokenizer, self._writer, self._params = tokenizer, writer, params
+        """`stops`: a search for stop sequences, of which the first found ends the call; see `stops_after`."""
+        self._tokenizer, self._writer, self._params, self._stops = tokenizer, writer, params, stops
         self._budget = min(params.max_tokens, tokenizer.info.max_context_tokens - num_context_tokens)
         self.segments: list[Segment] = []
         """The complete segments."""
         self.is_done = self._budget <= 0
-        """Whether the call is complete: budget used, `max_segments` reached, or end-of-sequence."""
+        """Whether the call is complete: budget used, `max_segments` reached, end-of-sequence, or a stop sequence."""
 
     @property
     def _limit(self) -> int:
@@ -181,7 +212,7 @@ class Segmenter:
         self.segments.append(segment)
         self._budget -= len(ids)
         has_all = self._budget <= 0 or len(self.segments) == (self._params.max_segments or -1)
-        self.is_done = has_all or end is SegmentEnd.EOS
+        self.is_done = has_all or end.is_last
         return segment
 
 
@@ -195,11 +226,25 @@ class TokenSegmenter(Segmenter):
         params: GenerationParams,
         context: Sequence[int],
         open_ids: Sequence[int] = (),
+        stops: StopSearch | None = None,
+        follows_text: bool = False,
     ) -> None:
-        """`open_ids`: tokens of an incomplete segment after `context`, from whose end `params`' budgets count."""
-        super().__init__(tokenizer, writer, params, len(context))
+        """`open_ids`: tokens of an incomplete segment after `context`, from whose end `params`' budgets count.
+        `follows_text`: keep `open_text` up to date, as `stops` require, too."""
+        super().__init__(tokenizer, writer, params, len(context), stops)
         self._context = list(context)
         self.open_ids = list(open_ids)
+        self.open_text = ""
+        """Text of the open segment, as far as no later token changes it."""
+        self._num_settled = 0
+        """Open tokens whose text is complete in `open_text`."""
+        self._num_ahead = 0
+        """Characters in `open_text` of the other open tokens."""
+        self._num_unsettled = 0
+        """Number of the other open tokens."""
+        self._follows_text = follows_text or stops is not None
+        if self._follows_text and (text := self._grow()) and stops:
+            stops.add(text)
 
     @property
     def num_left(self) -> int:
@@ -214,6 +259,11 @@ class TokenSegmenter(Segmenter):
         text = self._tokenizer.text_of(self._context, self.open_ids)
         return Piece(text, tuple(self.open_ids), self._tokenizer.info.tokenizer)
 
+    @property
+    def settled_text(self) -> str:
+        """Text of the open segment, as far as no later token changes it."""
+        return self._tokenizer.settled_text_of(self._context, self.open_ids) if self.open_ids else ""
+
     def end_before(self, token: int) -> Segment | None:
         """Close the open segment if `token` shows that it ended before `token`, which is not added."""
         if ends_before(self._tokenizer, self._params.segmentation, self._context, self.open_ids, token):
@@ -223,9 +273,36 @@ class TokenSegmenter(Segmenter):
     def append(self, token: int) -> Segment | None:
         """Add `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
+        new = self._grow() if self._follows_text else ""
+        if self._stops and self._has_stop(self._stops, new):
+            return self._close_open(SegmentEnd.STOP)
         limit, budget = self._params.max_segment_tokens, self._budget
         end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, limit, budget)
         return self._close_open(end) if end else None
+
+    def _has_stop(self, stops: StopSearch, new: str) -> bool:
+        """Whether a stop sequence is complete with `new`, or with what the last tokens add if the segment ends here."""
+        if new and stops.ends_in(new):
+            return True
+        if not self._num_unsettled:
+            return False
+        text = self._tokenizer.text_of(self._context, self.open_ids)
+        return stops.would_end_in(text[len(self.open_text) :])
+
+    def _grow(self) -> str:
+        """Bring `open_text` up to date, and return what is new in it. Only the last tokens are decoded."""
+        settled, unsettled = self.open_ids[: self._num_settled], self.open_ids[self._num_settled :]
+        num_before = TEXT_OVERLAP + MAX_CHARACTER_BYTES
+        before = [*self._context[-num_before:], *settled[-num_before:]]
+        text = self._tokenizer.settled_text_of(before, unsettled)
+        new = text[self._num_ahead :]
+        self.open_text += new
+        if self._tokenizer.is_settled(unsettled):
+            self._num_settled, self._num_ahead = len(self.open_ids), 0
+        else:
+            self._num_ahead = len(text)
+        self._num_unsettled = len(self.open_ids) - self._num_settled
+        return new
 
     def take(self, token: int) -> bool:
         """`end_before`, then `append`. False if the call is complete before `token`, which is then not added."""
@@ -236,6 +313,10 @@ class TokenSegmenter(Segmenter):
 
     def _close_open(self, end: SegmentEnd) -> Segment:
         ids, self.open_ids = self.open_ids, []
-        segment = self._close(self._tokenizer.text_of(self._context, ids), ids, end)
+        text = self._tokenizer.text_of(self._context, ids)
+        if self._stops and not end.is_last and self._stops.ends_in(text[len(self.open_text) :]):
+            end = SegmentEnd.STOP
+        segment = self._close(text, ids, end)
         self._context += ids
+        self.open_text, self._num_settled, self._num_ahead, self._num_unsettled = "", 0, 0, 0
         return segment

@@ -18,6 +18,7 @@ from semspec.engine.requests import Verify
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
     Gate,
@@ -63,6 +64,7 @@ def segmenter_of(
     open_ids: Sequence[int],
     proposal: Proposal,
     params: GenerationParams,
+    stops: StopSearch | None = None,
 ) -> TokenSegmenter:
     """Takes the verified tokens of a proposal. Raises: what `check_proposal` and `check_gate` raise, and for the open
     tokens InvalidRequest; ContextTooLong."""
@@ -70,7 +72,7 @@ def segmenter_of(
     check_proposal(tokenizer, proposal)
     check_gate(params.gate, params.sampling)
     tokenizer.check_room(len(context_ids) + len(open_ids), "context")
-    segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids)
+    segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids, stops)
     if segmenter.num_left < 1:
         raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
     return segmenter

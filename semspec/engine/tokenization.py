@@ -66,6 +66,7 @@ class ModelTokenizer:
         self.raw, self.info = raw, info
         self.eos_ids, self.num_embeddings = eos_ids, num_embeddings
         self._token_texts: dict[int, str] = {}
+        self._pieces: dict[int, str] = {}
 
     @cached_property
     def token_bytes(self) -> "TokenBytes":
@@ -311,6 +312,30 @@ class ModelTokenizer:
         """
         overlap = context[self.character_start(context, max(0, len(context) - TEXT_OVERLAP)) :]
         return self._whole_text([*overlap, *tokens])[len(self._whole_text(overlap)) :]
+
+    def settled_text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text that `tokens` add after `context`, as far as no later token changes it.
+
+        SentencePiece decodes consecutive byte tokens together, and all of them differently if one makes them invalid.
+        """
+        num_settled = len(tokens)
+        while num_settled and self._is_byte(tokens[num_settled - 1]):
+            num_settled -= 1
+        return self.text_of(context, tokens[:num_settled])
+
+    def is_settled(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of all `tokens` is in `settled_text_of`."""
+        return not (tokens and self._is_byte(tokens[-1])) and not self.num_open_bytes(tokens)
+
+    def _is_byte(self, token: int) -> bool:
+        """Whether `token` is a byte in SentencePiece's notation."""
+        return BYTE_PIECE.fullmatch(self.piece_of(token)) is not None
+
+    def piece_of(self, token: int) -> str:
+        """Return the entry of `token` in the vocabulary, which is its text in the notation of the tokenizer."""
+        if token not in self._pieces:
+            self._pieces[token] = str(self.raw.convert_ids_to_tokens(token))
+        return self._pieces[token]
 
     def _whole_text(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`, without a character at the end that they do not complete."""

@@ -144,6 +144,8 @@ class Calls:
                 self.num_generated += len(generated.segment.token_ids)
                 yield Result(generated, (now - start) * 1e3, num_cached)
                 start = now
+            if request.streams_text and (text := writing.open_text()):
+                yield Result(text, 0.0, num_cached)
             if writing.is_done:
                 return
             shape = shaping.after(token) if shaping else None

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from time import monotonic, perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.requests import Result
 from semspec.engine.steps import Feed, Output, PrefixCache, Steps, equal_shares, run_step
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.observability import Durations, Metric
@@ -47,7 +48,7 @@ class _Call(Generic[T]):
         self.feed: Feed
         """What the call waits for, once started."""
         self.is_cancelled = False
-        self.results: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
+        self.results = Results[T]()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -79,9 +80,35 @@ class _Call(Generic[T]):
 
     def _send(self, result: T | BaseException | None) -> None:
         try:
-            self._loop.call_soon_threadsafe(self.results.put_nowait, result)
+            self._loop.call_soon_threadsafe(self.results.put, result)
         except RuntimeError:  # the loop is closed, so there is no caller
             self.is_cancelled = True
+
+
+class Results(Generic[T]):
+    """The results of a call that its caller has not taken: texts of one segment are joined, so that a caller who is
+    slower than the model has less to do. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[T | BaseException | None] = deque()
+        self._has_some = asyncio.Event()
+
+    def put(self, result: T | BaseException | None) -> None:
+        """Add a result, an error, or None for the end."""
+        last = self._waiting[-1] if self._waiting else None
+        joined = last.joined(result) if isinstance(last, Result) and isinstance(result, Result) else None
+        if joined is None:
+            self._waiting.append(result)
+        else:
+            self._waiting[-1] = cast(T, joined)
+        self._has_some.set()
+
+    async def get(self) -> T | BaseException | None:
+        """Take the first one, and wait for it."""
+        while not self._waiting:
+            self._has_some.clear()
+            await self._has_some.wait()
+        return self._waiting.popleft()
 
 
 class Scheduler:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from semspec.engine.segmentation import RULES, Segmenter, first_segment
 from semspec.engine.tokenization import ModelTokenizer
+from semspec.stops import StopSearch
 from semspec.types import GenerationParams, Segment, SegmentEnd, Token, Writer
 
 
@@ -14,10 +15,16 @@ class TextSegmenter(Segmenter):
     """
 
     def __init__(
-        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int, before: str
+        self,
+        tokenizer: ModelTokenizer,
+        writer: Writer,
+        params: GenerationParams,
+        num_context_tokens: int,
+        before: str,
+        stops: StopSearch | None = None,
     ) -> None:
         """`before`: the text of the context."""
-        super().__init__(tokenizer, writer, params, num_context_tokens)
+        super().__init__(tokenizer, writer, params, num_context_tokens, stops)
         self._before = before
         """All text before the open text."""
         self.text = ""
@@ -40,16 +47,18 @@ class TextSegmenter(Segmenter):
         """The segments that `text` completes. `end`: why the server stopped, with the last piece."""
         self.text += text
         self._open += text
+        if self._stops and self._stops.ends_in(text):
+            end = SegmentEnd.STOP
         while not self.is_done and (segment := self._next(end)):
             self._num_bytes_within_limit = 0
             yield segment
-        self.is_done |= end in (SegmentEnd.EOS, SegmentEnd.LENGTH)
+        self.is_done |= end in (SegmentEnd.EOS, SegmentEnd.LENGTH, SegmentEnd.STOP)
 
     def _next(self, end: SegmentEnd | None) -> Segment | None:
         complete = first_segment(self._open, self._params.segmentation)
         if complete is not None and (complete := self._to_end_of_token(complete, is_all=end is not None)) is not None:
             return self._close_text(complete, SegmentEnd.BOUNDARY)
-        if end is SegmentEnd.EOS or (end is SegmentEnd.LENGTH and self._open):
+        if end is SegmentEnd.EOS or (end in (SegmentEnd.LENGTH, SegmentEnd.STOP) and self._open):
             return self._close_text(self._open, end)
         return self._close_text(self._open, SegmentEnd.LENGTH) if self._is_too_long() else None
 

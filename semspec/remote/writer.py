@@ -11,6 +11,7 @@ from typing import Any
 
 from semspec.engine.local import check_supported
 from semspec.engine.protocol import Engine, LoadModel, load_engine
+from semspec.engine.segmentation import prompt_and_output, stops_after
 from semspec.engine.settings import ModelSettings
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
@@ -21,6 +22,7 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
+    OpenText,
     Segment,
     Segmentation,
     SegmentEnd,
@@ -63,11 +65,16 @@ class RemoteWriter:
                 yield GeneratedSegment(segment, states, (now - start) * 1e3)
                 start = now
 
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+        """See `Model.stream`; segments come alone, since their ends are found in the text."""
+        return self.generate(context, params)
+
     async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
         num_tokens = len(self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces))))
         self._tokenizer.check_room(num_tokens, "context")
         before = "".join(piece.text for piece in context.pieces)
-        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens, before)
+        stops = stops_after(*prompt_and_output(context), params) if params.stops else None
+        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens, before, stops)
         prompt = self._tokenizer.without_bos(before)
         for stop_at in (_stop_at(params), None):  # repeated if the first stop came before the segment's first word
             text = prompt + segmenter.text

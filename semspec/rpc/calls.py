@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from inspect import isasyncgen
 from operator import methodcaller
-from typing import Any, Never, TypeVar
+from typing import Any, Never, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from opentelemetry.context import Context as OtelContext
@@ -218,7 +219,7 @@ async def _answer(context: Context, request: Any, result: Any, opened: Span) -> 
     async with aclosing(result) as responses:
         async for response in responses:
             await _send(context, request, response)
-            num_segments += 1
+            num_segments += cast(Message, response).HasField("segment")
             opened.set_attribute("semspec.num_segments", num_segments)
 
 

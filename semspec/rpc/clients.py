@@ -24,6 +24,7 @@ from semspec.types import (
     GenerationParams,
     Judgement,
     ModelInfo,
+    OpenText,
     Piece,
     Prompt,
     Proposal,
@@ -83,13 +84,26 @@ class RemoteModel(RemoteBackend):
         The text is the same, because each draw depends only on the seed and the position. Also raises DeadlineExceeded
         when no segment arrives within `ClientOptions.timeout_s`.
         """
+        async with aclosing(self._written(context, params, streams_text=False)) as written:
+            async for one in written:
+                if isinstance(one, GeneratedSegment):
+                    yield one
+
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+        """See `Model.stream`. A service of an earlier version sends no text before its segment."""
+        return self._written(context, params, streams_text=True)
+
+    async def _written(
+        self, context: Context, params: GenerationParams, streams_text: bool
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         tried: dict[Replica, SemspecError] = {}
         kept: list[Segment] = []
         model = self._model
         while (rest := _rest(params, kept)) is not None:
             replica = await self.pool.choose(params.session, tried, model)
             model = model or replica.model
-            request, written = message_of(types_pb2.GenerateRequest, rest), list[GeneratedSegment]()
+            request = message_of(types_pb2.GenerateRequest, rest, streams_text=streams_text)
+            written = list[GeneratedSegment]()
             stream = replica.connection.stream("Generate", request, _generated, context.extended(*kept))
             with replica.attempt(tried):
                 async with aclosing(stream):
@@ -98,6 +112,9 @@ class RemoteModel(RemoteBackend):
                             generated = await anext(stream, None)
                         if generated is None:
                             return
+                        if isinstance(generated, OpenText):
+                            yield generated
+                            continue
                         written.append(generated)
                         _check_size(rest, written)
                         self._note(params.projection, generated.states)
@@ -140,6 +157,7 @@ class RemoteTarget(RemoteModel):
             check_length(response.scores, "scores", len(segments), "segments")
             return read_each(SegmentScore, response.scores, "scores")
 
+        segments = [_without_stop(segment) for segment in segments]
         request = message_of(target_pb2.ScoreRequest, segments=segments, session=session, projection=projection)
         scores = await self._call("Score", request, scores_in, context)
         for score in scores:
@@ -197,8 +215,15 @@ class RemoteVerifier(RemoteBackend):
         return await self._call("Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in)
 
 
-def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | None:
+def _without_stop(segment: Segment) -> Segment:
+    """Return the segment as services of every version read it: where a stop ends it does not matter to a reader."""
+    return replace(segment, end=SegmentEnd.LENGTH) if segment.end is SegmentEnd.STOP else segment
+
+
+def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenText | None:
     """None: the call has ended."""
+    if response.HasField("open_text"):
+        return read(OpenText, response.open_text, "open_text")
     return read(GeneratedSegment, response) if response.HasField("segment") or not response.is_last else None
 
 

@@ -29,7 +29,7 @@ from semspec.rpc.codec.values import (
     known,
 )
 from semspec.rpc.contexts import LastContexts, read_context
-from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, States
+from semspec.types import GenerationParams, OpenText, Proposal, Segment, SegmentScore, States
 from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 B = TypeVar("B")
@@ -128,11 +128,16 @@ class ModelServicer(Servicer[Engine]):
         return message_of(types_pb2.EncodeResponse, prompt=prompt)
 
     async def Generate(self, request: types_pb2.GenerateRequest) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
-        """Stream each segment when it is complete; closing this generator closes the engine's."""
+        """Stream each segment when it is complete, and its text before that if the request asks for it; closing this
+        generator closes the engine's."""
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
         num_segments = num_tokens = 0
-        async with aclosing(self.backend.generate(prefix, params)) as segments:
-            async for generated in segments:
+        write = self.backend.stream if request.streams_text else self.backend.generate
+        async with aclosing(write(prefix, params)) as written:
+            async for generated in written:
+                if isinstance(generated, OpenText):
+                    yield message_of(types_pb2.GenerateResponse, open_text=generated)
+                    continue
                 num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
                 is_last = params.is_complete(num_segments, num_tokens, generated.segment.end)
                 yield message_of(types_pb2.GenerateResponse, generated, is_last=is_last)

@@ -39,6 +39,7 @@ from semspec.types.generation import (
     FinishReason,
     Judgement,
     Message,
+    OpenText,
     Penalties,
     Piece,
     Prompt,

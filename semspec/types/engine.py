@@ -94,10 +94,15 @@ class GenerationParams:
     """Of `verify_tokens`, greedy only. None: exact verification."""
     min_tokens: int = 0
     """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
+    stops: tuple[str, ...] = ()
+    """Texts that end the call with the token that completes the first of them in the output, which is all segments of
+    the context and of this call. They do not change a draw."""
+    splits_reasoning: bool = False
+    """Whether `stops` are looked for in the answer alone, and not in the reasoning before it."""
 
     def is_complete(self, num_segments: int, num_tokens: int, end: SegmentEnd) -> bool:
         """Whether nothing follows that many segments and tokens, the last of which ended so."""
-        return end is SegmentEnd.EOS or num_tokens >= self.max_tokens or 0 < self.max_segments <= num_segments
+        return end.is_last or num_tokens >= self.max_tokens or 0 < self.max_segments <= num_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,8 @@ class VerifiedTokens:
     mismatches: tuple[bool, ...] = ()
     """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
     num_cached_tokens: int | None = field(default=None, compare=False)
+    open_text: str = ""
+    """Text of `open_ids`, as far as no later token changes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,13 @@ class SegmentEnd(StrEnum):
     BOUNDARY = "boundary"
     EOS = "eos"
     LENGTH = "length"
+    STOP = "stop"
+    """At a stop sequence of the request, after the token that completes it."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows a segment that ended so."""
+        return self in (SegmentEnd.EOS, SegmentEnd.STOP)
 
 
 class FinishReason(StrEnum):
@@ -282,6 +289,9 @@ class SegmentRecord:
     rewrote it, whatever the judgement; None: it repeats nothing. See `semspec.decoding.repeats`."""
     num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the target had cached at its first call for this segment; None: not known."""
+    open_piece: Piece | None = None
+    """The beginning of the next segment, if the same verification wrote it; the text is empty where the draft reads the
+    ids. A generation that is resumed after this segment goes on from there, so that it has the same text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,4 +310,25 @@ class Finished:
     reason: FinishReason
 
 
-Event = SegmentRecord | Drafted | Finished
+@dataclass(frozen=True, slots=True)
+class OpenText:
+    """The next text of a segment that its writer has not completed. The record of the segment follows later, and its
+    text begins with all that was sent of it: whole characters, and nothing that a later token changes.
+
+    After a retry the text is sent again from the beginning of the segment; `start` shows what is known already.
+    """
+
+    text: str
+    start: int = 0
+    """Position of the text in the segment, in characters."""
+    token_id: int = 0
+    """The last token of the text."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the segment's next tokens, if requested."""
+    first_logprob: int = 0
+    """Index in the segment of the first of `logprobs`."""
+    fallback: str | None = None
+    """As in `SegmentRecord`."""
+
+
+Event = SegmentRecord | OpenText | Drafted | Finished

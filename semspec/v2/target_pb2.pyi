@@ -217,6 +217,8 @@ class VerifyTokensRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     GATE_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    SPLITS_REASONING_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
@@ -227,6 +229,8 @@ class VerifyTokensRequest(_message.Message):
     """of one segment, >= 1"""
     session: _builtins.str
     """hint for cache affinity; may be empty"""
+    splits_reasoning: _builtins.bool
+    """as in GenerateRequest"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """the whole context, prompt first"""
@@ -250,6 +254,10 @@ class VerifyTokensRequest(_message.Message):
         """instead of `context`"""
 
     @_builtins.property
+    def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in GenerateRequest"""
+
+    @_builtins.property
     def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
@@ -265,11 +273,13 @@ class VerifyTokensRequest(_message.Message):
         session: _builtins.str = ...,
         gate: Global___Gate | None = ...,
         tail: _types_pb2.Tail | None = ...,
+        stops: _abc.Iterable[_builtins.str] | None = ...,
+        splits_reasoning: _builtins.bool = ...,
         call: _types_pb2.Call | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "gate", b"gate", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,6 +343,7 @@ class VerifyTokensResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OPEN_TEXT_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
@@ -342,6 +353,8 @@ class VerifyTokensResponse(_message.Message):
     """of the token before the last one, in Proposal.state_layer: little-endian fp32 [hidden_size]"""
     num_cached_tokens: _builtins.int
     """of the context, when the call began; unset: not known"""
+    open_text: _builtins.str
+    """text of `open_ids`, as far as no later token changes it"""
     call: _builtins.int
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
@@ -370,11 +383,12 @@ class VerifyTokensResponse(_message.Message):
         state: _builtins.bytes = ...,
         mismatches: _abc.Iterable[_builtins.bool] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
+        open_text: _builtins.str = ...,
         call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_piece", b"open_piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "open_text", b"open_text", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015

@@ -65,6 +65,8 @@ class _SegmentEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentEnd
     """at end-of-sequence"""
     SEGMENT_END_LENGTH: _SegmentEnd.ValueType  # 3
     """at a token budget"""
+    SEGMENT_END_STOP: _SegmentEnd.ValueType  # 4
+    """at one of the stops of the request; only in responses to a request that has some"""
 
 class SegmentEnd(_SegmentEnd, metaclass=_SegmentEndEnumTypeWrapper):
     """Why a segment ended."""
@@ -77,6 +79,8 @@ SEGMENT_END_EOS: SegmentEnd.ValueType  # 2
 """at end-of-sequence"""
 SEGMENT_END_LENGTH: SegmentEnd.ValueType  # 3
 """at a token budget"""
+SEGMENT_END_STOP: SegmentEnd.ValueType  # 4
+"""at one of the stops of the request; only in responses to a request that has some"""
 Global___SegmentEnd: _TypeAlias = SegmentEnd  # noqa: Y015
 
 class _Writer:
@@ -488,6 +492,9 @@ class GenerateRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    SPLITS_REASONING_FIELD_NUMBER: _builtins.int
+    STREAMS_TEXT_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -511,6 +518,10 @@ class GenerateRequest(_message.Message):
     """end-of-sequence is not drawn before so many tokens of all segments"""
     owner: _builtins.str
     """digest of the name of the request's owner, who takes turns with others; may be empty"""
+    splits_reasoning: _builtins.bool
+    """stops are looked for in the answer alone, not in the reasoning before it"""
+    streams_text: _builtins.bool
+    """send the text of a segment while it is written, too; a service may ignore it"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -527,6 +538,10 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def call(self) -> Global___Call: ...
+    @_builtins.property
+    def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts that end the call with the token that completes one in the segments after the prompt"""
+
     def __init__(
         self,
         *,
@@ -547,10 +562,13 @@ class GenerateRequest(_message.Message):
         call: Global___Call | None = ...,
         min_tokens: _builtins.int = ...,
         owner: _builtins.str = ...,
+        stops: _abc.Iterable[_builtins.str] | None = ...,
+        splits_reasoning: _builtins.bool = ...,
+        streams_text: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "owner", b"owner", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "owner", b"owner", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "streams_text", b"streams_text", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -589,8 +607,47 @@ class Tail(_message.Message):
 Global___Tail: _TypeAlias = Tail  # noqa: Y015
 
 @_typing.final
+class OpenText(_message.Message):
+    """The next text of a segment that is not complete: whole characters, which stay as they are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FIRST_LOGPROB_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    start: _builtins.int
+    """its position in the segment, in characters"""
+    token_id: _builtins.int
+    """its last token"""
+    first_logprob: _builtins.int
+    """index in the segment of the first of `logprobs`"""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """of the segment's next tokens, iff requested"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        start: _builtins.int = ...,
+        token_id: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        first_logprob: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_logprob", b"first_logprob", "logprobs", b"logprobs", "start", b"start", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenText: _TypeAlias = OpenText  # noqa: Y015
+
+@_typing.final
 class GenerateResponse(_message.Message):
-    """One complete segment."""
+    """One complete segment, or the next text of one that is not complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -600,6 +657,7 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     IS_LAST_FIELD_NUMBER: _builtins.int
+    OPEN_TEXT_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """the engine's time for this segment"""
@@ -620,6 +678,10 @@ class GenerateResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """one per token of the segment, iff requested"""
 
+    @_builtins.property
+    def open_text(self) -> Global___OpenText:
+        """instead of `segment`, only if the request has `streams_text`"""
+
     def __init__(
         self,
         *,
@@ -629,11 +691,12 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
         is_last: _builtins.bool = ...,
+        open_text: Global___OpenText | None = ...,
         call: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_text", b"open_text", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "is_last", b"is_last", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "is_last", b"is_last", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "open_text", b"open_text", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015

@@ -7,6 +7,7 @@ whether the digits from 7 on hold more than half of the digits' probability, its
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -24,7 +25,7 @@ from semspec.decoding.steps import (
     waited,
     written_by_target,
 )
-from semspec.types import ChoiceScores
+from semspec.types import ChoiceScores, SegmentRecord
 
 CONFIDENCE = Limits("confspec", "acceptance.threshold", 0.9, 0.5, 1)
 
@@ -51,10 +52,15 @@ async def rounds(progress: Progress, backends: Backends, confidence: float) -> A
             times = total(times, waited("read_ms", clock.lap_ms(), reply.duration_ms))
         kept = share_to_keep(reply)
         record = replace(record, accepted=kept >= 0.5, score=kept, times=times)
-        if not record.accepted:
-            record = await rewritten(record, written_by_target(progress, backends, max_segments=1))
-        progress = progress.after(record.segment)
-        yield record
+        if record.accepted:
+            progress = progress.after(record.segment)
+            yield record
+            continue
+        async with aclosing(rewritten(record, written_by_target(progress, backends, max_segments=1))) as steps:
+            async for step in steps:
+                if isinstance(step, SegmentRecord):
+                    progress = progress.after(step.segment)
+                yield step
 
 
 def strategy(generation: Generation) -> Strategy:

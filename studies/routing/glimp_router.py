@@ -40,8 +40,8 @@ async def rounds(progress: Progress, backends: Backends, most: float) -> AsyncGe
         if entropy <= most:
             record = await drafted_segment(progress, backends.drafter, params)
         else:
-            [record] = [step async for step in written_by_target(progress, backends, 1)]
-        assert isinstance(record, SegmentRecord)
+            written = written_by_target(progress, backends, 1)
+            [record] = [step async for step in written if isinstance(step, SegmentRecord)]
         record = replace(record, score=entropy, times=total(record.times, times))
         progress = progress.after(record.segment)
         yield record

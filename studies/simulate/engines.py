@@ -153,6 +153,10 @@ class SimulatedModel:
         """`answers`: what is to be written in each session."""
         self._writer, self._replicas, self._answers, self._call_s = writer, replicas, answers, call_s
 
+    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        """See `Model.stream`; simulated text is not shown before its segment."""
+        return self.generate(context, params)
+
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `semspec.decoding.protocols.Drafter`."""
         await asyncio.sleep(self._call_s)

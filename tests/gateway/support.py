@@ -170,6 +170,7 @@ class Gateway:
     base_url: str
     http: httpx.AsyncClient
     openai: AsyncOpenAI
+    last_event_id: str = "0"
 
     async def chat(self, headers: Any = None, **fields: Any) -> httpx.Response:
         body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
@@ -212,8 +213,9 @@ class Gateway:
         return set()
 
     async def hang_up_after(self, num_segments: int, **fields: Any) -> list[Any]:
-        """Chunks of a stream that the client leaves after so many segments; the generation is interrupted by then."""
-        seen = list[Any]()
+        """Chunks of a stream that the client leaves after so many segments; the generation is interrupted by then. The
+        id of the last one is `last_event_id`."""
+        seen, self.last_event_id = list[Any](), "0"
         self.fakes.drafter.pause_at = self.fakes.target.pause_at = num_segments
         body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, "stream": True, **fields}
         async with (
@@ -221,10 +223,12 @@ class Gateway:
             contextlib.aclosing(response.aiter_lines()) as lines,  # type: ignore[type-var]
         ):
             async for line in lines:
+                if line.startswith("id: "):
+                    self.last_event_id = line.removeprefix("id: ")
                 if line.startswith("data: {"):
                     seen.append(json.loads(line.removeprefix("data: ")))
-                if sum(any(delta(one, index) for index in range(8)) for one in seen) == num_segments:
-                    break
+                    if sum(int(place.partition(".")[0]) for place in self.last_event_id.split("-")) == num_segments:
+                        break
         await self.status_becomes(seen[0]["id"], "interrupted")
         return seen
 

@@ -41,7 +41,7 @@ async def test_streamed_text_equals_whole_text(start_gateway: GatewayFactory) ->
     chunks = await stream_chat(await start_gateway())
     assert text_of(chunks) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
-    assert len(chunks) == NUM_SEGMENTS + 2
+    assert len(chunks) >= NUM_SEGMENTS + 2
     assert chunks[-1].choices[0].finish_reason == "stop" and chunks[-1].usage is None
     assert extra(chunks[-1])["num_segments"] == NUM_SEGMENTS
     assert all(chunk.model_extra == {} for chunk in chunks[:-1])
@@ -62,8 +62,10 @@ async def test_stream_has_no_named_events(gateway: Gateway) -> None:
     assert choice["logprobs"] is None
     nothing = {"role": "assistant", "reasoning_content": None, "reasoning": None, "tool_calls": None}
     assert nothing.items() <= choice["delta"].items()
-    ids = [block.partition("\n")[0] for block in blocks[1 : NUM_SEGMENTS + 1]]
-    assert ids == [f"id: {number}" for number in range(1, NUM_SEGMENTS + 1)]
+    ids = [block.partition("\n")[0] for block in blocks if block.startswith("id: ")]
+    whole = [id for id in ids if "." not in id]
+    assert whole == [f"id: {number}" for number in range(1, NUM_SEGMENTS + 1)]
+    assert [id.partition(".")[0] for id in ids if "." in id] == ["id: 2"] * 2 + ["id: 5"] * 2, "of those rewritten"
 
 
 LINE_ENDS = [character for character in map(chr, range(sys.maxunicode + 1)) if len(f"a{character}b".splitlines()) > 1]
@@ -102,7 +104,8 @@ async def test_event_has_one_line_for_every_reader(gateway: Gateway, path: str) 
 
 async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:
     chunks = await stream_chat(gateway, extra_body={"semspec": {"trace": True}})
-    streamed = [extra(chunk)["segment"] for chunk in chunks[1:-1] if "segment" in extra(chunk)]
+    told = [chunk.model_extra["semspec"] for chunk in chunks[1:-1] if chunk.model_extra]
+    streamed = [one["segment"] for one in told if "segment" in one]
     stored = await gateway.stored(chunks[0].id, "/trace")
     assert streamed == stored["segments"] == extra(chunks[-1])["trace"]
     assert stored["status"] == "finished" and stored["degraded"] is False

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.gateway.api.tgi.stream import TokenStream
-from semspec.gateway.generation.parsers import Delta, ReasoningParser, StopChecker
+from semspec.gateway.generation.parsers import Delta, StopChecker
+from semspec.reasoning import ReasoningParser
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
@@ -135,11 +136,11 @@ def test_tokens_are_shown_with_whole_characters_and_without_what_follows_a_stop(
     written: SegmentRecord, text: str, first: list[str], last: list[tuple[str, bool]]
 ) -> None:
     told = TokenStream()
-    assert [token.text for token in told.add(written, text)] == first
+    assert [token.text for token in told.add(written.logprobs or (), 0, text)] == first
     assert [(token.text, token.special) for token in told.close("", "STOP" in text)] == last
 
 
 def test_text_that_may_begin_a_stop_waits() -> None:
     told = TokenStream()
-    assert [token.text for token in told.add(record(b"one", b" ST"), "one ")] == []
-    assert [token.text for token in told.add(record(b"AY", b"."), "STAY.")] == ["one", " ST", "AY"]
+    assert [token.text for token in told.add(record(b"one", b" ST").logprobs or (), 0, "one ")] == []
+    assert [token.text for token in told.add(record(b"AY", b".").logprobs or (), 0, "STAY.")] == ["one", " ST", "AY"]

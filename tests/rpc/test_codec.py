@@ -27,6 +27,7 @@ from semspec.types import (
     Judgement,
     Message,
     ModelInfo,
+    OpenText,
     OperatingPoint,
     Piece,
     Prompt,
@@ -127,6 +128,7 @@ OF_GENERATION = frozenset(
     {"want_states", "num_logprobs", "owner", "projection", "is_ahead", "grammar", "penalties", "min_tokens"}
 )
 BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_tokens", "session"})
+STOPS = frozenset({"stops", "splits_reasoning"})
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,9 @@ BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_
         (states, types_pb2.States),
         (built(GenerationParams, frozenset({"gate", "retrieval"})), types_pb2.GenerateRequest),
         (built(GenerationParams, OF_GENERATION | {"retrieval"}), target_pb2.VerifyTokensRequest),
-        (built(GenerationParams, OF_GENERATION | BUDGETS | {"gate"}), types_pb2.ProposeRequest),
+        (built(GenerationParams, OF_GENERATION | BUDGETS | STOPS | {"gate"}), types_pb2.ProposeRequest),
         (generated, types_pb2.GenerateResponse),
+        (built(OpenText, frozenset({"fallback"})), types_pb2.OpenText),
         (scores, target_pb2.SegmentScore),
         (proposals, types_pb2.Proposal),
         (built(VerifiedTokens), target_pb2.VerifyTokensResponse),

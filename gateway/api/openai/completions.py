@@ -26,7 +26,7 @@ from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.api.shared.sse import Format, Responder
-from semspec.gateway.generation.choice import Choice, Ended, Kept, usage
+from semspec.gateway.generation.choice import Choice, Ended, Kept, Written, usage
 from semspec.gateway.generation.parsers import Delta
 from semspec.gateway.generation.request import Request
 from semspec.records import SegmentTrace
@@ -131,10 +131,14 @@ class _OpenAIFormat(Format):
         drafted = {"index": event.index, "segments": segments}
         return [self._chunk([], semspec=answers.ChunkDrafted(drafted=drafted))]
 
-    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
+    def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
             return [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
-        choice = self._piece(index, event.delta, self._logprobs(event.record.logprobs, event.offset))
+        choice = self._piece(index, event.delta, self._logprobs(event.logprobs, event.offset))
+        if isinstance(event, Written):
+            return [self._chunk([choice])]
+        if event.was_shown and event.delta == Delta() and not (event.logprobs or self._options.trace):
+            return []
         if self._options.trace:
             return [self._chunk([choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record)))]
         return [self._chunk([choice])]

@@ -18,7 +18,16 @@ from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec.gateway.api.shared.resources import GenerationId, owned
 from semspec.gateway.api.shared.sse import Format, Responder
-from semspec.gateway.generation.choice import Choice, Ended, Kept, stored_choice, stored_request, stored_trace, usage
+from semspec.gateway.generation.choice import (
+    Choice,
+    Ended,
+    Kept,
+    Written,
+    stored_choice,
+    stored_request,
+    stored_trace,
+    usage,
+)
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
@@ -103,7 +112,7 @@ class ResponsesFormat(Format):
             for name in ("created", "in_progress")
         ]
 
-    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
+    def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
         return list(self._added(event.delta))
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:

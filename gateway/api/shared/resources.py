@@ -18,6 +18,7 @@ from semspec.gateway.api.shared.requests import SESSION_NAME
 from semspec.gateway.api.shared.resolver import model_names
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.choice import (
+    Place,
     prompt_fields,
     stored_generation,
     stored_owner,
@@ -33,7 +34,8 @@ from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
-LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
+_PLACE = r"\d{1,9}(\.\d{1,9}\.\d{1,10})?"
+LastEventId = Annotated[str | None, Header(pattern=f"^{_PLACE}(-{_PLACE}){{0,7}}$")]
 EVENTS: Responses = {200: {"content": stream(*STREAMED, Error, TgiError)}, **errors(400, 404, 409, 429, 503, 504)}
 LISTED: Responses = {
     200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
@@ -175,7 +177,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
         await owned(id, owner, store)
-        return responder.attach(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
+        return responder.attach(id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace)
 
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:

@@ -22,7 +22,7 @@ from semspec.gateway.api.shared.errors import ClientGone, error_body, internal_e
 from semspec.gateway.api.shared.idempotency import IdempotencyKey, IdempotencyKeys
 from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of, unless_disconnected
 from semspec.gateway.api.shared.resolver import AnswerOptions, Api, ClientRequest, Resolver, naming, new_id
-from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, Kept, numbers
+from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, Kept, Place, Written, numbers
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec.gateway.generation.request import Request
@@ -60,8 +60,8 @@ class Format(ABC):
         return ()
 
     @abstractmethod
-    def text(self, index: int, event: Kept | Ended) -> Sequence[BaseModel]:
-        """Chunks of a segment, or of the text buffered until the end.
+    def text(self, index: int, event: Written | Kept | Ended) -> Sequence[BaseModel]:
+        """Chunks of text that is written, of a segment, or of the text buffered until the end.
 
         Called for each event, even if the client has its text already.
         """
@@ -126,7 +126,10 @@ class Responder:
             idempotency = IdempotencyKey(key, owner, content, self.keys)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(http.receive, idempotency.recall(id, timeout_s))
-            opened = self._attach(id) if has_begun else idempotency.unless_refused(self._begin(asked, id, owner))
+            if has_begun:
+                opened = self._attach(id, bool(asked.body.stream))
+            else:
+                opened = idempotency.unless_refused(self._begin(asked, id, owner))
         if asked.body.stream:
             return EventStream(id, opened, self.settings.send_timeout_s)
         try:
@@ -135,22 +138,24 @@ class Responder:
             raise handed_over(id) from None
         return Response(answer, media_type="application/json", headers={GENERATION_ID: id})
 
-    def attach(self, id: str, seen: Sequence[int], trace: bool) -> Response:
-        """The stream of an existing generation, after the segments that the client has `seen` of each choice; with the
-        usage, and with segment records if `trace`."""
-        opened = self._attach(id, seen, trace=trace, include_usage=True)
+    def attach(self, id: str, seen: Sequence[Place], trace: bool) -> Response:
+        """The stream of an existing generation, after what the client has `seen` of each choice; with the usage, and
+        with segment records if `trace`."""
+        opened = self._attach(id, True, seen, trace=trace, include_usage=True)
         return EventStream(id, opened, self.settings.send_timeout_s, seen)
 
     @asynccontextmanager
     async def _begin(self, asked: ClientRequest, id: str, owner: str) -> AsyncIterator[Opened]:
         with naming(asked.answer.fields):
             request, served = self.resolver.resolve(asked, id, owner)
-            async with self.generations.begin(request, served) as run:
+            async with self.generations.begin(request, served, bool(asked.body.stream)) as run:
                 yield run, self._format(run, asked.answer.model_dump())
 
     @asynccontextmanager
-    async def _attach(self, id: str, seen: Sequence[int] = (), **changes: bool) -> AsyncIterator[Opened]:
-        async with self.generations.attach(id, seen) as run:
+    async def _attach(
+        self, id: str, shows_text: bool, seen: Sequence[Place] = (), **changes: bool
+    ) -> AsyncIterator[Opened]:
+        async with self.generations.attach(id, shows_text, seen) as run:
             options = {**json.loads(run.request.answer), **changes}
             with naming(options["fields"]):
                 yield run, self._format(run, options)
@@ -173,15 +178,14 @@ async def _whole(opened: AbstractAsyncContextManager[Opened]) -> bytes:
 class EventStream(Response):
     """A response of server-sent events.
 
-    Nothing is sent before the first event, so that earlier errors get their own HTTP status. An event's id counts the
-    segments of each choice sent so far; the text buffered until the end counts as one more. A client that attaches
-    again sends the id back.
+    Nothing is sent before the first event, so that earlier errors get their own HTTP status. An event's id is the place
+    of each choice up to which its text was sent. A client that attaches again sends the id back.
     """
 
     def __init__(
-        self, id: str, opened: AbstractAsyncContextManager[Opened], send_timeout_s: float, seen: Sequence[int] = ()
+        self, id: str, opened: AbstractAsyncContextManager[Opened], send_timeout_s: float, seen: Sequence[Place] = ()
     ) -> None:
-        """`seen` is the number of segments of each choice that the client already has."""
+        """`seen` is what the client already has of each choice."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", GENERATION_ID: id}
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
@@ -205,7 +209,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         try:
             async with self._opened as (run, self._format):
-                self._counts = [0] * len(run.choices)
+                self._places = [Place(0)] * len(run.choices)
                 self._num_running = len(run.choices)
                 while (item := await run.next()) is not None:
                     if data := self._encoded(run, *item):
@@ -226,10 +230,10 @@ class EventStream(Response):
         data = _events(chunk for choice in opening for chunk in self._format.opening(choice))
         if isinstance(event, Drafted):
             return data + _events(self._format.drafted(event))
-        self._counts[index] += 1
+        self._places[index] = event.place
         new = self._format.text(index, event)
-        if self._counts[index] > (self._seen[index] if index < len(self._seen) else 0):
-            data += _events(new, "-".join(map(str, self._counts)))
+        if event.place > (self._seen[index] if index < len(self._seen) else Place(0)):
+            data += _events(new, "-".join(map(str, self._places)))
         if isinstance(event, Ended):
             self._num_running -= 1
             data += _events(self._format.closing(index, event, [] if self._num_running else run.choices))

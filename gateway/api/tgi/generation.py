@@ -23,11 +23,11 @@ from semspec.gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec.gateway.api.tgi import answers
 from semspec.gateway.api.tgi.requests import TgiRequest
 from semspec.gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
-from semspec.gateway.generation.choice import Choice, Ended, Kept
+from semspec.gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import MAX_STOPS, GatewaySettings
-from semspec.types import FinishReason
+from semspec.types import FinishReason, SegmentRecord
 
 MAX_NEW_TOKENS = 1024
 """The default of `max_new_tokens` in TGI's API reference. A plain text often has no end that a model would see."""
@@ -141,10 +141,13 @@ class TgiFormat(Format):
         self._tokens = SegmentStream() if request.plan.num_logprobs is None else TokenStream()
         self._num_events = 0
 
-    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
+    def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
             return []  # `closing` sends the last text with the final chunk
-        return [self._chunk(token) for token in self._tokens.add(event.record, event.delta.content)]
+        is_written = isinstance(event, Written)
+        last_id = event.token_id if isinstance(event, Written) else _last_id(event.record)
+        tokens = self._tokens.add(event.logprobs or (), last_id, event.delta.content, is_followed=is_written)
+        return [self._chunk(token) for token in tokens]
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
         (choice,) = choices  # TGI has no choices
@@ -197,9 +200,14 @@ class TgiFormat(Format):
         tokens, rest = list[ShownToken](), choice.seen.content
         for record in choice.records:
             size = len(record.segment.text)
-            tokens += self._tokens.add(record, rest[:size])
+            tokens += self._tokens.add(record.logprobs or (), _last_id(record), rest[:size])
             rest = rest[size:]
         if isinstance(self._tokens, TokenStream):
             tokens += self._tokens.close("", choice.stop_checker.stop is not None)
         top_tokens = [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
         return answers.TgiDetails(**self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens)
+
+
+def _last_id(record: SegmentRecord) -> int | None:
+    """Return the last token of a segment; None if no model wrote it."""
+    return record.segment.token_ids[-1] if record.segment.token_ids else None

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Literal
 
 from semspec.decoding import token_level
-from semspec.decoding.generation import Generation, Limits, Progress, Strategy
+from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import or_backend_unavailable
 from semspec.errors import InvalidRequest
-from semspec.types import Proposal, Retrieval, SegmentRecord, VerifiedTokens, Writer
+from semspec.types import Proposal, Retrieval, VerifiedTokens, Writer
 
 NUM_TOKENS = Limits("retrieval", "num_speculative_tokens", 8, 1, 64)
 
@@ -29,7 +29,7 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
         )
     gate = options.soft_gate if options.retrieval.gate == "soft" else None
 
-    def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+    def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         async def propose(progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
             """What was retrieved, perhaps nothing."""
             retrieval = Retrieval(verified.state, options.retrieval.source)

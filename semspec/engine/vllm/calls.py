@@ -14,7 +14,7 @@ from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
 from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import SemspecError
-from semspec.types import Distribution, GeneratedSegment, Proposal, SamplingParams, States, Writer
+from semspec.types import Distribution, GeneratedSegment, OpenText, Proposal, SamplingParams, States, Writer
 
 NO_ROWS = range(0)
 
@@ -95,6 +95,7 @@ class GenerateCall(Call):
             self._shaping = shaping_of(request, prompt, tokenizer, grammars)
             self._shape = self._shaping.first() if self._shaping else None
         self._complete: list[GeneratedSegment] = []
+        self._text: OpenText | None = None
         self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
@@ -110,6 +111,7 @@ class GenerateCall(Call):
     def take(self, token: int) -> list[Span]:
         self._complete = [] if self._error else self._writing.take(token)
         self.is_done = self._writing.is_done
+        self._text = self._writing.open_text() if self._request.streams_text else None
         if self._shaping and not self.is_done:
             with self._failing():
                 self._shape = self._shaping.after(token)
@@ -129,6 +131,8 @@ class GenerateCall(Call):
         for one, own in zip_longest(self._complete, states):
             self.results.append(replace(one, states=own))
         self._complete = []
+        if self._text:
+            self.results.append(self._text)
         if self._error:
             self.results.append(self._error)
 

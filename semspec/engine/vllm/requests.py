@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 from semspec import errors
 from semspec.engine.requests import Request, Verified
 from semspec.errors import SemspecError
-from semspec.types import ChoiceScores, GeneratedSegment, ModelInfo, Proposal, SegmentScore, Writer
+from semspec.types import ChoiceScores, GeneratedSegment, ModelInfo, OpenText, Proposal, SegmentScore, Writer
 
 KEY = "semspec"
 """Where requests, results and the configuration stand in vLLM's dictionaries."""
@@ -19,7 +19,7 @@ ERROR = "error"
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
-    "generate": TypeAdapter(GeneratedSegment),
+    "generate": TypeAdapter(GeneratedSegment | OpenText),
     "propose": TypeAdapter(Proposal),
     "score": TypeAdapter(list[SegmentScore]),
     "verify": TypeAdapter(Verified),
