@@ -25,6 +25,8 @@ from semspec.types import Message
 FORMS = ("float32", "bfloat16", "packed")
 RESULTS = Path("bench/results/numeric-forms")
 PROMPT_TOKENS, NEW_TOKENS = 100, 32
+PROMPT_IDS = 1000, 20_000
+"""Range of the random tokens of a prompt."""
 TEXT_TOKENS = 96
 """Tokens of a text that are compared, after its prompt."""
 
@@ -84,7 +86,7 @@ def speeds(models: dict[str, CausalLM], rounds: int) -> dict[str, tuple[list[flo
     times: dict[str, tuple[list[float], list[float]]] = {form: ([], []) for form in models}
     generator = torch.Generator().manual_seed(0)
     for _ in range(rounds):
-        prompt = torch.randint(1000, 20_000, (PROMPT_TOKENS,), generator=generator).tolist()
+        prompt = torch.randint(*PROMPT_IDS, (PROMPT_TOKENS,), generator=generator).tolist()
         for form, lm in models.items():
             kv, begin = lm.new_kv(), perf_counter()
             token = int(lm.forward(prompt, kv).logits[-1].argmax())
@@ -143,8 +145,8 @@ def _accuracy(model: str, forms: Sequence[str], problems: Sequence[tuple[str, st
             exact = found
     columns = ["form", "states, median", "p99", "worst", "log-prob., median", "mean, worst", "agreement"]
     words = (
-        f"{len(problems)} texts, relative to fp32: states by text and layer, log-probabilities of tokens and their means "
-        "by text, agreement of greedy tokens."
+        f"{len(problems)} texts, relative to fp32: states by text and layer, log-probabilities of tokens and their "
+        "means by text, agreement of greedy tokens."
     )
     return f"{words}\n\n{Table(columns, rows).as_markdown()}"
 
