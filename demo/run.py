@@ -70,7 +70,8 @@ def main() -> None:
 
 async def demo(arguments: argparse.Namespace, console: Console) -> int:
     """Start the stack, show one generation, time the strategies, and print the results. Raises: SemspecError."""
-    config, questions = configuration(arguments, partial(console.print, soft_wrap=True)), questions_of(arguments)
+    questions = questions_of(arguments)
+    config = configuration(arguments, partial(console.print, soft_wrap=True))
     console.print("Starting Redis, draft, target, verifier and gateway ...", style="bold")
     async with Stack(config) as stack, _http(stack) as http:
         client = Client(await ChatClient.connect(http), arguments.temperature)
