@@ -99,7 +99,7 @@ class GgufTensor:
         group_size = block_size // (scales.size // len(codes))
         codes = codes.reshape(rows, -1, group_size)
         if bits == 4:
-            codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+            codes = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
         offsets = None if offsets is None else offsets.reshape(rows, -1)
         return Packed(np.ascontiguousarray(codes), scales.reshape(rows, -1), offsets, bits)
 
