@@ -2,6 +2,7 @@
 many bytes. `SEMSPEC_REAL_MODELS` names a folder with real checkpoints, whose tokenizers are then tried too."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,15 @@ def tokenizers() -> list[pytest.param]:  # type: ignore[valid-type]
 
 @pytest.fixture(params=tokenizers())
 def tokenizer(request: pytest.FixtureRequest) -> ModelTokenizer:
-    if request.param in FORMS:
-        return model_tokenizer(FORMS[request.param]("</s>"))
-    raw = load_tokenizer(str(Path(REAL or "") / request.param))
-    info = ModelInfo(request.param, "fingerprint", request.param, 2, 8, 8192)
+    return loaded_tokenizer(request.param)
+
+
+@cache
+def loaded_tokenizer(name: str) -> ModelTokenizer:
+    if name in FORMS:
+        return model_tokenizer(FORMS[name]("</s>"))
+    raw = load_tokenizer(str(Path(REAL or "") / name))
+    info = ModelInfo(name, "fingerprint", name, 2, 8, 8192)
     return ModelTokenizer(raw, info, frozenset({raw.eos_token_id}), len(raw))
 
 
