@@ -140,7 +140,9 @@ class Preparation:
         try:
             return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
         except ContextTooLong as error:
-            raise ContextTooLong(error.message, error.parameter or "prompt") from error
+            is_of_draft = encoded.done() and not encoded.cancelled() and encoded.exception() is None
+            remedy = _larger_window(served) if is_of_draft else ""
+            raise ContextTooLong(f"{error.message}{remedy}", error.parameter or "prompt") from error
 
     async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
         """The target's answer about a text, which errors name as `parameter`.
@@ -284,17 +286,23 @@ def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
     return settings.generation_deadline_s or max(LEAST_DEADLINE_S, max_tokens * TOKEN_DEADLINE_S)
 
 
+def _larger_window(served: Served) -> str:
+    """The remedy for a prompt that may fit the target's window alone; empty if that is not larger than the draft's."""
+    window = served.target.max_context_tokens
+    return f"; or choose 'target', whose window has {window}" if window > served.draft.max_context_tokens else ""
+
+
 def budget(request: Request, prompts: Prompts, served: Served, operator_default: int | None) -> int:
     """Maximum number of output tokens. Raises: ContextTooLong."""
-    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids))]
+    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in served.strategy(request.plan).writers:
         own_ids = prompts.draft.token_ids if prompts.draft else ()
-        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids)))
-    window, num_prompt_tokens = min(rooms, key=lambda room: room[0] - room[1])
+        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids), "the draft's window"))
+    window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
-        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
-        raise ContextTooLong(message, "prompt")
+        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
+        raise ContextTooLong(message if len(rooms) == 1 else message + _larger_window(served), "prompt")
     default = operator_default or min(max(1, window // DEFAULT_SHARE), request.default_max_tokens or window)
     return request.max_tokens or min(default, num_free)

@@ -25,12 +25,27 @@ def row(index: int, text: str, rejected: str | None = None, **fields: Any) -> di
 def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
     """A run of one answer for each label."""
     folder.mkdir()
-    counts = dict.fromkeys(("num_accepted", "num_rejected", "num_proposed_tokens", "num_accepted_tokens"), 0)
-    plain = {"question": "1", "sample": 0, "seed": 7, "is_right": False, "latency_s": 1.0, "num_prompt_tokens": 1}
-    plain |= {"num_tokens": 9, "num_target_tokens": 0, "stages_ms": {}, "text_digest": ""}
     labels = {"guarded": GUARDED, "free": FREE, "target": "target"}
     records = [
-        Record(**{**plain, **counts, "label": labels[name], "finish_reason": "length", "trace": trace})
+        Record(
+            label=labels[name],
+            question="1",
+            sample=0,
+            seed=7,
+            is_right=False,
+            finish_reason="length",
+            latency_s=1.0,
+            num_prompt_tokens=1,
+            num_tokens=9,
+            num_target_tokens=0,
+            num_accepted=0,
+            num_rejected=0,
+            num_proposed_tokens=0,
+            num_accepted_tokens=0,
+            stages_ms={},
+            text_digest="",
+            trace=trace,
+        )
         for name, trace in traces.items()
     ]
     (folder / RECORDS).write_text("".join(map(as_line, records)))

@@ -8,8 +8,10 @@ import pytest
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
+from semspec.errors import ContextTooLong
 from semspec.gateway.api.openai.requests import FunctionCall
-from tests.gateway.support import Gateway
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import Gateway, GatewayFactory, assert_error
 
 CALL: dict[str, Any] = {
     "id": "call-1",
@@ -200,3 +202,20 @@ async def test_name_is_kept_with_the_turns_of_a_session(gateway: Gateway, sessio
     await gateway.chat(messages=[EARLIER], semspec={"session": session})
     await gateway.chat(messages=[AGAIN], semspec={"session": session})
     assert gateway.fakes.target.prompts[-1].startswith("<user Ann>How many?<assistant>")
+
+
+@pytest.mark.parametrize("template", ["", "own "], ids=["reads the target's prompt", "renders its own"])
+@pytest.mark.parametrize("num_tokens", [800, 1100], ids=["with the answer", "alone"])
+async def test_prompt_too_long_for_the_draft_alone_names_the_strategy_that_takes_it(
+    start_gateway: GatewayFactory, template: str, num_tokens: int
+) -> None:
+    fakes = Fakes.make().told(drafter={"max_context_tokens": 1000, "chat_template": template})
+    fakes.drafter.refusal = ContextTooLong("too long for 1000") if template and num_tokens > 1000 else None
+    gateway = await start_gateway(fakes)
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x" * num_tokens}], "max_tokens": 300}
+    message = assert_error(await gateway.chat(**asked), 400)["message"]
+    assert "1000" in message and message.endswith("or choose 'target', whose window has 2000")
+    assert (await gateway.chat(**asked, semspec={"strategy": "target"})).status_code == 200
+    asked["messages"][0]["content"] = "x" * 2000
+    fakes.drafter.refusal = None
+    assert "1000" not in assert_error(await gateway.chat(**asked), 400)["message"]
