@@ -42,22 +42,6 @@ const formulaOf = ([, block, bracketed, inline, dollars]) => ({
 
 const openFormula = rule("formulas", "block", OPEN_BLOCK_MATH, LINE_OF_MATH, () => ({ text: null, isBlock: true }));
 
-/** An operator as text; it opens no emphasis. */
-const operator = {
-  name: "operator",
-  level: "inline",
-  start: (text) => {
-    const at = text.indexOf("*");
-    return at < 0 ? undefined : at;
-  },
-  tokenizer: (text, tokens) => {
-    const before = tokens.at(-1)?.raw.at(-1) ?? "";
-    OPERATOR.lastIndex = before.length;
-    const found = /^\*/.test(text) && OPERATOR.exec(before + text);
-    return found && found.index === before.length ? { type: "text", raw: found[0], text: found[0] } : undefined;
-  },
-};
-
 /** A text of the same length without what must not close an emphasis: operators, and asterisks in formulas. */
 const emStrongMask = (text) =>
   text.replace(ANY_MATH, (formula) => "a".repeat(formula.length)).replace(OPERATOR, (sign) => "a".repeat(sign.length));
@@ -69,7 +53,6 @@ const parser = new Marked({
     { ...openFormula, tokenizer: (text) => (isOpenText ? openFormula.tokenizer(text) : undefined) },
     rule("formula", "inline", INLINE_MATH, /\$|\\[[(]/, formulaOf),
     rule("boxed", "inline", BOX, /\\boxed\{/, ([, text]) => ({ text })),
-    operator,
   ],
   hooks: { emStrongMask },
   // One tilde means "about": ~5 minutes.

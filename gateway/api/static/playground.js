@@ -419,6 +419,7 @@ class Playground {
   }
 
   leave() {
+    if (this.form.settings.open) return; // that is what the key closes
     if (this.edited) this.edit(null);
     else this.inspector.clear();
   }
