@@ -29,6 +29,10 @@ class Screen:
         self._is_plain, self._verbose = is_plain, verbose
         self._last = "\n"
         self._is_answer = False
+        self._is_open = False
+        """Whether a part of the segment that the target is writing is printed."""
+        self._space = ""
+        """White space at its end, which waits for more."""
 
     def show(self, chunk: Json) -> None:
         delta = (chunk.get("choices") or [{}])[0].get("delta") or {}
@@ -40,6 +44,8 @@ class Screen:
             return
         if "segment" in extension:
             self._show_segment(extension["segment"], delta)
+        elif "writing" in extension:
+            self._show_open(delta)
         if "id" in extension:
             told = {form: extension.get(name) for name, form in FORMS.items()}
             parts = [form.format(value) for form, value in told.items() if value is not None and value is not False]
@@ -50,8 +56,22 @@ class Screen:
 
     def end(self) -> None:
         """End the last line."""
-        if not self._last.endswith("\n"):
+        if self._is_open or not self._last.endswith("\n"):
             print()
+
+    def _show_open(self, delta: Json) -> None:
+        """Print the next text of a segment that the target is writing; the answer in bold."""
+        sign, colour = MARKS["target"]
+        for text, style in ((delta.get("reasoning_content"), colour), (delta.get("content"), f"1;{colour}")):
+            text = self._space + printable(text or "")
+            shown = text.rstrip()
+            self._space = text[len(shown) :]
+            if shown:
+                if not self._is_open:
+                    print(painted(sign, colour), end=" ")
+                shown = shown if self._is_open else shown.lstrip()
+                print(coloured(shown.replace("\n", "\n  "), style), end="", flush=True)
+                self._is_open = True
 
     def _show_segment(self, record: Json, delta: Json) -> None:
         """Print a segment. The text after the reasoning, or in the delta's content where the server splits it off, is
@@ -63,7 +83,12 @@ class Screen:
             reasoning, answer = "", reasoning
         self._is_answer = self._is_answer or bool(end)
         parts = painted(reasoning, colour), painted(answer, f"1;{colour}")
-        print(painted(sign, colour), "\n  ".join(filter(None, parts)))
+        if self._is_open:
+            self._show_open(delta)
+            print()
+        else:
+            print(painted(sign, colour), "\n  ".join(filter(None, parts)))
+        self._is_open, self._space = False, ""
         if self._verbose and record.get("rejected"):
             print(painted("✗", REFUSED), painted(record["rejected"]["text"], REFUSED))
         numbers = [f"{name} {record[key]:.3g}" for key, name in NUMBERS.items() if record.get(key) is not None]
@@ -73,7 +98,11 @@ class Screen:
 
 def painted(text: str, colour: str) -> str:
     """Text in a colour of ANSI; its further lines are indented like its first, behind a mark."""
-    text = printable(text).strip().replace("\n", "\n  ")
+    return coloured(printable(text).strip().replace("\n", "\n  "), colour)
+
+
+def coloured(text: str, colour: str) -> str:
+    """Text in a colour of ANSI."""
     return f"\x1b[{colour}m{text}\x1b[0m" if text and "NO_COLOR" not in os.environ else text
 
 

@@ -149,3 +149,16 @@ def test_answer_behind_the_reasoning_is_bold(shown: Callable[..., str], delta: d
         {"semspec": {"segment": record(1, "Truly.")}, "choices": [{"delta": delta}]},
     )
     assert "\x1b[1;32mIt is 5.\x1b[0m" in text and "\x1b[1;32mTruly.\x1b[0m" in text
+
+
+def test_text_is_shown_while_it_is_written_and_once(shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    parts = [
+        {"semspec": {"writing": 0}, "choices": [{"delta": {"reasoning_content": text}}]}
+        for text in ("\nOn day", " 1,\n")
+    ]
+    assert shown(*parts) == "✎ On day 1,"
+    last: dict[str, Any] = {"semspec": {"segment": record(0, "\nOn day 1,\nTom.\n\n")}}
+    last["choices"] = [{"delta": {"reasoning_content": "Tom.\n\n"}}]
+    buffered = {"choices": [{"delta": {"content": "held back to the end"}}]}
+    assert shown(*parts, last, buffered) == "✎ On day 1,\n  Tom.\n"

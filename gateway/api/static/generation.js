@@ -18,6 +18,10 @@ export class Generation {
     this.records = [];
     /** Segments drafted and not yet decided, by index. */
     this.inFlight = new Map();
+    /** Text of the segment that the target is writing. */
+    this.openText = "";
+    /** Whether the last text of such a segment was reasoning. */
+    this.isReasoning = false;
     /** The last chunk's statistics. */
     this.summary = null;
     this.seed = null;
@@ -38,6 +42,8 @@ export class Generation {
     if (chunk.error) throw ApiError.of(chunk.error);
     this.id ??= chunk.id ?? null;
     const own = chunk.semspec ?? {};
+    const delta = chunk.choices?.[0]?.delta;
+    if (own.writing !== undefined) this.write(delta.reasoning_content ?? "", delta.content ?? "");
     if (own.drafted) this.draft(own.drafted);
     if (own.segment) this.keep(own.segment);
     if (own.id) this.finish(own);
@@ -48,13 +54,24 @@ export class Generation {
     segments.forEach((segment, offset) => this.inFlight.set(index + offset, segment));
   }
 
+  /** Take in the next text of a segment. The mark between its parts, which the server leaves out, is put back. */
+  write(reasoning, content) {
+    this.isReasoning ||= reasoning !== "";
+    const mark = this.isReasoning && content !== "" ? ENDS_OF_REASONING[0] : "";
+    if (mark) this.isReasoning = false;
+    this.openText += reasoning + mark + content;
+  }
+
   keep(record) {
+    this.openText = "";
+    if (parted(record.text).answer !== null) this.isReasoning = false;
     this.records[record.index] = record;
     if (record.verdict === "accepted") this.inFlight.delete(record.index);
     else this.forget(record.index); // what was drafted after a refused segment is void
   }
 
   finish(summary) {
+    this.openText = "";
     this.summary = summary;
     this.seed = summary.seed;
     this.parameters = summary.parameters;
@@ -69,6 +86,7 @@ export class Generation {
 
   end(status) {
     this.status = status;
+    this.openText = "";
     this.inFlight.clear();
   }
 
@@ -125,19 +143,23 @@ export class Generation {
 
   /** What it says after the reasoning; all of it where no reasoning ends. */
   get said() {
-    const text = this.kept.map((record) => record.text).join("");
-    return (parted(text).answer ?? text).trim();
+    return (parted(this.text).answer ?? this.text).trim();
+  }
+
+  /** All text so far. */
+  get text() {
+    return this.kept.map((record) => record.text).join("") + this.openText;
   }
 
   /** The reasoning before that. */
   get reasoning() {
-    const { reasoning, answer } = parted(this.kept.map((record) => record.text).join(""));
+    const { reasoning, answer } = parted(this.text);
     return answer === null ? "" : reasoning.trim();
   }
 
   /** What stands in `\boxed{}` after the reasoning, or else all that stands there; null while that goes on. */
   get answer() {
-    const answer = parted(this.kept.map((record) => record.text).join("")).answer?.trim();
+    const answer = parted(this.text).answer?.trim();
     return answer ? (BOXED.exec(answer)?.[1] ?? answer) : null;
   }
 

@@ -44,6 +44,7 @@ export class Segments {
       answering ||= parted(record.text).answer !== null;
     }
     this.drafts = [...generation.inFlight.values()].map((segment) => inFlight(segment, answering));
+    if (generation.openText) this.drafts = [written(generation.openText, answering)];
     this.list.append(...this.drafts);
     this.fold(generation);
   }
@@ -106,6 +107,16 @@ function inFlight(segment, answering) {
     mark(KINDS.flight.sign),
     element("div", { class: "words" }, ...texts(segment.text, answering)),
     element("p", { class: "tag" }, KINDS.flight.word, element("span", {}, count(segment.num_tokens ?? 0, "token"))),
+  );
+}
+
+function written(text, answering) {
+  return element(
+    "li",
+    { class: "segment target" },
+    mark(KINDS.target.sign),
+    element("div", { class: "words" }, ...texts(text, answering)),
+    element("p", { class: "tag" }, KINDS.target.word, element("span", {}, "writing")),
   );
 }
 
