@@ -213,7 +213,7 @@ async def test_target_that_comes_back_prints_nothing_twice(start_gateway: Gatewa
     assert not any("error" in chunk for chunk in seen)
 
 
-async def test_nobody_streams_where_the_client_does_not(gateway: Gateway) -> None:
+async def test_nobody_streams_where_the_client_does_not(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     target = gateway.fakes.target
     stream = target.stream
@@ -222,7 +222,7 @@ async def test_nobody_streams_where_the_client_does_not(gateway: Gateway) -> Non
         asked.append("stream")
         return stream(*arguments)
 
-    target.stream = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(target, "stream", noted)
     await gateway.chat(model="semspec-demo:target")
     assert not asked
     await gateway.chat(model="semspec-demo:target", stream=True)
