@@ -59,8 +59,8 @@ class RecordToken(Body):
         return cls(token_id=token.token_id, bytes=list(token.data), logprob=token.logprob, alternatives=alternatives)
 
 
-_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "repeats", "num_cached_tokens")
-"""Fields of a record with another representation in JSON; all other fields are copied unchanged."""
+_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "repeats", "num_cached_tokens", "open_piece")
+"""Fields of a record with another representation in JSON, or none; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SegmentRecord).items() if name not in _SHAPED
 }

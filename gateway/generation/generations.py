@@ -124,7 +124,7 @@ class Generations:
                 yield run
 
     @asynccontextmanager
-    async def attach(self, id: str, shows_text: bool, seen: Sequence[Place] = ()) -> AsyncIterator[Run]:
+    async def attach(self, id: str, seen: Sequence[Place] = (), shows_text: bool = False) -> AsyncIterator[Run]:
         """Attach to a request's generations, by the id of one of them; `seen` is what the client has of each choice.
 
         Raises: NotFound, Conflict, Unavailable, Mismatch.

@@ -20,7 +20,7 @@ class Earlier(TargetServicer):
     """A service that does not know the fields of streamed text and stops, which it skips as unknown ones."""
 
     def __init__(self, model: FakeModel) -> None:
-        super().__init__(lambda: model)  # type: ignore[arg-type, return-value]
+        super().__init__(lambda: model)
         self.ends: list[int] = []
         """How the segments that it was asked to score end."""
 

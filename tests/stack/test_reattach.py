@@ -54,7 +54,7 @@ async def twins(running_twins: Twins) -> AsyncIterator[Twins]:
             await victim.start()
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "target"])
+@pytest.mark.parametrize("strategy", ["semantic", "target", "token-level"])
 async def test_another_gateway_goes_on_for_one_killed_and_commits_the_turn_once(twins: Twins, strategy: str) -> None:
     session = secrets.token_hex(8)
     whole = await twins.second.answer(LONG_QUESTION, seed=1, semspec={"strategy": strategy})
@@ -86,11 +86,13 @@ async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> N
     await assert_conversation_goes_on(twins.second, session, whole)
 
 
-async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: Twins) -> None:
-    fields = {"seed": 3}
+@pytest.mark.parametrize("strategy", ["semantic", "target", "token-level"])
+async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: Twins, strategy: str) -> None:
+    """Where the target writes, it is killed after a part of a segment."""
+    fields: Json = {"seed": 3, "semspec": {"strategy": strategy}}
     whole = await twins.first.answer(LONG_QUESTION, **fields)
     async with twins.first.events(LONG_QUESTION, **fields) as events:
-        seen = await up_to(is_second_segment, events)
+        seen = await up_to(is_second_segment if strategy == "semantic" else is_part_of_the_third, events)
         await twins.victims["target"].kill()
         seen += await up_to(lambda event: "error" in event.data, events)
     id = seen[0].data["id"]
@@ -117,6 +119,10 @@ async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
 
 def is_second_segment(event: Event) -> bool:
     return event.id == "2"
+
+
+def is_part_of_the_third(event: Event) -> bool:
+    return event.id.startswith("2.")
 
 
 def chunks(*parts: Sequence[Event]) -> list[Json]:

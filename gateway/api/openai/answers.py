@@ -137,6 +137,13 @@ class ChunkSegment(Body):
     segment: SegmentTrace
 
 
+class ChunkWriting(Body):
+    """With `trace`: the text is the next part of a segment that the target is writing, whose record follows."""
+
+    writing: int
+    """Index of the segment."""
+
+
 class _Answer(Body):
     id: str
     created: int
@@ -155,7 +162,7 @@ class _WholeAnswer(_Answer):
 class _Chunk(_Answer):
     usage: TokenCounts | None
     """In the last chunk, if `stream_options.include_usage` is set."""
-    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
+    semspec: Statistics | ChunkSegment | ChunkDrafted | ChunkWriting | None = if_any()
     metrics: AnswerMetrics | None = if_any()
 
 

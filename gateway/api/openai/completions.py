@@ -136,7 +136,8 @@ class _OpenAIFormat(Format):
             return [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
         choice = self._piece(index, event.delta, self._logprobs(event.logprobs, event.offset))
         if isinstance(event, Written):
-            return [self._chunk([choice])]
+            own = answers.ChunkWriting(writing=event.place.num_segments) if self._options.trace else None
+            return [self._chunk([choice], semspec=own)]
         if event.was_shown and event.delta == Delta() and not (event.logprobs or self._options.trace):
             return []
         if self._options.trace:

@@ -155,7 +155,7 @@ class Responder:
     async def _attach(
         self, id: str, shows_text: bool, seen: Sequence[Place] = (), **changes: bool
     ) -> AsyncIterator[Opened]:
-        async with self.generations.attach(id, shows_text, seen) as run:
+        async with self.generations.attach(id, seen, shows_text) as run:
             options = {**json.loads(run.request.answer), **changes}
             with naming(options["fields"]):
                 yield run, self._format(run, options)
