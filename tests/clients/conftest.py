@@ -1,14 +1,19 @@
 """The bundled pair's stack, for tests of existing clients."""
 
+import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.stack import Stack
+from tests.real.support import NAME, real_config
+from tests.served import stack_of
 
 GENEROUS_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +35,9 @@ class Server:
     api_key: str
     question: str
     answer: str
+    model: str = "semspec-demo:target"
+    matrix_question: str = ""
+    """What `test_matrix` asks; empty: a question of its own to the bundled pair."""
 
     @property
     def openai_url(self) -> str:
@@ -40,6 +48,27 @@ class Server:
 def server(bundled: Stack) -> Server:
     problem = make_problem(SPLITS["report"][0])
     return Server(bundled.base_url, bundled.api_key, problem.question, f"\\boxed{{{problem.answer}}}")
+
+
+NATURAL = (
+    "How many letters has the word 'pen'? Count with the tool if you have one. Otherwise count step by step, and put"
+    " the result within \\boxed{}."
+)
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def real_server() -> AsyncIterator[Server]:
+    """A pair of real checkpoints."""
+    async with stack_of(real_config()) as stack:
+        yield Server(stack.base_url, stack.api_key, NATURAL, "\\boxed{3}", f"{NAME}:target", NATURAL)
+
+
+@pytest.fixture(scope="package")
+def matrix_server(request: pytest.FixtureRequest) -> Server:
+    """The pair that every client is asked about: the bundled one, unless `SEMSPEC_CLIENTS_PAIR` is `real`."""
+    is_real = os.environ.get("SEMSPEC_CLIENTS_PAIR") == "real"
+    server: Server = request.getfixturevalue("real_server" if is_real else "server")
+    return server
 
 
 def interpreter(client: str) -> str:

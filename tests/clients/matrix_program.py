@@ -20,12 +20,16 @@ from typing import Any
 Capabilities = dict[str, Callable[..., Any]]
 """By name; each gives a text, or the parts of one. `chat` takes more fields of the request."""
 
-QUESTION = (
+QUESTION = os.environ.get("SEMSPEC_CLIENTS_QUESTION") or (
     "Style 1. Ivy passes to Finn. Finn passes to Hugo. Kate passes to Ivy. Leo passes to Bea. Fay passes to Kate."
     " Bea passes to Hana. Hana passes to Fay. Hugo passes to Leo. Cards: Hana 65, Hugo 22, Finn 77, Leo 49, Ivy "
     "55, Bea 88, Kate 37, Fay 19. The ball starts with Hugo. Round 1: 1 pass. Round 2: 4 passes. Round 3: 2 "
     "passes. Round 4: 1 pass. Round 5: 1 pass. Round 6: 1 pass. Which card has the ball at the end?"
 )
+"""Of the bundled pair, unless the test names another."""
+OPENING = "" if os.environ.get("SEMSPEC_CLIENTS_QUESTION") else "<think>\n\n"
+"""With which the chat template opens the assistant's turn."""
+PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n{OPENING}"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = "no-such-model"
@@ -89,9 +93,7 @@ def text_generation(url: str, key: str, model: str) -> Capabilities:
     grammar = {"type": "json", "value": PARAMETERS}
     return capabilities(
         lambda **fields: said(client.chat([message], **fields).choices[0].message),
-        lambda: (
-            event.token.text for event in client.generate_stream(f"{QUESTION}\n\n<think>\n\n", max_new_tokens=500)
-        ),
+        lambda: (event.token.text for event in client.generate_stream(PROMPT, max_new_tokens=500)),
         json=lambda: str(client.generate(QUESTION, grammar=grammar).generated_text),
         errors=lambda: str(client.generate(QUESTION, truncate=5).generated_text),
     )
@@ -261,7 +263,7 @@ def lm_eval(url: str, key: str, model: str) -> Capabilities:
     """Runs the task of docs/clients.md on one question."""
 
     def chat() -> str:
-        [task] = re.findall(r"```yaml\n(task: .*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
+        [task] = re.findall(r"```yaml\n(task: cards\n.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
         files = {"cards.yaml": task, "cards.jsonl": json.dumps({"question": QUESTION, "answer": "88"})}
         options = "--model local-chat-completions --tasks cards --include_path . --apply_chat_template --log_samples"
         server = ["--output_path", ".", "--model_args", f"model={model},base_url={url}/v1/chat/completions"]

@@ -1,7 +1,8 @@
 """What each of many clients can do with the gateway; `docs/clients.md` has the table.
 
 `make test-clients` runs all of them and writes the table anew. Without it only those run that need no environment of
-their own. Each asks the bundled pair: a puzzle, a call of a tool, JSON.
+their own. Each asks the bundled pair: a puzzle, a call of a tool, JSON. With `SEMSPEC_CLIENTS_PAIR=real` it asks a pair
+of real checkpoints instead, in the folder that `SEMSPEC_REAL_MODELS` names.
 """
 
 import asyncio
@@ -15,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import GENEROUS_S, OWN, ROOT, Server, interpreter
+from tests.clients.conftest import OWN, ROOT, Server, interpreter
 from tests.clients.matrix_program import ANOTHER, CLIENTS
 
 pytestmark = pytest.mark.slow
 
 TABLE = ROOT / "bench" / "results" / "clients.json"
-MODEL = "semspec-demo:target"
+CLIENT_S = 900.0
+"""For all that one client asks."""
 FIELD = r"""['"](of|number)\\?['"]|number=-?\d|The tool says"""
 """In a call and in JSON, as clients show them; or what was said after the call's result."""
 
@@ -41,26 +43,30 @@ def cell(capability: str, found: dict[str, Any]) -> str:
     return "yes" if re.search(FIELD if capability in ("tools", "json") else "boxed{", said) else f"wrong: {said}"
 
 
-async def outcomes(client: str, *server: str) -> dict[str, str]:
-    """What the table says of each capability at a server: its URL and key."""
-    command = [interpreter(client), str(Path(__file__).with_name("matrix_program.py")), client, *server, MODEL]
+async def outcomes(client: str, server: Server) -> dict[str, str]:
+    """What the table says of each capability at a server."""
+    program = str(Path(__file__).with_name("matrix_program.py"))
+    command = [interpreter(client), program, client, server.url, server.api_key, server.model]
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        env={**os.environ, "SEMSPEC_CLIENTS_QUESTION": server.matrix_question},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = await asyncio.wait_for(process.communicate(), GENEROUS_S)
+    output, errors = await asyncio.wait_for(process.communicate(), CLIENT_S)
     assert process.returncode == 0, errors.decode()
     return {name: cell(name, found) for name, found in json.loads(output.splitlines()[-1]).items()}
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_client_can_do_what_the_table_says(server: Server, client: str) -> None:
+async def test_client_can_do_what_the_table_says(matrix_server: Server, client: str) -> None:
     report = os.environ.get("SEMSPEC_CLIENTS_REPORT")
     if client not in OWN and not report:
         pytest.skip("has an environment of its own: make test-clients")
     if client == "curl" and shutil.which("curl") is None:
         pytest.skip("no curl here")
-    row = await outcomes(client, server.url, server.api_key)
+    row = await outcomes(client, matrix_server)
     if report:
         path = Path(report)
         rows = json.loads(path.read_text()) if path.exists() else {}

@@ -17,8 +17,11 @@ from tests.stack.support import Json, Running, served
 REAL_MODELS = "SEMSPEC_REAL_MODELS"
 DRAFT, TARGET, LARGE = "smollm2-135m", "qwen-coder-0.5b", "qwen-coder-1.5b"
 """Checkpoints in the folder `REAL_MODELS`: two tokenizers, of which the last two models have one."""
-DTYPE = "bfloat16"
+DTYPE = "float32"
+"""In which a repeated request has the same tokens, whatever was cached."""
 NAME = "real-pair"
+MIDDLE = -0.9
+"""Mean log-probability of a drafted segment from which the tests' `likelihood` accepts it: about half of them."""
 
 
 def real_model(name: str) -> Path:
@@ -69,6 +72,12 @@ class RealPair:
         """Return the first choice's parts in a stream."""
         async with self.running.streaming("", **body_of(question, fields)) as chunks:
             return [choice async for chunk in chunks for choice in chunk["choices"]]
+
+    async def tokens(self, text: str) -> list[Json]:
+        """Return the target's tokens of a text."""
+        response = await self.running.http.post("/tokenize", json={"inputs": text})
+        tokens: list[Json] = response.json()
+        return tokens
 
     async def refusal(self, question: str, **fields: Any) -> Json:
         """Return the error of a request that is refused."""
