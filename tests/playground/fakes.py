@@ -63,6 +63,11 @@ class ScriptedGateway:
         self.written += text
         self._send({"id": ID, "choices": _choices(text, part)})
 
+    def write(self, **delta: str) -> None:
+        """Send the next text of the segment that the target is writing."""
+        semspec = {"writing": len(self.records)}
+        self._send({"id": ID, "choices": [{"index": 0, "delta": delta}], "semspec": semspec})
+
     def fail(self, message: str, code: str) -> None:
         """The last words of a stream that breaks."""
         self._send({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
