@@ -21,6 +21,7 @@ def real_config() -> StackConfig:
     draft, target = (Path(os.environ.get(FOLDER, "/nonexistent"), name) for name in (DRAFT, TARGET))
     if not (draft.is_dir() and target.is_dir()):
         raise NoModels(f"set {FOLDER} to a folder with {DRAFT} and {TARGET}")
-    defaults = {"strategy": "spec-reason", "acceptance": {"threshold": 8.5}, "temperature": 0}
+    acceptance = {"threshold": 6.38, "score_method": "average"}
+    defaults = {"strategy": "spec-reason", "acceptance": acceptance, "temperature": 0}
     environment = {"SEMSPEC_GATEWAY_DEFAULTS": json.dumps(defaults)}
     return StackConfig(draft, target, None, environment=environment, start_timeout_s=GENEROUS_S)

@@ -22,7 +22,6 @@ class Picture:
     size: tuple[int, int]
     question: str
     scheme: Scheme = "light"
-    compares: bool = False
 
 
 PURCHASE = (
@@ -31,7 +30,7 @@ PURCHASE = (
 )
 PRIMES = "Write a Python function that checks whether a number is prime, and explain it in a short list."
 PICTURES = (
-    Picture("wide", WIDE, PURCHASE, compares=True),
+    Picture("wide", WIDE, PURCHASE),
     Picture("dark", WIDE, PRIMES, "dark"),
     Picture("phone", PHONE, PRIMES),
 )
@@ -50,11 +49,8 @@ async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
         expect.set_options(timeout=PATIENCE_MS)
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
         async with settings(page) as dialog:
-            await dialog.get_by_label("Max tokens").fill("300")
-            await dialog.get_by_label("Compare with the target alone").set_checked(picture.compares)
+            await dialog.get_by_label("Max tokens").fill("220")
         await send(page, picture.question)
-        if picture.compares:
-            await expect(page.locator(".meters")).to_contain_text("answer")
         await finished(page)
         if picture.size != PHONE:
             await page.locator("button.segment.target").first.hover()
