@@ -38,6 +38,8 @@ class Server:
     model: str = "semspec-demo:target"
     matrix_question: str = ""
     """What `test_matrix` asks; empty: a question of its own to the bundled pair."""
+    pattern: str = r"boxed\{"
+    """What an answer to it has."""
 
     @property
     def openai_url(self) -> str:
@@ -50,17 +52,16 @@ def server(bundled: Stack) -> Server:
     return Server(bundled.base_url, bundled.api_key, problem.question, f"\\boxed{{{problem.answer}}}")
 
 
-NATURAL = (
-    "How many letters has the word 'pen'? Count with the tool if you have one. Otherwise count step by step, and put"
-    " the result within \\boxed{}."
-)
+NATURAL = "How many letters has the word 'pen'? Put the result within \\boxed{}."
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def real_server() -> AsyncIterator[Server]:
     """A pair of real checkpoints."""
-    async with stack_of(real_config()) as stack:
-        yield Server(stack.base_url, stack.api_key, NATURAL, "\\boxed{3}", f"{NAME}:target", NATURAL)
+    async with stack_of(real_config(dtype="bfloat16")) as stack:
+        yield Server(
+            stack.base_url, stack.api_key, NATURAL, "\\boxed{3}", f"{NAME}:target", NATURAL, r"boxed\{|letters"
+        )
 
 
 @pytest.fixture(scope="package")

@@ -27,9 +27,12 @@ QUESTION = os.environ.get("SEMSPEC_CLIENTS_QUESTION") or (
     "passes. Round 4: 1 pass. Round 5: 1 pass. Round 6: 1 pass. Which card has the ball at the end?"
 )
 """Of the bundled pair, unless the test names another."""
-OPENING = "" if os.environ.get("SEMSPEC_CLIENTS_QUESTION") else "<think>\n\n"
+IS_NATURAL = bool(os.environ.get("SEMSPEC_CLIENTS_QUESTION"))
+OPENING = "" if IS_NATURAL else "<think>\n\n"
 """With which the chat template opens the assistant's turn."""
 PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n{OPENING}"
+TIMEOUT_S = 300
+"""For a client whose own limit is a few seconds."""
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = "no-such-model"
@@ -88,7 +91,8 @@ def huggingface_hub(url: str, key: str, model: str) -> Capabilities:
 
 def text_generation(url: str, key: str, model: str) -> Capabilities:
     """A stream of `/generate_stream`: its streamed chat cannot read `[DONE]`. Refused is a field: it names no model."""
-    client = import_module("text_generation").Client(url, headers={"authorization": f"Bearer {key}"})
+    headers = {"authorization": f"Bearer {key}"}
+    client = import_module("text_generation").Client(url, headers=headers, timeout=TIMEOUT_S)
     message = import_module("text_generation.types").Message(role="user", content=QUESTION)
     grammar = {"type": "json", "value": PARAMETERS}
     return capabilities(
@@ -122,6 +126,7 @@ def openai_agents(url: str, key: str, model: str) -> Capabilities:
     client = import_module("openai").AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     own = agents.OpenAIChatCompletionsModel(model, client)
     agent = partial(agents.Agent, name="counter", instructions="Be brief.", model=own)
+    must_call = agents.ModelSettings(tool_choice="required")  # until the first call
 
     def chat(**fields: Any) -> str:
         return str(agents.Runner.run_sync(agent(**fields), QUESTION).final_output)
@@ -134,7 +139,7 @@ def openai_agents(url: str, key: str, model: str) -> Capabilities:
     return capabilities(
         chat,
         lambda: collected(stream()),
-        tools=lambda: chat(tools=[agents.function_tool(count)]),
+        tools=lambda: chat(tools=[agents.function_tool(count)], model_settings=must_call),
         json=lambda: chat(output_type=counted()),
     )
 
@@ -323,13 +328,13 @@ def counted() -> Any:
     return import_module("pydantic").create_model("Count", number=int)
 
 
-def count(of: str) -> int:
+def count(of: str) -> str:
     """Count things.
 
     Args:
         of: What to count.
     """
-    return len(of)
+    return f"The result is \\boxed{{{len(of)}}}. Tell the user." if IS_NATURAL else str(len(of))
 
 
 CLIENTS: dict[str, Callable[[str, str, str], Capabilities]] = {

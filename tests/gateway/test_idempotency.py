@@ -179,9 +179,7 @@ async def test_many_requests_of_one_key_share_a_wait(
 
 
 @pytest.mark.parametrize("gone", [0, 1], ids=["the one that has the key", "the first to wait"])
-async def test_others_are_answered_when_a_request_hangs_up(
-    start_gateway: GatewayFactory, key: str, gone: int
-) -> None:
+async def test_others_are_answered_when_a_request_hangs_up(start_gateway: GatewayFactory, key: str, gone: int) -> None:
     gateway, go = await start_gateway(), asyncio.Event()
     gateway.fakes.target.before_encode = go.wait
     asked = []

@@ -32,16 +32,16 @@ def real_model(name: str) -> Path:
     return folder
 
 
-def real_config(release: Path | None = None, target: Path | None = None) -> StackConfig:
-    """A stack of the real pair, or with another target. `release`: its folder."""
+def real_config(release: Path | None = None, dtype: str = DTYPE) -> StackConfig:
+    """A stack of the real pair. `release`: its folder."""
     defaults = {"temperature": 0, "max_tokens": 200}
     environment = {
-        "SEMSPEC_DRAFT_DTYPE": DTYPE,
-        "SEMSPEC_TARGET_DTYPE": DTYPE,
+        "SEMSPEC_DRAFT_DTYPE": dtype,
+        "SEMSPEC_TARGET_DTYPE": dtype,
         "SEMSPEC_GATEWAY_DEFAULTS": json.dumps(defaults),
         **({} if release else {"SEMSPEC_GATEWAY_MODEL_NAME": NAME}),
     }
-    models = real_model(DRAFT), target or real_model(TARGET)
+    models = real_model(DRAFT), real_model(TARGET)
     return StackConfig(*models, release, environment=environment, start_timeout_s=GENEROUS_S)
 
 
