@@ -68,7 +68,8 @@ def _matrix(folder: str, config: PretrainedConfig) -> GgufTensor | None:
 def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> Form:
     """Measure the product of one row with a matrix of the model's size in each form, and return the fastest."""
     text = config.get_text_config()
-    hidden, inner = int(text.hidden_size), int(getattr(text, "intermediate_size", 0) or 4 * text.hidden_size)
+    hidden, inner = int(text.hidden_size), getattr(text, "intermediate_size", None) or 4 * int(text.hidden_size)
+    inner = max(inner) if isinstance(inner, list) else int(inner)  # a size for each layer
     if matrix is None and int(text.num_hidden_layers) * 3 * hidden * inner < LEAST_WEIGHTS:
         return "float32"
     computes: dict[Form, list[Compute]] = {"float32": [], "bfloat16": []}

@@ -169,4 +169,5 @@ class _Simulation:
                 draft_ahead=self._setup.draft_ahead,
             ),
             session=name,
+            accepts_repeats=True,  # its segments are numbers of tokens, all without text
         )

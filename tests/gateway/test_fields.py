@@ -67,7 +67,7 @@ async def test_reasoning_is_apart(thinker: Gateway) -> None:
     assert text_of(chunks) == message.content
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.delta.model_extra]
     assert "".join((delta.model_extra or {})["reasoning"] or "" for delta in deltas) == reasoning
-    assert len(chunks) == NUM_SEGMENTS + 2, "one chunk a segment, that with the mark too"
+    assert len(chunks) > NUM_SEGMENTS + 2, "text arrives before its segment has ended"
     handed_back = [*messages, message.model_dump(), {"role": "user", "content": "Sure?"}]
     assert (await thinker.chat(messages=handed_back)).status_code == 200
     assert reasoning not in thinker.fakes.target.prompts[-1]
