@@ -61,12 +61,7 @@ class ScriptedGateway:
     def write(self, text: str, part: str = "content") -> None:
         """Send a piece of a segment that has not ended yet."""
         self.written += text
-        self._send({"id": ID, "choices": _choices(text, part)})
-
-    def write(self, **delta: str) -> None:
-        """Send the next text of the segment that the target is writing."""
-        semspec = {"writing": len(self.records)}
-        self._send({"id": ID, "choices": [{"index": 0, "delta": delta}], "semspec": semspec})
+        self._send({"id": ID, "choices": _choices(text, part), "semspec": {"writing": len(self.records)}})
 
     def fail(self, message: str, code: str) -> None:
         """The last words of a stream that breaks."""

@@ -47,22 +47,6 @@ async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: 
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 drafts accepted")
 
 
-async def test_text_is_shown_while_the_target_writes_it(page: Page, scripted: ScriptedGateway) -> None:
-    await send(page)
-    scripted.say(drafted=drafted(0, "first"))
-    scripted.say(segment=record(0, "first"))
-    scripted.write(reasoning_content="so far")
-    await kinds(page, ["accepted", "target"])
-    await expect(page.locator(".segment.target")).to_contain_text("so far")
-    scripted.write(reasoning_content=", so good", content="It is 5")
-    await expect(page.locator(".segment.target")).to_contain_text("so far, so good")
-    await expect(page.locator(".answer")).to_contain_text("It is 5")
-    scripted.say(segment=record(1, "so far, so good</think>It is 5.", "rewritten"))
-    await kinds(page, ["accepted", "target"])
-    scripted.end()
-    await expect(page.locator(".answer")).to_have_text("It is 5.")
-
-
 async def test_example_and_settings_follow_the_pair(page: Page, scripted: ScriptedGateway) -> None:
     names = [{"id": name} for name in ("own", "own:likelihood", "own:draft")]
     lacks = {"semantic": "no probes", "a-new-one": "no patience"}
