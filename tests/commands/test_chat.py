@@ -112,7 +112,7 @@ def asked(window: int, *lines: str) -> str:
 
 
 def id_of(shown: str) -> str:
-    return re.findall(r"chatcmpl-[0-9a-f]{32}", shown)[-1]
+    return str(re.findall(r"chatcmpl-[0-9a-f]{32}", shown)[-1])
 
 
 def messages(live: Live, shown: str) -> tuple[str, list[str]]:
