@@ -18,12 +18,15 @@ from tests.real.support import DRAFT, MIDDLE, NAME, TARGET, RealPair, real_confi
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release of the pair with a made-up calibration of `likelihood`."""
     folder = tmp_path_factory.mktemp("release")
-    models = [served_model(real_model(name)) for name in (DRAFT, TARGET)]
-    calibrated = (CalibratedModel(Path(model.model).name, model.fingerprint, model.tokenizer) for model in models)
-    likelihood: Calibration = made_up_calibration(*calibrated, middle=MIDDLE)
+    draft, target = (served_model(real_model(name)) for name in (DRAFT, TARGET))
+    likelihood: Calibration = made_up_calibration(calibrated(draft), calibrated(target), middle=MIDDLE)
     (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
-    Release(NAME, "1", *models, rule={"strategy": "target"}, likelihood=likelihood.digest).save(folder)
+    Release(NAME, "1", draft, target, rule={"strategy": "target"}, likelihood=likelihood.digest).save(folder)
     return folder
+
+
+def calibrated(model: ReleasedModel) -> CalibratedModel:
+    return CalibratedModel(Path(model.model).name, model.fingerprint, model.tokenizer)
 
 
 def served_model(folder: Path) -> ReleasedModel:

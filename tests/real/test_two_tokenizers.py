@@ -32,7 +32,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def players() -> AsyncIterator[Players]:
     async with loaded(real_model(DRAFT), real_model(TARGET), dtype=DTYPE) as (draft, target):
-        yield draft, target, WithoutProbes()
+        yield draft, target, WithoutProbes()  # type: ignore[misc]  # none of the cases uses it
 
 
 async def test_trace_over_sockets_is_that_in_process(players: Players) -> None:
