@@ -13,6 +13,10 @@ from semspec.gateway.api.shared.errors import Error, TgiError
 from semspec.gateway.api.shared.middleware import is_open
 from semspec.gateway.api.tgi.answers import TgiChunk
 
+_PLACE = r"[0-9]{1,9}(\.[0-9]{1,9}\.[0-9]{1,10})?"
+EVENT_ID = f"^{_PLACE}(-{_PLACE}){{0,7}}$"
+"""Pattern of the ids of a stream's events: a `Place` of each choice."""
+
 Responses = dict[int | str, dict[str, Any]]
 
 STREAMED: tuple[type[BaseModel], ...] = (ChatCompletionChunk, TextCompletionChunk, *RESPONSE_EVENTS, TgiChunk)
@@ -43,7 +47,7 @@ def stream(*models: type[BaseModel]) -> dict[str, Any]:
     event = {
         "data": {"anyOf": [{"const": "[DONE]"}, data]},
         "event": {"type": "string"},
-        "id": {"type": "string", "pattern": "^[0-9]+(-[0-9]+)*$", "description": "for `Last-Event-ID`"},
+        "id": {"type": "string", "pattern": EVENT_ID, "description": "for `Last-Event-ID`"},
     }
     return {"text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": event}}}
 

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
 from semspec.gateway.api.shared.answers import TokenCounts
-from semspec.gateway.api.shared.document import STORED, STREAMED, Responses, errors, stream
+from semspec.gateway.api.shared.document import EVENT_ID, STORED, STREAMED, Responses, errors, stream
 from semspec.gateway.api.shared.errors import Error, TgiError
 from semspec.gateway.api.shared.middleware import OwnerOf
 from semspec.gateway.api.shared.requests import SESSION_NAME
@@ -34,8 +34,7 @@ from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
-_PLACE = r"\d{1,9}(\.\d{1,9}\.\d{1,10})?"
-LastEventId = Annotated[str | None, Header(pattern=f"^{_PLACE}(-{_PLACE}){{0,7}}$")]
+LastEventId = Annotated[str | None, Header(pattern=EVENT_ID)]
 EVENTS: Responses = {200: {"content": stream(*STREAMED, Error, TgiError)}, **errors(400, 404, 409, 429, 503, 504)}
 LISTED: Responses = {
     200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
