@@ -287,7 +287,7 @@ def guidellm(url: str, key: str, model: str) -> Capabilities:
         server = f"kind=openai_http,target={url},api_key={key},model={model}"
         report = harness(key, files, "report.json", "guidellm", "run", *options.split(), *places.split(), server)
         [request] = report["benchmarks"][0]["requests"]["successful"]
-        return str(request["reasoning_output"] + request["output"])
+        return f"{request['reasoning_output'] or ''}{request['output']}"
 
     return {"stream": stream}
 

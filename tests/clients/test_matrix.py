@@ -22,6 +22,8 @@ from tests.clients.matrix_program import ANOTHER, CLIENTS
 pytestmark = pytest.mark.slow
 
 TABLE = ROOT / "bench" / "results" / "clients.json"
+REAL_TABLE = TABLE.with_name("clients-real.json")
+"""What the real pair answers."""
 CLIENT_S = 900.0
 """For all that one client asks."""
 FIELD = r"""['"](of|number)\\?['"]|number=-?\d|The (tool says|result is)"""
@@ -80,4 +82,5 @@ def test_table_of_the_page_is_what_was_found() -> None:
     assert checked.returncode == 0, checked.stderr
     rows = json.loads(TABLE.read_text())
     assert set(rows) == set(CLIENTS) and len(rows) >= 12
+    assert json.loads(REAL_TABLE.read_text()) == rows
     assert all(not value.startswith(("fails", "wrong", "lost")) for row in rows.values() for value in row.values())
