@@ -152,6 +152,7 @@ class ChoiceRunner:
                     case Drafted() as drafted:
                         choice.emit(drafted)
                     case OpenText() as text:
+                        self._note_fallback(choice, text.fallback)
                         self._note_first(choice)
                         choice.write(text)
                     case SegmentRecord() as record:
@@ -177,10 +178,7 @@ class ChoiceRunner:
         return True
 
     async def _keep(self, choice: Choice, journal: Journal, record: SegmentRecord) -> None:
-        if record.fallback is not None and choice.fallback is None:
-            _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
-            self.metrics.fallbacks.inc()
-            self.readiness.suspect(record.fallback)
+        self._note_fallback(choice, record.fallback)
         await journal.append(record.index, stored(record))
         self._note_first(choice)
         if not choice.records:
@@ -189,6 +187,13 @@ class ChoiceRunner:
         if self.audit is not None:
             self.audit.offer(choice, record)
         choice.add(record)
+
+    def _note_fallback(self, choice: Choice, reason: str | None) -> None:
+        """Log and count that the target writes alone, when it begins to."""
+        if reason is not None and choice.fallback is None:
+            _log.warning("fallback: the target generates alone", extra={"reason": reason})
+            self.metrics.fallbacks.inc()
+            self.readiness.suspect(reason)
 
     def _note_first(self, choice: Choice) -> None:
         """Count the time to the first token, if this is the first."""
