@@ -15,7 +15,7 @@ SYSTEM = "You are Qwen, created by Alibaba Cloud."
 
 
 async def test_answer_ends_at_the_end_of_the_turn_without_its_mark(real: RealPair) -> None:
-    for strategy in ("target", "draft"):
+    for strategy in ("target", "draft", "likelihood"):
         choice = await real.choice("Say hello.", semspec={"strategy": strategy})
         assert choice["finish_reason"] == "stop" and choice["message"]["content"].strip()
         assert not any(mark in choice["message"]["content"] for mark in MARKS)

@@ -10,10 +10,11 @@ import pytest_asyncio
 from semspec.decoding import Backends, Generation
 from semspec.decoding.loop import prompts_of
 from semspec.decoding.protocols import WithoutProbes
+from semspec.engine.protocol import Engine
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
 from tests.calibrations import calibration
 from tests.checkpoints import loaded
-from tests.decoding.engines import Players, assert_same, behind_sockets, trace
+from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.real.support import DRAFT, DTYPE, MIDDLE, TARGET, real_model
 from tests.variants import changed
 
@@ -30,13 +31,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def players() -> AsyncIterator[Players]:
-    async with loaded(real_model(DRAFT), real_model(TARGET), dtype=DTYPE) as (draft, target):
-        yield draft, target, WithoutProbes()  # type: ignore[misc]  # none of the cases uses it
+async def models() -> AsyncIterator[tuple[Engine, Engine]]:
+    async with loaded(real_model(DRAFT), real_model(TARGET), dtype=DTYPE) as models:
+        yield models
 
 
-async def test_trace_over_sockets_is_that_in_process(players: Players) -> None:
-    draft, target, verifier = players
+async def test_trace_over_sockets_is_that_in_process(models: tuple[Engine, Engine]) -> None:
+    draft, target = models
+    verifier = WithoutProbes()
     infos = await draft.info(), await target.info()
     likelihood = calibration(*infos, middle=MIDDLE, segmentation=Segmentation.SENTENCE)
     local = Backends(draft, target, verifier, likelihood=likelihood)
