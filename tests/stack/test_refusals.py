@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "no model": (
         "target",
         lambda config, folder: replace(config, target_model=folder / "nowhere"),
-        "nowhere; give a checkpoint's folder or a hub id",
+        "nowhere; give a checkpoint's folder, a GGUF file or a hub id",
     ),
     "swapped probes": ("verifier", probes(swapped), "the draft probe wants 'states\\+surprisal'.*swapped"),
     "alternatives of another pair": (

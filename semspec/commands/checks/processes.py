@@ -110,7 +110,7 @@ def _model(role: str, settings: Any, load: Any) -> Started:
             return Started(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
     engine = load(settings, outline)
-    if bytes_per_weight := FORM_BYTES.get(getattr(engine, "form", "")):
+    if settings.model and (bytes_per_weight := FORM_BYTES.get(engine.form)):
         weight_bytes = bytes_per_weight * num_weights
     words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
     return Started(words, settings, asyncio.run(engine.info()), weight_bytes)
