@@ -31,8 +31,12 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     Raises: Mismatch with the first that does not agree, or with the reason why the model does not run."""
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
+    from semspec.engine.device import release_memory  # imports torch, once the model is loaded
+
     try:
-        return await _compare(engine, settings)
+        line = await _compare(engine, settings)
+        await asyncio.to_thread(release_memory)
+        return line
     except SemspecError:
         raise
     except Exception as error:  # of the model's code, which may need what no engine of ours gives it
