@@ -18,20 +18,11 @@ from tests.real.support import DRAFT, MIDDLE, NAME, TARGET, RealPair, real_confi
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release of the pair with a made-up calibration of `likelihood`."""
     folder = tmp_path_factory.mktemp("release")
-<<<<<<< HEAD
-    draft, target = (served_model(real_model(name)) for name in (DRAFT, TARGET))
-    likelihood: Calibration = made_up_calibration(calibrated(draft), calibrated(target), middle=MIDDLE)
-=======
     draft, target = served_model(real_model(DRAFT)), served_model(real_model(TARGET))
     likelihood = made_up_calibration(calibrated_model(draft), calibrated_model(target), MIDDLE)
->>>>>>> work-clients
     (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
     Release(NAME, "1", draft, target, rule={"strategy": "target"}, likelihood=likelihood.digest).save(folder)
     return folder
-
-
-def calibrated(model: ReleasedModel) -> CalibratedModel:
-    return CalibratedModel(Path(model.model).name, model.fingerprint, model.tokenizer)
 
 
 def served_model(folder: Path) -> ReleasedModel:
