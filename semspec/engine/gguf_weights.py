@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from semspec.engine.gguf_header import read_header
+from semspec.engine.gguf_header import TensorInfo, read_header
 from semspec.errors import Mismatch
 
 Codes = NDArray[np.uint8]
@@ -115,13 +115,22 @@ def read_tensors(file: Path, config: PretrainedConfig) -> dict[str, GgufTensor]:
     heads: dict[str, int] = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tensors = dict[str, GgufTensor]()
     for info in read_header(file).tensors.values():
-        num_rows = prod(info.shape[:-1])
-        raw: Codes = data[info.start : info.start + info.num_bytes].reshape(num_rows, -1)
-        name = _name(file, info.name)
+        raw, name = _rows(data, info), _name(file, info.name)
         if config.model_type == "llama" and (num_heads := heads.get(name.split(".")[-2])):
             raw = _in_halves(raw, num_heads)
         tensors[name] = GgufTensor(info.type, raw, info.shape)
     return tensors
+
+
+def read_tensor(file: Path, gguf_name: str) -> GgufTensor | None:
+    """Return one tensor of `file` by its name there; None if it has none. Raises: Mismatch as `read_tensors`."""
+    if (info := read_header(file).tensors.get(gguf_name)) is None:
+        return None
+    return GgufTensor(info.type, _rows(np.memmap(file, np.uint8, "r"), info), info.shape)
+
+
+def _rows(data: Codes, info: TensorInfo) -> Codes:
+    return data[info.start : info.start + info.num_bytes].reshape(prod(info.shape[:-1]), -1)
 
 
 def _in_halves(rows: Codes, num_heads: int) -> Codes:

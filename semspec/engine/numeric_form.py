@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from semspec.engine.device import device_of
 from semspec.engine.gguf import weights_file
-from semspec.engine.gguf_weights import GgufTensor, read_tensors
+from semspec.engine.gguf_weights import GgufTensor, read_tensor
 from semspec.engine.packed import Compute
 from semspec.errors import Mismatch
 
@@ -46,7 +46,7 @@ def resolve_form(name: str, folder: str, device: str, dtype: str) -> Form:
     if device != "cpu":
         return "bfloat16"
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return _fastest(name, config, _matrix(folder, config))
+    return _fastest(name, config, _matrix(folder))
 
 
 def _check_packed(name: str, folder: str, device: str) -> None:
@@ -57,12 +57,12 @@ def _check_packed(name: str, folder: str, device: str) -> None:
         raise Mismatch(f"dtype packed: {name} has no packed weights; give a GGUF file, or set dtype to auto")
 
 
-def _matrix(folder: str, config: PretrainedConfig) -> GgufTensor | None:
+def _matrix(folder: str) -> GgufTensor | None:
     """Return the largest matrix of a layer if its file holds it in a form that can be computed with."""
     if (file := weights_file(folder)) is None:
         return None
-    matrix = read_tensors(file, config)["model.layers.0.mlp.gate_proj.weight"]
-    return matrix if matrix.is_packable else None
+    matrix = read_tensor(file, "blk.0.ffn_gate.weight")
+    return matrix if matrix and matrix.is_packable else None
 
 
 def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> Form:
