@@ -10,7 +10,13 @@ from pathlib import Path
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import Say, answer_tokens
-from semspec.bench.load.contestants import ENGINES, PLAIN, VLLM_PYTHON, parse_contestant, usual_contestants
+from semspec.bench.load.contestants import (
+    ENGINES,
+    PLAIN,
+    VLLM_PYTHON,
+    parse_contestant,
+    usual_contestants,
+)
 from semspec.bench.load.levels import LEVELS, Tournament, check
 from semspec.bench.load.levels import Plan as LoadPlan
 from semspec.bench.pace.table import PACES, load_pace
@@ -51,7 +57,9 @@ def main(arguments: Sequence[str]) -> None:
         reporter.say(f"semspec bench: {error.message}")
         sys.exit(2)
     except (RunnerError, StackError, SemspecError) as error:
-        reporter.say(f"{getattr(error, 'log_tail', '')}\nsemspec bench: {error}; {options.after}".lstrip())
+        reporter.say(
+            f"{getattr(error, 'log_tail', '')}\nsemspec bench: {error}; {options.after}".lstrip()
+        )
         sys.exit(1)
     except OSError as error:  # a full disk, a folder of another user
         place = error.filename or "the disk"
@@ -83,13 +91,20 @@ def report(options: argparse.Namespace, reporter: Reporter) -> None:
 def suite(options: argparse.Namespace, reporter: Reporter) -> None:
     """Run all strategies on the demo language, sampled and greedy; write the report and update `--readme`'s tables."""
     options.strategy = options.strategy or [",".join(SUITE)]
-    sampled, greedy = (_plan(options, "demo", temperature, reporter.say) for temperature in (0.6, 0.0))
-    plans = {default_folder(sampled) / "sampled": sampled, default_folder(greedy) / "greedy": greedy}
+    sampled, greedy = (
+        _plan(options, "demo", temperature, reporter.say) for temperature in (0.6, 0.0)
+    )
+    plans = {
+        default_folder(sampled) / "sampled": sampled,
+        default_folder(greedy) / "greedy": greedy,
+    }
     perform(plans, reporter)
     _report(list(plans), options, options.output, reporter)
     if options.readme:
         with replacing(options.readme) as partial:
-            partial.write_text(readme_tables(options.readme.read_text(), options.readme.parent, options.output))
+            partial.write_text(
+                readme_tables(options.readme.read_text(), options.readme.parent, options.output)
+            )
 
 
 def load(options: argparse.Namespace, reporter: Reporter) -> None:
@@ -101,7 +116,9 @@ def load(options: argparse.Namespace, reporter: Reporter) -> None:
 def load_plan(options: argparse.Namespace, say: Say) -> LoadPlan:
     """The plan of `semspec bench load`. Raises: InvalidRequest."""
     task = load_task(options.task, data=options.data)
-    labels = [label for text in options.contestant or usual_contestants() for label in text.split(",")]
+    labels = [
+        label for text in options.contestant or usual_contestants() for label in text.split(",")
+    ]
     budget = options.max_tokens or answer_tokens(options.pair, task.max_tokens, say)
     return check(
         LoadPlan(
@@ -121,7 +138,9 @@ def load_plan(options: argparse.Namespace, say: Say) -> LoadPlan:
     )
 
 
-def _report(runs: Sequence[Path], options: argparse.Namespace, output: Path, reporter: Reporter) -> None:
+def _report(
+    runs: Sequence[Path], options: argparse.Namespace, output: Path, reporter: Reporter
+) -> None:
     write_report([load_run(folder) for folder in runs], output, probes=options.probes)
     reporter.say(f"{output}/report.html")
 
@@ -149,21 +168,35 @@ def _pacing(options: argparse.Namespace) -> Pacing | None:
             raise InvalidRequest("--dilate is for paced runs; name a --pace", "pace")
         return None
     if options.gateway:
-        raise InvalidRequest("a running gateway cannot be paced; leave out --gateway or --pace", "pace")
-    if others := [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)]:
-        raise InvalidRequest(f"{others[0]} cannot be paced; only strategies through the gateway can", "strategy")
+        raise InvalidRequest(
+            "a running gateway cannot be paced; leave out --gateway or --pace", "pace"
+        )
+    if others := [
+        one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
+    ]:
+        raise InvalidRequest(
+            f"{others[0]} cannot be paced; only strategies through the gateway can", "strategy"
+        )
     if not 1 <= options.dilate <= MAX_DILATION:
-        raise InvalidRequest(f"--dilate is {options.dilate:g}; choose 1 to {MAX_DILATION:g}", "dilate")
+        raise InvalidRequest(
+            f"--dilate is {options.dilate:g}; choose 1 to {MAX_DILATION:g}", "dilate"
+        )
     return Pacing(load_pace(options.pace), options.dilate)
 
 
 def _num_sessions(options: argparse.Namespace) -> int:
     """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
-        raise InvalidRequest(f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions")
-    others = [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)]
+        raise InvalidRequest(
+            f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions"
+        )
+    others = [
+        one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
+    ]
     if others and options.sessions > 1:
-        raise InvalidRequest(f"{others[0]} answers one question at a time; leave --sessions out", "sessions")
+        raise InvalidRequest(
+            f"{others[0]} answers one question at a time; leave --sessions out", "sessions"
+        )
     return int(options.sessions)
 
 
@@ -183,7 +216,8 @@ def _configurations(texts: Sequence[str]) -> list[Configuration]:
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if len(configurations) > 1 and configurations[0].method != "target":
         raise InvalidRequest(
-            f"{labels[0]} cannot be the baseline; name the target alone first, e.g. target,{labels[0]}", "strategy"
+            f"{labels[0]} cannot be the baseline; name the target alone first, e.g. target,{labels[0]}",
+            "strategy",
         )
     return configurations
 
@@ -193,15 +227,29 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="semspec bench", description=__doc__)
     found.set_defaults(after="finished generations are kept, run the same command to resume")
     commands = found.add_subparsers(required=True)
-    one = commands.add_parser("run", help="configurations side by side on one task, interleaved, resumable")
+    one = commands.add_parser(
+        "run", help="configurations side by side on one task, interleaved, resumable"
+    )
     one.set_defaults(command=run)
     one.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
-    one.add_argument("--temperature", type=float, help="0 is greedy (default: as published for the task)")
-    one.add_argument("--output", type=Path, help="folder of the run (default: one of its own in .work/bench)")
     one.add_argument(
-        "--pace", metavar="NAME", help=f"emulate the step times of {', '.join(PACES)}; DRAFT.csv,TARGET.csv"
+        "--temperature", type=float, help="0 is greedy (default: as published for the task)"
     )
-    one.add_argument("--dilate", type=float, default=1.0, metavar="K", help="stretch emulated steps by this factor")
+    one.add_argument(
+        "--output", type=Path, help="folder of the run (default: one of its own in .work/bench)"
+    )
+    one.add_argument(
+        "--pace",
+        metavar="NAME",
+        help=f"emulate the step times of {', '.join(PACES)}; DRAFT.csv,TARGET.csv",
+    )
+    one.add_argument(
+        "--dilate",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="stretch emulated steps by this factor",
+    )
     one.add_argument(
         "--sessions",
         type=int,
@@ -211,10 +259,19 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_run_options(one, limit=None)
     _add_report_options(one)
-    many = commands.add_parser("suite", help="all strategies on the demo language, sampled and greedy, and the report")
+    many = commands.add_parser(
+        "suite", help="all strategies on the demo language, sampled and greedy, and the report"
+    )
     many.set_defaults(command=suite)
-    many.add_argument("--output", type=Path, default=RESULTS / f"{datetime.now(UTC):%Y-%m-%d}", help="of the report")
-    many.add_argument("--readme", type=Path, help="Markdown file whose tables are to be replaced by the new ones")
+    many.add_argument(
+        "--output",
+        type=Path,
+        default=RESULTS / f"{datetime.now(UTC):%Y-%m-%d}",
+        help="of the report",
+    )
+    many.add_argument(
+        "--readme", type=Path, help="Markdown file whose tables are to be replaced by the new ones"
+    )
     _add_run_options(many, limit=100)
     _add_report_options(many)
     levels = commands.add_parser(
@@ -226,7 +283,9 @@ def parser() -> argparse.ArgumentParser:
     page = commands.add_parser("report", help="tables and pictures of finished runs")
     page.set_defaults(command=report)
     page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    page.add_argument("--output", type=Path, default=Path(".work/bench/report"), help="folder of the report")
+    page.add_argument(
+        "--output", type=Path, default=Path(".work/bench/report"), help="folder of the report"
+    )
     _add_report_options(page)
     return found
 
@@ -240,13 +299,31 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
         help="strategy[:knob=value...], runner/strategy or peer/method; the first is the baseline, e.g. "
         "target,semantic:threshold=0.3:gamma=2,in-process/semantic,transformers/assisted,vllm/ngram",
     )
-    add("--data", help="JSONL file or hub dataset with the task's questions (default: the task's own)")
+    add(
+        "--data",
+        help="JSONL file or hub dataset with the task's questions (default: the task's own)",
+    )
     add("--limit", type=int, default=limit, help="questions (default: all)")
     add("--skip", type=int, default=0, help="questions to leave out first")
-    add("--samples", type=int, default=1, metavar="K", help="answers to each question; pass@1 is their mean")
-    add("--max-tokens", type=int, help="budget of an answer (default: as published, or what the window leaves)")
+    add(
+        "--samples",
+        type=int,
+        default=1,
+        metavar="K",
+        help="answers to each question; pass@1 is their mean",
+    )
+    add(
+        "--max-tokens",
+        type=int,
+        help="budget of an answer (default: as published, or what the window leaves)",
+    )
     add("--seed", type=int, default=0, help="names the draws of the whole run")
-    add("--pair", type=Path, default=BUNDLED_PAIR, help="folder with draft/, target/ and probes/ (default: bundled)")
+    add(
+        "--pair",
+        type=Path,
+        default=BUNDLED_PAIR,
+        help="folder with draft/, target/ and probes/ (default: bundled)",
+    )
     add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM")
 
@@ -267,19 +344,50 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N]",
         help="requests under way at once, by level",
     )
-    add("--problems", type=int, default=16, help="least problems of a turn; each stream has three at least")
+    add(
+        "--problems",
+        type=int,
+        default=16,
+        help="least problems of a turn; each stream has three at least",
+    )
     add("--rounds", type=int, default=3, help="turns of each contestant at each level")
     add("--task", default="demo", help=f"one of {', '.join(TASKS)} (default: demo)")
-    add("--data", help="JSONL file or hub dataset with the task's questions (default: the task's own)")
-    add("--temperature", type=float, help="0 is greedy (default: as published for the task)")
-    add("--max-tokens", type=int, help="budget of an answer (default: as published, or what the window leaves)")
     add(
-        "--goodput-e2el-ms", type=float, default=10_000.0, metavar="MS", help="latency within which answers are goodput"
+        "--data",
+        help="JSONL file or hub dataset with the task's questions (default: the task's own)",
+    )
+    add("--temperature", type=float, help="0 is greedy (default: as published for the task)")
+    add(
+        "--max-tokens",
+        type=int,
+        help="budget of an answer (default: as published, or what the window leaves)",
+    )
+    add(
+        "--goodput-e2el-ms",
+        type=float,
+        default=10_000.0,
+        metavar="MS",
+        help="latency within which answers are goodput",
     )
     add("--seed", type=int, default=0, help="names the draws of the whole run")
-    add("--pair", type=Path, default=BUNDLED_PAIR, help="folder with draft/, target/ and probes/ (default: bundled)")
-    add("--vllm", type=Path, default=VLLM_PYTHON, metavar="PYTHON", help="interpreter of an environment with vLLM")
-    add("--one-at-a-time", action="store_true", help="start and stop contestants each round: less memory")
+    add(
+        "--pair",
+        type=Path,
+        default=BUNDLED_PAIR,
+        help="folder with draft/, target/ and probes/ (default: bundled)",
+    )
+    add(
+        "--vllm",
+        type=Path,
+        default=VLLM_PYTHON,
+        metavar="PYTHON",
+        help="interpreter of an environment with vLLM",
+    )
+    add(
+        "--one-at-a-time",
+        action="store_true",
+        help="start and stop contestants each round: less memory",
+    )
     add("--output", type=Path, default=RESULTS / "load", help="folder for the results")
 
 
@@ -288,4 +396,6 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--probes", type=Path, help="report.json of the pair's probes, for its curves")
+    parser.add_argument(
+        "--probes", type=Path, help="report.json of the pair's probes, for its curves"
+    )

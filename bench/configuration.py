@@ -84,7 +84,9 @@ class Configuration:
     def variant(self) -> str:
         """What is compared under one name: a method, with the rewrite or the probes if they are not the usual ones."""
         rewrite = self.knobs.get("rewrite", "target")
-        return self.knobs.get("probes") or (self.method if rewrite == "target" else f"{self.method}+{rewrite}")
+        return self.knobs.get("probes") or (
+            self.method if rewrite == "target" else f"{self.method}+{rewrite}"
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -104,7 +106,11 @@ class Configuration:
     @property
     def operators(self) -> dict[str, Any]:
         """The label's keys of the operator's defaults."""
-        gate = {name.removeprefix("gate_"): self.knobs[name] for name in _OPERATORS if name in self.knobs}
+        gate = {
+            name.removeprefix("gate_"): self.knobs[name]
+            for name in _OPERATORS
+            if name in self.knobs
+        }
         gate.pop("repeats", None)
         ahead = gate.pop("ahead", "on") == "on"
         return {"draft_ahead": ahead, **({"soft_gate": gate} if gate else {})}
@@ -118,9 +124,13 @@ def parse(text: str) -> Configuration:
     name = cast(RunnerName, runner or "gateway")
     _check(text, "strategy" if name not in PEER_METHODS else "method", method, _methods(name))
     usual = {**_KNOBS, **_OPERATORS} if name == "in-process" else _KNOBS
-    knobs = dict(_knob(text, item, _PEER_KNOBS if name in PEER_METHODS else usual) for item in items)
+    knobs = dict(
+        _knob(text, item, _PEER_KNOBS if name in PEER_METHODS else usual) for item in items
+    )
     if knobs.get("rule") == "sample" and "threshold" in knobs:
-        raise InvalidRequest(f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy")
+        raise InvalidRequest(
+            f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy"
+        )
     return Configuration(text.strip(), name, method, knobs)
 
 
@@ -132,8 +142,14 @@ def parse_recorded(label: str) -> Configuration:
     pairs = (item.partition("=") for item in items)
     knobs = [f"{_FORMER_KNOBS.get(name, name)}={value}" for name, _, value in pairs]
     in_process = [knob for knob in knobs if knob.partition("=")[0] in _OPERATORS]
-    usual = parse(":".join((f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))))
-    operators = {name: value for knob in in_process for name, value in [_knob(label, knob, _OPERATORS)]}
+    usual = parse(
+        ":".join(
+            (f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))
+        )
+    )
+    operators = {
+        name: value for knob in in_process for name, value in [_knob(label, knob, _OPERATORS)]
+    }
     return replace(usual, label=label, knobs={**usual.knobs, **operators})
 
 
@@ -147,9 +163,13 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
     try:
         return name, known[name](value)
     except ValueError as error:
-        raise InvalidRequest(f"{text}: {name}={value!r} is not valid: {error}", "strategy") from None
+        raise InvalidRequest(
+            f"{text}: {name}={value!r} is not valid: {error}", "strategy"
+        ) from None
 
 
 def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        raise InvalidRequest(f"{text}: unknown {what} {name!r}; choose from {', '.join(known)}", "strategy")
+        raise InvalidRequest(
+            f"{text}: unknown {what} {name!r}; choose from {', '.join(known)}", "strategy"
+        )

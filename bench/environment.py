@@ -19,7 +19,13 @@ from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
-MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners", "semspec/bench/pace")
+MEASURED_CODE = (
+    "semspec",
+    "semspec/services",
+    "semspec/gateway",
+    "semspec/bench/runners",
+    "semspec/bench/pace",
+)
 """Folders with the code that produces answers."""
 ROLES = ("draft", "target")
 Say = Callable[[str], None]
@@ -35,12 +41,17 @@ def environment(pair: Path) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
-        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "num_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "devices": [
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        ],
         "versions": dict(_versions()),
         "models": {role: _model_name(pair / role) for role in ROLES},
         "weights_bytes": {
-            role: sum(path.stat().st_size for path in (pair / role).glob("*.safetensors")) for role in ROLES
+            role: sum(path.stat().st_size for path in (pair / role).glob("*.safetensors"))
+            for role in ROLES
         },
     }
 
@@ -48,7 +59,11 @@ def environment(pair: Path) -> dict[str, Any]:
 def _model_name(folder: Path) -> str:
     """The folder's name; for a link into the hub's cache, the model's name on the hub."""
     parts = folder.resolve().parts
-    return parts[-3].removeprefix("models--").replace("--", "/") if "snapshots" in parts[-2:-1] else parts[-1]
+    return (
+        parts[-3].removeprefix("models--").replace("--", "/")
+        if "snapshots" in parts[-2:-1]
+        else parts[-1]
+    )
 
 
 def answer_tokens(pair: Path, wanted: int, say: Say) -> int:
@@ -56,7 +71,9 @@ def answer_tokens(pair: Path, wanted: int, say: Say) -> int:
     window, role = min((_window(pair / role), role) for role in ROLES)
     found = min(wanted, window - window // PROMPT_SHARE)
     if found < wanted:
-        say(f"answers have {found:,} tokens, not {wanted:,}: the {role}'s window has {window:,}, prompt included")
+        say(
+            f"answers have {found:,} tokens, not {wanted:,}: the {role}'s window has {window:,}, prompt included"
+        )
     return found
 
 
@@ -64,14 +81,18 @@ def _window(model: Path) -> int:
     """A checkpoint's context window (prompt and answer), in tokens. Raises: InvalidRequest."""
     path = model / "config.json"
     if not path.is_file():
-        raise InvalidRequest(f"{path} is not there; give a folder with draft/, target/ and probes/ as --pair", "pair")
+        raise InvalidRequest(
+            f"{path} is not there; give a folder with draft/, target/ and probes/ as --pair", "pair"
+        )
     return context_window(AutoConfig.from_pretrained(model, trust_remote_code=False))
 
 
 def code_digest() -> str:
     """Digest of the code that produces answers; runs with different code are kept apart."""
     digest = hashlib.sha256()
-    for path in sorted({path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")}):
+    for path in sorted(
+        {path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")}
+    ):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -82,7 +103,9 @@ def memory_bytes(processes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     memory: dict[str, dict[str, int]] = {}
     for role, pid in processes.items():
         with suppress(psutil.Error):
-            memory[role] = {"resident": _peak_bytes(pid)} | ({"gpu": on_gpu[pid]} if pid in on_gpu else {})
+            memory[role] = {"resident": _peak_bytes(pid)} | (
+                {"gpu": on_gpu[pid]} if pid in on_gpu else {}
+            )
     return memory
 
 
@@ -96,15 +119,21 @@ def _peak_bytes(pid: int) -> int:
 def _gpu_bytes() -> dict[int, int]:
     query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-        return {int(pid): int(mebibytes) << 20 for pid, mebibytes in (line.split(",") for line in lines)}
+        lines = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
+        return {
+            int(pid): int(mebibytes) << 20 for pid, mebibytes in (line.split(",") for line in lines)
+        }
     return {}
 
 
 def _processor() -> str:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     return platform.processor()
 
 

@@ -64,12 +64,18 @@ class Pair:
     draft: TransformersEngine
     target: TransformersEngine
 
-    async def compare(self, question: Question, seed: int, max_tokens: int) -> dict[str, dict[str, Any]] | None:
+    async def compare(
+        self, question: Question, seed: int, max_tokens: int
+    ) -> dict[str, dict[str, Any]] | None:
         """Return each reading's ids, draft and score after the target's first segment; None if that does not end at
         a boundary."""
         infos = await self.draft.info(), await self.target.info()
-        prompts = await prompts_of(question.messages, self.target.encode(question.messages), self.draft, *infos)
-        params = GenerationParams(SamplingParams(0.6, 0.95, 0, seed), max_segments=1, max_tokens=max_tokens)
+        prompts = await prompts_of(
+            question.messages, self.target.encode(question.messages), self.draft, *infos
+        )
+        params = GenerationParams(
+            SamplingParams(0.6, 0.95, 0, seed), max_segments=1, max_tokens=max_tokens
+        )
         context = Context((prompts.target,))
         segment = await written(self.target, context, params)
         if segment is None or segment.end is not SegmentEnd.BOUNDARY:
@@ -82,7 +88,12 @@ class Pair:
         return found
 
     async def _drafted(
-        self, context: Context, prompt: Piece, segment: Segment, ids: tuple[int, ...], params: GenerationParams
+        self,
+        context: Context,
+        prompt: Piece,
+        segment: Segment,
+        ids: tuple[int, ...],
+        params: GenerationParams,
     ) -> dict[str, Any]:
         read = replace(segment, token_ids=ids, tokenizer=self.draft.tokenizer.info.tokenizer)
         draft = await written(self.draft, Context((prompt, read)), params)
@@ -93,7 +104,9 @@ class Pair:
         return {"ids": ids, "text": draft.text if draft else "", "score": score}
 
 
-async def written(engine: TransformersEngine, context: Context, params: GenerationParams) -> Segment | None:
+async def written(
+    engine: TransformersEngine, context: Context, params: GenerationParams
+) -> Segment | None:
     """Return the one segment that the model writes; None if it writes nothing."""
     async with aclosing(engine.generate(context, params)) as generated:
         return next(iter([one.segment async for one in generated]), None)
@@ -123,24 +136,42 @@ def _is_thrown_off(text: str) -> bool:
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     options = {"dtype": arguments.dtype, "threads": arguments.threads}
     models = {Writer.DRAFT: arguments.draft_model, Writer.TARGET: arguments.target_model}
-    draft, target = (TransformersEngine.load(str(name), writer=writer, **options) for writer, name in models.items())
+    draft, target = (
+        TransformersEngine.load(str(name), writer=writer, **options)
+        for writer, name in models.items()
+    )
     async with aclosing(draft), aclosing(target):
         questions = load_task(arguments.task, arguments.data, arguments.limit).questions
         pair = Pair(draft, target)
-        rows = [await pair.compare(one, seed, arguments.max_tokens) for seed, one in enumerate(questions)]
+        rows = [
+            await pair.compare(one, seed, arguments.max_tokens)
+            for seed, one in enumerate(questions)
+        ]
         names = {"draft": (await draft.info()).model, "target": (await target.info()).model}
-        return {**names, "dtype": arguments.dtype, **summary([row for row in rows if row is not None])}
+        return {
+            **names,
+            "dtype": arguments.dtype,
+            **summary([row for row in rows if row is not None]),
+        }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draft-model", type=Path, required=True, help="folder of the draft")
     parser.add_argument("--target-model", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--task", default="math500", help="task that the questions are of (default math500)")
-    parser.add_argument("--data", help="file of the questions in JSON lines; without it, the task's own")
+    parser.add_argument(
+        "--task", default="math500", help="task that the questions are of (default math500)"
+    )
+    parser.add_argument(
+        "--data", help="file of the questions in JSON lines; without it, the task's own"
+    )
     parser.add_argument("--limit", type=int, default=50, help="number of questions (default 50)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="longest segment in tokens (default 128)")
-    parser.add_argument("--dtype", default="auto", help="numeric form of the weights (default auto)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="longest segment in tokens (default 128)"
+    )
+    parser.add_argument(
+        "--dtype", default="auto", help="numeric form of the weights (default auto)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of the models (default 1)")
     print(json.dumps(asyncio.run(run(parser.parse_args())), indent=1))
     return 0

@@ -30,7 +30,9 @@ def wilson(share: float, num_answers: float) -> Interval:
     """Wilson's score interval of `share` of `num_answers` independent answers."""
     spread = Z_95**2 / num_answers
     middle = (share + spread / 2) / (1 + spread)
-    half = Z_95 * sqrt(share * (1 - share) / num_answers + spread / (4 * num_answers)) / (1 + spread)
+    half = (
+        Z_95 * sqrt(share * (1 - share) / num_answers + spread / (4 * num_answers)) / (1 + spread)
+    )
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 

@@ -58,17 +58,24 @@ def readings(lm: CausalLM, problems: Sequence[tuple[str, str]]) -> Iterator[Read
         logits = forward.logits[:-1].float()
         tokens = torch.tensor(text)[:, None]
         log_probabilities = logits.log_softmax(-1).gather(1, tokens)[:, 0]
-        yield Reading(forward.states[:, -len(text) :].float().mean(1), log_probabilities, logits.argmax(-1))
+        yield Reading(
+            forward.states[:, -len(text) :].float().mean(1), log_probabilities, logits.argmax(-1)
+        )
 
 
 def accuracy_row(form: str, found: Sequence[Reading], exact: Sequence[Reading]) -> list[str]:
     """Return the cells of a form: errors relative to fp32."""
     errors = torch.stack(
-        [(a.pooled - b.pooled).norm(dim=1) / b.pooled.norm(dim=1) for a, b in zip(found, exact, strict=True)]
+        [
+            (a.pooled - b.pooled).norm(dim=1) / b.pooled.norm(dim=1)
+            for a, b in zip(found, exact, strict=True)
+        ]
     )  # [num_texts, num_layers + 1]
     pairs = list(zip(found, exact, strict=True))
     differences = torch.cat([(a.log_probabilities - b.log_probabilities).abs() for a, b in pairs])
-    means = torch.stack([(a.log_probabilities.mean() - b.log_probabilities.mean()).abs() for a, b in pairs])
+    means = torch.stack(
+        [(a.log_probabilities.mean() - b.log_probabilities.mean()).abs() for a, b in pairs]
+    )
     agreement = torch.cat([(a.likeliest == b.likeliest).float() for a, b in pairs]).mean()
     return [
         form,
@@ -100,17 +107,34 @@ def speeds(models: dict[str, CausalLM], rounds: int) -> dict[str, tuple[list[flo
 
 def llama_times(command: Path, model: Path, rounds: int, num_threads: int) -> tuple[float, float]:
     """Return llama.cpp's median seconds to the first token and a token, by its `llama-bench`."""
-    options = ["-p", str(PROMPT_TOKENS), "-n", str(NEW_TOKENS), "-t", str(num_threads), "-r", str(rounds), "-ngl", "0"]
-    run = subprocess.run([command, "-m", model, *options, "-o", "json"], capture_output=True, text=True, check=True)
+    options = [
+        "-p",
+        str(PROMPT_TOKENS),
+        "-n",
+        str(NEW_TOKENS),
+        "-t",
+        str(num_threads),
+        "-r",
+        str(rounds),
+        "-ngl",
+        "0",
+    ]
+    run = subprocess.run(
+        [command, "-m", model, *options, "-o", "json"], capture_output=True, text=True, check=True
+    )
     prompt, decode = (median(record["samples_ns"]) / 1e9 for record in json.loads(run.stdout))
     return prompt, decode / NEW_TOKENS
 
 
 def main() -> int:
     """Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m semspec.bench.numeric_forms", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m semspec.bench.numeric_forms", description=__doc__
+    )
     parser.add_argument("model", help="a GGUF file")
-    parser.add_argument("--problems", type=Path, help="JSON lines with `problem` and `solution`, for accuracy")
+    parser.add_argument(
+        "--problems", type=Path, help="JSON lines with `problem` and `solution`, for accuracy"
+    )
     parser.add_argument("--number", type=int, default=200, help="problems that are read")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of the comparison of speed")
     parser.add_argument("--threads", type=int, default=1)
@@ -121,9 +145,13 @@ def main() -> int:
     torch.set_grad_enabled(False)
     forms, parts = options.forms.split(","), []
     if options.problems:
-        parts.append(_accuracy(options.model, forms, read_problems(options.problems, options.number)))
+        parts.append(
+            _accuracy(options.model, forms, read_problems(options.problems, options.number))
+        )
     if options.rounds:
-        parts.append(_speed(options.model, forms, options.rounds, options.threads, options.llama_bench))
+        parts.append(
+            _speed(options.model, forms, options.rounds, options.threads, options.llama_bench)
+        )
     name = f"{Path(options.model).stem}-{options.threads}"
     RESULTS.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join([f"# {Path(options.model).name}, {options.threads} threads", *parts]) + "\n"
@@ -143,7 +171,15 @@ def _accuracy(model: str, forms: Sequence[str], problems: Sequence[tuple[str, st
             print(*rows[-1], file=sys.stderr, flush=True)
         else:
             exact = found
-    columns = ["form", "states, median", "p99", "worst", "log-prob., median", "mean, worst", "agreement"]
+    columns = [
+        "form",
+        "states, median",
+        "p99",
+        "worst",
+        "log-prob., median",
+        "mean, worst",
+        "agreement",
+    ]
     words = (
         f"{len(problems)} texts, relative to fp32: states by text and layer, log-probabilities of tokens and their "
         "means by text, agreement of greedy tokens."
@@ -151,7 +187,9 @@ def _accuracy(model: str, forms: Sequence[str], problems: Sequence[tuple[str, st
     return f"{words}\n\n{Table(columns, rows).as_markdown()}"
 
 
-def _speed(model: str, forms: Sequence[str], rounds: int, num_threads: int, llama_bench: Path | None) -> str:
+def _speed(
+    model: str, forms: Sequence[str], rounds: int, num_threads: int, llama_bench: Path | None
+) -> str:
     models = {form: CausalLM.load(model, None, "cpu", form) for form in forms}
     speeds(models, 1)  # what is computed once
     times = speeds(models, rounds)
@@ -159,7 +197,9 @@ def _speed(model: str, forms: Sequence[str], rounds: int, num_threads: int, llam
     if llama_bench:
         models.clear()
         gc.collect()
-        rows.append(["llama.cpp", *_cells(*llama_times(llama_bench, Path(model), rounds, num_threads))])
+        rows.append(
+            ["llama.cpp", *_cells(*llama_times(llama_bench, Path(model), rounds, num_threads))]
+        )
     columns = ["form", f"first token of {PROMPT_TOKENS}, s", "a token, ms", "tokens/s"]
     return f"Medians of {rounds} rounds.\n\n{Table(columns, rows).as_markdown()}"
 

@@ -59,7 +59,11 @@ class Wanted:
     @property
     def num_gpus(self) -> int:
         """GPUs that `devices` need."""
-        numbers = [int(device.partition(":")[2] or 0) for device in self.devices if device.startswith("cuda")]
+        numbers = [
+            int(device.partition(":")[2] or 0)
+            for device in self.devices
+            if device.startswith("cuda")
+        ]
         return 1 + max(numbers, default=-1)
 
 
@@ -132,7 +136,11 @@ def _devices(wanted: Wanted) -> Iterator[Check]:
     elif torch.version.cuda is None:
         yield fail("GPUs", f"{words}: it is built without CUDA", "make setup TORCH_VARIANT=cuda")
     else:
-        yield fail("GPUs", words, "run it where `nvidia-smi` lists them all, or set SEMSPEC_..._DEVICE to others")
+        yield fail(
+            "GPUs",
+            words,
+            "run it where `nvidia-smi` lists them all, or set SEMSPEC_..._DEVICE to others",
+        )
 
 
 def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
@@ -147,10 +155,17 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
             yield fail(name, *error.message.split("; ", 1))
             continue
         if not found[name].weight_bytes:
-            yield fail(name, f"{model} has no safetensors weights", "name a revision that has them, or convert it")
+            yield fail(
+                name,
+                f"{model} has no safetensors weights",
+                "name a revision that has them, or convert it",
+            )
             continue
         size, missing = found[name].weight_bytes, found[name].missing_bytes
-        yield ok(name, f"{model}, {size_of(size)}; to download: {size_of(missing) if missing else 'nothing'}")
+        yield ok(
+            name,
+            f"{model}, {size_of(size)}; to download: {size_of(missing) if missing else 'nothing'}",
+        )
 
 
 def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
@@ -176,11 +191,16 @@ def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) 
             message, _, remedy = error.message.partition("; ")
             yield fail("training", message, remedy)
             return
-        work.append(_training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus)))
+        work.append(
+            _training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus))
+        )
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
         return  # said above
-    states, missing = sum(stage.num_bytes for stage in work), sum(model.missing_bytes for model in models.values())
+    states, missing = (
+        sum(stage.num_bytes for stage in work),
+        sum(model.missing_bytes for model in models.values()),
+    )
     work.insert(0, Work("downloads", f"{len(models)} models", num_bytes=missing))
     yield _disk(wanted.output, states, missing)
     yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
@@ -224,9 +244,13 @@ def _disk(output: Path, states: int, missing: int) -> Check:
         if needed > free:
             problems.append(f"{size_of(needed)} needed in {place}, {size_of(free)} free")
     if problems:
-        remedy = "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
+        remedy = (
+            "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
+        )
         return fail("disk", problems[0], remedy)
-    return ok("disk", f"models {size_of(missing)}, states of the training at most {size_of(states)}")
+    return ok(
+        "disk", f"models {size_of(missing)}, states of the training at most {size_of(states)}"
+    )
 
 
 def _existing(path: Path) -> Path:
@@ -237,8 +261,16 @@ def _memory(weight_bytes: int) -> Check:
     """Each worker of the training holds both models."""
     needed = ROOM * weight_bytes
     gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    free, place = (min(gpus), "on each GPU") if gpus else (psutil.virtual_memory().available, "of memory, no GPU")
+    free, place = (
+        (min(gpus), "on each GPU")
+        if gpus
+        else (psutil.virtual_memory().available, "of memory, no GPU")
+    )
     words = f"both models take {size_of(needed)}; {size_of(free)} free {place}"
     if needed > free:
-        return fail("memory", words, "free some, use larger GPUs (CUDA_VISIBLE_DEVICES), or take smaller models")
+        return fail(
+            "memory",
+            words,
+            "free some, use larger GPUs (CUDA_VISIBLE_DEVICES), or take smaller models",
+        )
     return ok("memory", words)

@@ -87,11 +87,15 @@ def _record(path: Path, line: bytes) -> Record:
     try:
         return Record(**parse_json(line.decode()))
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"{path} is damaged: {error}; run this part of the bench again") from error
+        raise InvalidRequest(
+            f"{path} is damaged: {error}; run this part of the bench again"
+        ) from error
 
 
 def write_answers(path: Path, records: Iterable[Record], with_traces: bool = False) -> None:
     """Write records to `path`, a `.jsonl.gz`, which is long with their traces; equal records give equal bytes."""
-    lines = "".join(as_line(record if with_traces else replace(record, trace=())) for record in records)
+    lines = "".join(
+        as_line(record if with_traces else replace(record, trace=())) for record in records
+    )
     with replacing(path) as partial:
         partial.write_bytes(gzip.compress(lines.encode(), mtime=0))

@@ -81,11 +81,15 @@ def count_runs(folders: Sequence[Path]) -> list[Repeats]:
     """Count by configuration, over all runs. Raises: InvalidRequest when they hold no drafted segment."""
     records = [record for folder in folders for record in read_records(folder / RECORDS)]
     labels = dict.fromkeys(record.label for record in records)
-    counted = [count(label, [record for record in records if record.label == label]) for label in labels]
+    counted = [
+        count(label, [record for record in records if record.label == label]) for label in labels
+    ]
     judging = [repeats for repeats in counted if sum(repeats.num_judged)]
     if not judging:
         names = ", ".join(map(str, folders))
-        raise InvalidRequest(f"{names} holds no drafted segment; run a strategy that judges segments", "runs")
+        raise InvalidRequest(
+            f"{names} holds no drafted segment; run a strategy that judges segments", "runs"
+        )
     return judging
 
 
@@ -100,14 +104,26 @@ def page(counted: Sequence[Repeats]) -> str:
             _share(num_accepted, num_judged),
         ]
         for repeats in counted
-        for number, (num_judged, num_accepted) in enumerate(zip(repeats.num_judged, repeats.num_accepted, strict=True))
+        for number, (num_judged, num_accepted) in enumerate(
+            zip(repeats.num_judged, repeats.num_accepted, strict=True)
+        )
     ]
-    by_repeats = Table(("configuration", "earlier repeats", "judged", "accepted", "share, 95% interval"), rows)
-    fields = ("answers", "cut by the budget", "refused by the guard", "loops in themselves", "accepted third repeats")
+    by_repeats = Table(
+        ("configuration", "earlier repeats", "judged", "accepted", "share, 95% interval"), rows
+    )
+    fields = (
+        "answers",
+        "cut by the budget",
+        "refused by the guard",
+        "loops in themselves",
+        "accepted third repeats",
+    )
     totals = [
         [
             repeats.label,
-            *map(str, (repeats.num_answers, repeats.num_cut, repeats.num_refused, repeats.num_loops)),
+            *map(
+                str, (repeats.num_answers, repeats.num_cut, repeats.num_refused, repeats.num_loops)
+            ),
             str(repeats.num_third),
         ]
         for repeats in counted
@@ -132,7 +148,9 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--output", type=Path, help="folder for README.md and repeats.json (default: print only)")
+    parser.add_argument(
+        "--output", type=Path, help="folder for README.md and repeats.json (default: print only)"
+    )
     options = parser.parse_args(arguments)
     try:
         counted = count_runs(options.runs)

@@ -49,9 +49,13 @@ class RunConfig(Part):
     """One task, asked with one set of probes."""
 
     task: str
-    strategies: tuple[str, ...] = Field(min_length=1, description="labels of `semspec bench run`, the target first")
+    strategies: tuple[str, ...] = Field(
+        min_length=1, description="labels of `semspec bench run`, the target first"
+    )
     probes: str = Field(MAIN, description="name of the probes")
-    data: str | None = Field(None, description="JSON lines file or dataset with the questions; unset: the task's own")
+    data: str | None = Field(
+        None, description="JSON lines file or dataset with the questions; unset: the task's own"
+    )
     samples: int = Field(1, ge=1, description="answers to each question")
     limit: int | None = Field(None, ge=1, description="the first questions only")
 
@@ -65,36 +69,63 @@ class PairConfig(Part):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     training: Path = Field(description="configuration of `semspec train`, relative to this file")
-    probes: dict[str, dict[str, Any]] = Field({MAIN: {}}, description="name -> settings that replace those of training")
+    probes: dict[str, dict[str, Any]] = Field(
+        {MAIN: {}}, description="name -> settings that replace those of training"
+    )
     runs: tuple[RunConfig, ...] = Field(min_length=1)
-    environment: dict[str, str] = Field({}, description="settings of the services, unless the environment has others")
-    max_tokens: int | None = Field(None, ge=1, description="budget of an answer; unset: as published")
+    environment: dict[str, str] = Field(
+        {}, description="settings of the services, unless the environment has others"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="budget of an answer; unset: as published"
+    )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "PairConfig":
         names = [run.name for run in self.runs]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"runs: {', '.join(sorted(twice))} twice; put all strategies into one run")
+            raise ValueError(
+                f"runs: {', '.join(sorted(twice))} twice; put all strategies into one run"
+            )
         if unknown := {MAIN, *(run.probes for run in self.runs)} - set(self.probes):
-            raise ValueError(f"probes: there are none of the name {', '.join(sorted(unknown))}; add them")
+            raise ValueError(
+                f"probes: there are none of the name {', '.join(sorted(unknown))}; add them"
+            )
         for run in self.runs:
             try:
                 first, *_ = [parse(label) for label in run.strategies]
             except InvalidRequest as error:
                 raise ValueError(f"runs: {error.message}") from error
             if first.method != "target":
-                raise ValueError(f"runs: {run.name} begins with {first.label}; name the target alone first")
+                raise ValueError(
+                    f"runs: {run.name} begins with {first.label}; name the target alone first"
+                )
         return self
 
 
 def add_parser(commands: Any) -> None:
     """Add `semspec bench reproduce` to the commands of `semspec bench`."""
-    found = commands.add_parser("reproduce", help="the paper's tables and figures for one pair, from its models on")
-    found.set_defaults(command=reproduce, after="what is finished is kept, run the same command to resume")
-    found.add_argument("--pair", required=True, metavar="NAME|FILE", help=f"{_names()}, or a YAML file of that form")
-    found.add_argument("--output", type=Path, help="folder for everything (default: .work/reproduce/NAME)")
-    found.add_argument("--limit", type=int, help="questions of each task at most; more may follow (default: all)")
-    found.add_argument("--check", action="store_true", help="only check, and say how many hours and bytes it takes")
+    found = commands.add_parser(
+        "reproduce", help="the paper's tables and figures for one pair, from its models on"
+    )
+    found.set_defaults(
+        command=reproduce, after="what is finished is kept, run the same command to resume"
+    )
+    found.add_argument(
+        "--pair",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"{_names()}, or a YAML file of that form",
+    )
+    found.add_argument(
+        "--output", type=Path, help="folder for everything (default: .work/reproduce/NAME)"
+    )
+    found.add_argument(
+        "--limit", type=int, help="questions of each task at most; more may follow (default: all)"
+    )
+    found.add_argument(
+        "--check", action="store_true", help="only check, and say how many hours and bytes it takes"
+    )
 
 
 def _names() -> str:
@@ -103,16 +134,26 @@ def _names() -> str:
 
 def reproduce(options: argparse.Namespace, reporter: Reporter) -> None:
     """Check, then make what is missing. Raises: InvalidRequest when a check fails; nothing is begun then."""
-    path = Path(options.pair) if options.pair.endswith((".yaml", ".yml")) else PAIRS / f"{options.pair}.yaml"
+    path = (
+        Path(options.pair)
+        if options.pair.endswith((".yaml", ".yml"))
+        else PAIRS / f"{options.pair}.yaml"
+    )
     if not path.is_file():
-        raise InvalidRequest(f"there is no {path}; give --pair one of {_names()}, or a YAML file", "pair")
+        raise InvalidRequest(
+            f"there is no {path}; give --pair one of {_names()}, or a YAML file", "pair"
+        )
     config = read_config(path, PairConfig)
     output = (options.output or Path(".work/reproduce") / config.name).absolute()
-    reproduction = Reproduction(config, read_yaml(path.parent / config.training), output, options.limit, reporter)
+    reproduction = Reproduction(
+        config, read_yaml(path.parent / config.training), output, options.limit, reporter
+    )
     tasks = reproduction.check()
     if options.check:
         return
-    os.environ.update({name: value for name, value in config.environment.items() if name not in os.environ})
+    os.environ.update(
+        {name: value for name, value in config.environment.items() if name not in os.environ}
+    )
     for name in config.probes:
         reproduction.link_models(name)
         reproduction.train(name)
@@ -133,19 +174,28 @@ class Reproduction:
 
     def pair(self, name: str) -> Path:
         """Folder of the pair with the probes `name`."""
-        return self.output / "pairs" / (self.config.name if name == MAIN else f"{self.config.name}-{name}")
+        return (
+            self.output
+            / "pairs"
+            / (self.config.name if name == MAIN else f"{self.config.name}-{name}")
+        )
 
     @cached_property
     def pipelines(self) -> Mapping[str, PipelineConfig]:
         """Configuration of the training of each set of probes. Raises: InvalidRequest."""
         place = f"{self.config.training} with probes"
-        return {name: validated(self._settings(name), PipelineConfig, f"{place}.{name}") for name in self.config.probes}
+        return {
+            name: validated(self._settings(name), PipelineConfig, f"{place}.{name}")
+            for name in self.config.probes
+        }
 
     def _settings(self, name: str) -> dict[str, Any]:
         settings = dict(self.training)
         for key, value in self.config.probes[name].items():
             known = settings.get(key)
-            settings[key] = {**known, **value} if isinstance(value, dict) and isinstance(known, dict) else value
+            settings[key] = (
+                {**known, **value} if isinstance(value, dict) and isinstance(known, dict) else value
+            )
         return settings | {"name": self.pair(name).name, "output": str(self.pair(name) / "probes")}
 
     def check(self) -> Sequence[Task]:
@@ -153,16 +203,26 @@ class Reproduction:
 
         Raises: InvalidRequest when a check fails.
         """
-        sampled = dict.fromkeys(self._sampled_as(name) for name in self.config.probes if not self._is_trained(name))
+        sampled = dict.fromkeys(
+            self._sampled_as(name) for name in self.config.probes if not self._is_trained(name)
+        )
         missing = [self.pipelines[name] for name in sampled]
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
         is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
         wanted = Wanted(
-            self.pipelines[MAIN], missing, tasks_wanted, self.output, [*self._devices(services)], is_over_vllm
+            self.pipelines[MAIN],
+            missing,
+            tasks_wanted,
+            self.output,
+            [*self._devices(services)],
+            is_over_vllm,
         )
         found = check(wanted, self.reporter)
-        tasks = [self._limited(run, task) for run, task in zip(self.config.runs, found.tasks, strict=False)]
+        tasks = [
+            self._limited(run, task)
+            for run, task in zip(self.config.runs, found.tasks, strict=False)
+        ]
         num_stages = 1 + len(missing) + len(self.config.runs)  # with the downloads
         if len(found.work) + len(tasks) == num_stages:
             self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
@@ -185,7 +245,9 @@ class Reproduction:
         """The first probes with the same samples; they differ in how they are fitted."""
 
         def sampling(name: str) -> dict[str, Any]:
-            return {key: value for key, value in self.config.probes[name].items() if key not in OF_FIT}
+            return {
+                key: value for key, value in self.config.probes[name].items() if key not in OF_FIT
+            }
 
         return next(one for one in (MAIN, *self.config.probes) if sampling(one) == sampling(name))
 
@@ -198,7 +260,9 @@ class Reproduction:
         models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
         for run, task in zip(self.config.runs, tasks, strict=True):
             num_answers = len(task.questions) * run.samples
-            seconds = expected_seconds(models, run.task, [parse(label).method for label in run.strategies])
+            seconds = expected_seconds(
+                models, run.task, [parse(label).method for label in run.strategies]
+            )
             amount = f"{num_answers} answers from each of {len(run.strategies)} strategies"
             if seconds is None:
                 yield Work(run.name, amount, None)
@@ -232,22 +296,34 @@ class Reproduction:
             partial.write_text(text)
         work = self.output / "training" / self._sampled_as(name)
         options = ["--config", str(path), "--work", str(work)]
-        devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+        devices = [
+            device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
+        ]
         devices = devices or [str(index) for index in range(torch.cuda.device_count())] or [""]
         if not (work / "samples").exists():
             _train([["estimate", *options]], devices[:1])
         if len(devices) > 1:
-            shards = [["run", *options, "--shard", f"{index}/{len(devices)}"] for index in range(len(devices))]
+            shards = [
+                ["run", *options, "--shard", f"{index}/{len(devices)}"]
+                for index in range(len(devices))
+            ]
             _train(shards, devices)
         _train([["run", *options]], devices[:1])
         kept = self.pair(name) / "report"
-        shutil.copytree(work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True)
+        shutil.copytree(
+            work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True
+        )
         partial.rename(kept)
 
     def measure(self, tasks: Sequence[Task]) -> None:
         """`semspec bench run` for each run; those of the same probes share a stack. Raises: RunnerError, StackError."""
-        plans = [(self._folder(run), self._plan(run, task)) for run, task in zip(self.config.runs, tasks, strict=True)]
-        missing = sorted((one for one in plans if not is_complete(*one)), key=lambda one: one[1].pair)
+        plans = [
+            (self._folder(run), self._plan(run, task))
+            for run, task in zip(self.config.runs, tasks, strict=True)
+        ]
+        missing = sorted(
+            (one for one in plans if not is_complete(*one)), key=lambda one: one[1].pair
+        )
         for _, own in groupby(missing, key=lambda one: one[1].pair):
             perform(dict(own), self.reporter)
 
@@ -256,13 +332,25 @@ class Reproduction:
 
     def _plan(self, run: RunConfig, task: Task) -> Plan:
         pair, configurations = self.pair(run.probes), [parse(label) for label in run.strategies]
-        max_tokens = answer_tokens(pair, self.config.max_tokens or task.max_tokens, self.reporter.say)
-        return Plan(task, configurations, pair, task.temperature, task.top_p, max_tokens, samples=run.samples)
+        max_tokens = answer_tokens(
+            pair, self.config.max_tokens or task.max_tokens, self.reporter.say
+        )
+        return Plan(
+            task,
+            configurations,
+            pair,
+            task.temperature,
+            task.top_p,
+            max_tokens,
+            samples=run.samples,
+        )
 
     def report(self) -> None:
         """`semspec bench report` of all runs, with the curves of the main probes."""
         runs = [load_run(self._folder(run)) for run in self.config.runs]
-        write_report(runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json")
+        write_report(
+            runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json"
+        )
         self.reporter.say(f"{self.output}/report/report.html")
 
 

@@ -5,7 +5,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -100,7 +105,9 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "gateway":
             if plan.gateway:
                 return open_gateway(plan.gateway)
-            config = with_room(_with_time(StackConfig.of_pair(plan.pair), plan.pair), plan.num_sessions)
+            config = with_room(
+                _with_time(StackConfig.of_pair(plan.pair), plan.pair), plan.num_sessions
+            )
             return open_paced(config, plan.pacing) if plan.pacing else open_stack(config)
         case "in-process":
             return open_in_process(plan.pair)
@@ -109,14 +116,17 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM lives in an environment of its own; name its interpreter with --vllm", "vllm"
+                    "vLLM lives in an environment of its own; name its interpreter with --vllm",
+                    "vllm",
                 )
             return open_vllm(plan.pair, plan.vllm)
 
 
 def _with_time(config: StackConfig, pair: Path) -> StackConfig:
     """`config` with time to load models of any size."""
-    num_bytes = sum(weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors"))
+    num_bytes = sum(
+        weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors")
+    )
     return replace(config, start_timeout_s=config.start_timeout_s + num_bytes / LOADED_BYTES_PER_S)
 
 
@@ -235,12 +245,18 @@ class Comparison:
 
     def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
-        seed = derive_seed(plan.seed, question.id, sample) >> 11  # JSON numbers are exact up to 53 bits
-        return Ask(question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens)
+        seed = (
+            derive_seed(plan.seed, question.id, sample) >> 11
+        )  # JSON numbers are exact up to 53 bits
+        return Ask(
+            question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens
+        )
 
     def _write_facts(self, runners: Runners) -> None:
         """Write the environment and the memory use of each process after the last answer."""
-        processes = {role: pid for runner in runners.values() for role, pid in runner.processes().items()}
+        processes = {
+            role: pid for runner in runners.values() for role, pid in runner.processes().items()
+        }
         facts = read_json(self._folder / "run.json")
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable
@@ -250,10 +266,14 @@ class Comparison:
 
 
 def _added(
-    known: Mapping[str, Mapping[str, Mapping[str, float]]], new: Mapping[str, Mapping[Writer, Counts]]
+    known: Mapping[str, Mapping[str, Mapping[str, float]]],
+    new: Mapping[str, Mapping[Writer, Counts]],
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Counts of steps by label and role, those of an interrupted run included."""
-    totals = {label: {role: dict(counts) for role, counts in roles.items()} for label, roles in known.items()}
+    totals = {
+        label: {role: dict(counts) for role, counts in roles.items()}
+        for label, roles in known.items()
+    }
     for label, roles in new.items():
         for role, counts in roles.items():
             before = Counts(**totals.setdefault(label, {}).get(role, {}))
@@ -268,22 +288,35 @@ def is_complete(folder: Path, plan: Plan) -> bool:
     labels = [one.label for one in plan.configurations if one.label not in refused]
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
-        (label, one.id, n) for label in labels for one in plan.task.questions for n in range(plan.samples)
+        (label, one.id, n)
+        for label in labels
+        for one in plan.task.questions
+        for n in range(plan.samples)
     )
 
 
 def claim(folder: Path, plan: Plan) -> None:
     """Create the run's folder, or check that the existing one belongs to the same run. Raises: InvalidRequest."""
-    path, labels = folder / "run.json", [configuration.label for configuration in plan.configurations]
+    path, labels = (
+        folder / "run.json",
+        [configuration.label for configuration in plan.configurations],
+    )
     if path.exists():
         facts = read_json(path)
         names = ", ".join(_differing(facts["settings"], plan.settings))
         if names:
-            raise InvalidRequest(f"{folder} holds a run with {names}; give another --output", "output")
+            raise InvalidRequest(
+                f"{folder} holds a run with {names}; give another --output", "output"
+            )
         write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"settings": plan.settings, "labels": labels, "environment": environment(plan.pair), "not_applicable": {}}
+    facts = {
+        "settings": plan.settings,
+        "labels": labels,
+        "environment": environment(plan.pair),
+        "not_applicable": {},
+    }
     write_json(path, facts)
 
 
@@ -309,7 +342,9 @@ def _counted(row: SegmentTrace) -> SegmentRecord:
     """The part of a record that `statistics` counts."""
     segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
     accepted = next(accepted for accepted, verdict in VERDICTS.items() if verdict == row.verdict)
-    numbers = {name: getattr(row, name) for name in ("index", "num_proposed_tokens", "num_accepted_tokens")}
+    numbers = {
+        name: getattr(row, name) for name in ("index", "num_proposed_tokens", "num_accepted_tokens")
+    }
     return SegmentRecord(segment=segment, accepted=accepted, rejected=rejected, **numbers)
 
 
@@ -317,7 +352,9 @@ def _segment(text: SegmentText) -> Segment:
     return Segment(text.text, tuple(text.token_ids), text.tokenizer, text.writer, text.end)
 
 
-def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
+def _record(
+    request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool
+) -> Record:
     numbers = statistics(_counted(SegmentTrace.model_validate(row)) for row in outcome.trace)
     stages: Counter[str] = Counter()
     for row in outcome.trace:
@@ -337,7 +374,9 @@ def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_
         num_rejected=numbers.num_rejected,
         num_proposed_tokens=numbers.num_proposed_tokens,
         num_accepted_tokens=numbers.num_accepted_tokens,
-        stages_ms={name: round(stages[name], 3) for name in (*STAGES, "wire_ms")} if outcome.trace else {},
+        stages_ms={name: round(stages[name], 3) for name in (*STAGES, "wire_ms")}
+        if outcome.trace
+        else {},
         text_digest=hashlib.sha256(outcome.text.encode()).hexdigest()[:12],
         trace=[_slim(row) for row in outcome.trace],
     )

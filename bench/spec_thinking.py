@@ -22,7 +22,9 @@ from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 VERIFY_WORDS = ("verify", "think again", "recap", "check")
 NEGATIVE_WORDS = ("wait", "alternatively", "hold on", "another")
 POSITIVE_WORDS = ("yeah", "yes", "final answer", "confident")
-RECAP = Segment("Let me check whether there are some wrong steps:", (), "", Writer.TARGET, SegmentEnd.LENGTH)
+RECAP = Segment(
+    "Let me check whether there are some wrong steps:", (), "", Writer.TARGET, SegmentEnd.LENGTH
+)
 """The injected sentence: text without token ids, which each model tokenizes itself."""
 MAX_DRAFT_TOKENS = 1024
 """Maximum number of tokens of a drafted paragraph."""
@@ -37,7 +39,10 @@ DOUBTS = (15, 20, 25, 30)
 
 def leaning(text: str) -> int:
     """1 if the positive cue words outnumber the negative and verify words, 0 if there are none, else -1."""
-    num_positive, num_negative = _count(POSITIVE_WORDS, text), _count(NEGATIVE_WORDS + VERIFY_WORDS, text)
+    num_positive, num_negative = (
+        _count(POSITIVE_WORDS, text),
+        _count(NEGATIVE_WORDS + VERIFY_WORDS, text),
+    )
     if num_positive == num_negative == 0:
         return 0
     return 1 if num_positive > num_negative else -1
@@ -74,7 +79,9 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
     turns = [list(run) for writer, run in runs if writer is Writer.TARGET]
     num_recaps = sum(turn[0] == RECAP for turn in turns)
     if segments and segments[-1].writer is Writer.TARGET:
-        num_missing = _num_due(turns[-1], num_recaps) - sum(len(segment.token_ids) for segment in turns[-1])
+        num_missing = _num_due(turns[-1], num_recaps) - sum(
+            len(segment.token_ids) for segment in turns[-1]
+        )
     elif segments and segments[-1].end is SegmentEnd.BOUNDARY:
         if _num_doubts(turns) >= DOUBTS[min(num_recaps, len(DOUBTS) - 1)]:
             yield SegmentRecord(len(segments), RECAP, accepted=None)
@@ -82,7 +89,9 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
         text, probe_times = await _probe(progress, backends.drafter)
         num_missing = NUM_CUE_TOKENS if leaning(text) else 0
     if num_missing <= 0:
-        params = replace(progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS)
+        params = replace(
+            progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS
+        )
         record = await steps.drafted_segment(progress, backends.drafter, params)
         yield replace(record, times=steps.total(probe_times, record.times))
         return
@@ -97,9 +106,15 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
 async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]:
     """The draft's look-ahead text, and its time. As in the authors' code it is discarded."""
     clock = steps.Stopwatch()
-    params = replace(progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None)
-    look_ahead = await steps.or_backend_unavailable("draft", steps.write_all(drafter, progress.draft_context, params))
-    times = steps.waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
+    params = replace(
+        progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None
+    )
+    look_ahead = await steps.or_backend_unavailable(
+        "draft", steps.write_all(drafter, progress.draft_context, params)
+    )
+    times = steps.waited(
+        "draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead)
+    )
     return "".join(generated.segment.text for generated in look_ahead), times
 
 

@@ -30,7 +30,12 @@ SETTLE_S = 0.1
 """Time after a response in which a wait still counts: values are freed."""
 QUIET = "nothing"
 
-CHAT, TEXT, RESPONSES, GENERATE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"
+CHAT, TEXT, RESPONSES, GENERATE = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/generate",
+)
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 SOUND: Mapping[str, Any] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
@@ -43,7 +48,10 @@ SOUND: Mapping[str, Any] = {
 """A sound body of each route."""
 _HOLE = "@@"
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": _HOLE}}
-_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": _HOLE}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": _HOLE}},
+}
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": _HOLE}}
 
 
@@ -72,7 +80,15 @@ def _repeated(num_bytes: int) -> dict[str, Costly]:
         "modalities": (CHAT, {"modalities": _HOLE}),
         "logit_bias": (CHAT, {"logit_bias": _HOLE}),
         "metadata": (CHAT, {"metadata": _HOLE}),
-        "schema": (CHAT, {"response_format": {**_SCHEMA, "json_schema": {"name": "x", "schema": {"enum": _HOLE}}}}),
+        "schema": (
+            CHAT,
+            {
+                "response_format": {
+                    **_SCHEMA,
+                    "json_schema": {"name": "x", "schema": {"enum": _HOLE}},
+                }
+            },
+        ),
         "prompt": (TEXT, {"prompt": _HOLE}),
         "input": (RESPONSES, {"input": _HOLE}),
         "input's content": (RESPONSES, {"input": [turn]}),
@@ -102,7 +118,10 @@ def _wide(num_bytes: int) -> dict[str, Costly]:
         "parameters": (GENERATE, {"parameters": _HOLE}),
     }
     found = {path: Costly(path, _members(path, _HOLE, num_bytes)) for path in SOUND}
-    found |= {name: Costly(path, _members(path, fields, num_bytes)) for name, (path, fields) in places.items()}
+    found |= {
+        name: Costly(path, _members(path, fields, num_bytes))
+        for name, (path, fields) in places.items()
+    }
     return {f"members of {name}": costly for name, costly in found.items()}
 
 
@@ -116,23 +135,47 @@ def _allowed(num_bytes: int) -> dict[str, Costly]:
     bodies: dict[str, tuple[str, Any]] = {
         "2,048 messages": (CHAT, {"messages": [message] * 2048}),
         "2,048 parts": (CHAT, {"messages": [{"role": "user", "content": [part] * 2048}]}),
-        "2,048 calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [_called("{}")]}] * 2048}),
+        "2,048 calls": (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [_called("{}")]}] * 2048},
+        ),
         "2,048 items": (RESPONSES, {"input": [message] * 2048}),
-        "arguments": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [_called(arguments)] * 7}]}),
+        "arguments": (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [_called(arguments)] * 7}]},
+        ),
         "token ids": (TEXT, {"prompt": ids}),
         "lists of token ids": (TEXT, {"prompt": [ids[:18_000]] * 8}),
         "ids to detokenize": (DETOKENIZE, {"tokens": ids}),
-        "properties": (CHAT, {"response_format": _with_schema({"type": "object", "properties": properties})}),
-        "description": (CHAT, {"response_format": _with_schema({"description": "x" * (num_bytes - 500)})}),
-        "pattern": (GENERATE, {"parameters": {"grammar": {"type": "regex", "value": "(a|b)" * 4000}}}),
-        "schema as a text": (GENERATE, {"parameters": {"grammar": {"type": "json", "value": arguments}}}),
-        **{f"chat of {name}": (CHAT, _of_text(CHAT, text, num_bytes)) for name, text in texts.items()},
+        "properties": (
+            CHAT,
+            {"response_format": _with_schema({"type": "object", "properties": properties})},
+        ),
+        "description": (
+            CHAT,
+            {"response_format": _with_schema({"description": "x" * (num_bytes - 500)})},
+        ),
+        "pattern": (
+            GENERATE,
+            {"parameters": {"grammar": {"type": "regex", "value": "(a|b)" * 4000}}},
+        ),
+        "schema as a text": (
+            GENERATE,
+            {"parameters": {"grammar": {"type": "json", "value": arguments}}},
+        ),
+        **{
+            f"chat of {name}": (CHAT, _of_text(CHAT, text, num_bytes))
+            for name, text in texts.items()
+        },
         **{
             f"text to {path}": (path, _of_text(path, "word ", num_bytes))
             for path in (TEXT, RESPONSES, GENERATE, TOKENIZE)
         },
     }
-    return {name: Costly(path, _compact({**SOUND[path], **fields}).encode()) for name, (path, fields) in bodies.items()}
+    return {
+        name: Costly(path, _compact({**SOUND[path], **fields}).encode())
+        for name, (path, fields) in bodies.items()
+    }
 
 
 def _odd(num_bytes: int) -> dict[str, Costly]:
@@ -144,7 +187,9 @@ def _odd(num_bytes: int) -> dict[str, Costly]:
         "quotes": b'"' * num_bytes,
         "backslashes": b'"' + b"\\" * (num_bytes - 1),
         "no end": _filled(CHAT, {"messages": _HOLE}, "[", "1", "]", num_bytes)[:-1],
-        "UTF-16": _filled(CHAT, {"messages": _HOLE}, "[", "1", "]", num_bytes // 2 - 2).decode().encode("utf-16"),
+        "UTF-16": _filled(CHAT, {"messages": _HOLE}, "[", "1", "]", num_bytes // 2 - 2)
+        .decode()
+        .encode("utf-16"),
         "not UTF-8": _filled(CHAT, {"messages": _HOLE}, "[", "1", "]", num_bytes)[:-1] + b"\xff",
         "nested lists": _filled(CHAT, {"messages": _HOLE}, "[", deep, "]", num_bytes),
         "long numbers": _filled(CHAT, {"messages": _HOLE}, "[", number, "]", num_bytes),
@@ -209,7 +254,9 @@ class Waits:
     def longest_ms(self, since: float) -> float:
         """Longest wait of requests that ended after `since`."""
         ended = zip(self.begun, self.waits_s, strict=False)
-        return 1e3 * max((wait_s for begin, wait_s in ended if begin + wait_s >= since), default=0.0)
+        return 1e3 * max(
+            (wait_s for begin, wait_s in ended if begin + wait_s >= since), default=0.0
+        )
 
 
 @contextmanager
@@ -292,7 +339,9 @@ async def run(only: str, times: int) -> list[Measured]:
         key = stack.headers["authorization"].removeprefix("Bearer ")
         for name, costly in found.items():
             if only in name or name == QUIET:
-                body = await asyncio.to_thread(measure, name, costly, stack.addresses["gateway"], key, times)
+                body = await asyncio.to_thread(
+                    measure, name, costly, stack.addresses["gateway"], key, times
+                )
                 print("  ".join(body.row), flush=True)
                 measured.append(body)
     return measured
@@ -301,7 +350,9 @@ async def run(only: str, times: int) -> list[Measured]:
 def main() -> int:
     """Return the exit status: 1 if a body's median exceeds the limit."""
     parser = argparse.ArgumentParser(prog="python -m semspec.bench.stalls", description=__doc__)
-    parser.add_argument("--only", default="", help="only bodies in whose name this occurs; the table is not kept")
+    parser.add_argument(
+        "--only", default="", help="only bodies in whose name this occurs; the table is not kept"
+    )
     parser.add_argument("--times", type=int, default=5, help="how often each body is sent")
     options = parser.parse_args()
     measured = asyncio.run(run(options.only, options.times))

@@ -16,9 +16,13 @@ from semspec.types import GeneratedSegment, Judgement, SegmentScore, uniform
 def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
     seed = progress.generation.sampling.seed
 
-    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
+    async def judge(
+        index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]
+    ) -> list[Judgement]:
         positions = range(index, index + len(drafted))
-        return [Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions]
+        return [
+            Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions
+        ]
 
     return rounds(progress, backends, Judge(judge, progress.generation.options.acceptance))
 

@@ -104,14 +104,22 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """
     if folder.name.endswith(ANSWERS):
         summary = folder.parent / "summary.json"
-        facts = read_json(summary).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
+        facts = (
+            read_json(summary).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
+        )
         if facts is None or "steps" in facts:
             text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
             raise InvalidRequest(text, "run")
-        return {**facts, "labels": [row["label"] for row in facts["rows"]], "steps": {}}, read_records(folder)
+        return {
+            **facts,
+            "labels": [row["label"] for row in facts["rows"]],
+            "steps": {},
+        }, read_records(folder)
     path = folder / "run.json"
     if not path.is_file():
-        raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
+        raise InvalidRequest(
+            f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run"
+        )
     return read_json(path), read_records(folder / RECORDS)
 
 
@@ -135,7 +143,9 @@ def load_run(folder: Path) -> Run:
         name=folder.resolve().name.removesuffix(ANSWERS),
         settings=facts["settings"],
         environment=facts["environment"],
-        rows=summarise([record for record in records if record.label not in late], labels, num_sessions),
+        rows=summarise(
+            [record for record in records if record.label not in late], labels, num_sessions
+        ),
         not_applicable=facts["not_applicable"],
         late=late,
         steps=steps,
@@ -175,19 +185,27 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
     for record in records:
         by_label[record.label][record.question, record.sample] = record
     if not by_label[labels[0]]:
-        raise InvalidRequest(f"the run has no answers of its baseline {labels[0]}; let it go on", "run")
+        raise InvalidRequest(
+            f"the run has no answers of its baseline {labels[0]}; let it go on", "run"
+        )
     answered = [own for own in by_label.values() if own]
     keys = sorted(set.intersection(*(set(own) for own in answered)))
     if not keys:
-        raise InvalidRequest("no question has been answered by all configurations; let the run go on", "run")
+        raise InvalidRequest(
+            "no question has been answered by all configurations; let the run go on", "run"
+        )
     rows = [[own[key] for key in keys] for own in answered]
     return [_row(own, rows[0], num_sessions) for own in rows]
 
 
 def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
     questions = np.unique([record.question for record in own], return_inverse=True)[1]
-    right, base_right = (by_question(_array(records, "is_right"), questions) for records in (own, baseline))
-    latency, base_latency = (by_question(_array(records, "latency_s"), questions) for records in (own, baseline))
+    right, base_right = (
+        by_question(_array(records, "is_right"), questions) for records in (own, baseline)
+    )
+    latency, base_latency = (
+        by_question(_array(records, "latency_s"), questions) for records in (own, baseline)
+    )
     num_tokens = _array(own, "num_tokens").sum()
     knows_writers = all(record.num_target_tokens is not None for record in own)
     return Row(
@@ -201,8 +219,12 @@ def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -
         pass_at_1_95=interval_of_share(right),
         difference_95=interval_of_difference(right, base_right),
         num_right=sum(record.is_right for record in own),
-        num_gained=sum(one.is_right > other.is_right for one, other in zip(own, baseline, strict=True)),
-        num_lost=sum(one.is_right < other.is_right for one, other in zip(own, baseline, strict=True)),
+        num_gained=sum(
+            one.is_right > other.is_right for one, other in zip(own, baseline, strict=True)
+        ),
+        num_lost=sum(
+            one.is_right < other.is_right for one, other in zip(own, baseline, strict=True)
+        ),
         mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
         latency_s=mean(latency),
         median_latency_s=float(np.median(_array(own, "latency_s"))),
@@ -230,7 +252,9 @@ def _share(records: Sequence[Record], part: str, *whole: str) -> float | None:
 def _stages(records: Sequence[Record]) -> dict[str, float]:
     if not all(record.stages_ms for record in records):
         return {}
-    means = {name: float(np.mean([r.stages_ms[name] for r in records])) for name in (*STAGES, "wire_ms")}
+    means = {
+        name: float(np.mean([r.stages_ms[name] for r in records])) for name in (*STAGES, "wire_ms")
+    }
     latency_ms = 1e3 * float(_array(records, "latency_s").mean())
     return means | {"other_ms": latency_ms - sum(means[name] for name in STAGES)}
 

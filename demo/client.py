@@ -107,7 +107,9 @@ class ChatClient:
                     yield record
 
     def _body(self, question: str | list[Json], fields: Json) -> Json:
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        messages = (
+            [{"role": "user", "content": question}] if isinstance(question, str) else question
+        )
         return {"model": self._model, "messages": messages, **fields}
 
 
@@ -121,7 +123,10 @@ class Client:
     async def ask(self, problem: Problem, strategy: Strategy, seed: int) -> Answer:
         """Answer one problem without streaming, and grade it. Raises: httpx.HTTPError."""
         completion = await self._chat.complete(problem.question, self._fields(strategy, seed))
-        statistics, num_tokens = completion.body["semspec"], completion.body["usage"]["completion_tokens"]
+        statistics, num_tokens = (
+            completion.body["semspec"],
+            completion.body["usage"]["completion_tokens"],
+        )
         return Answer(
             is_right=problem.is_right(completion.text),
             latency_s=completion.latency_s,

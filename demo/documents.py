@@ -42,7 +42,11 @@ planted mistakes."""
 
 
 def write_document(
-    seed: int, style: int | None = None, planted: float = 0.0, care: float = 1.0, begun: Sequence[str] = ()
+    seed: int,
+    style: int | None = None,
+    planted: float = 0.0,
+    care: float = 1.0,
+    begun: Sequence[str] = (),
 ) -> Document:
     """Solve the problem of `seed`; mistakes are planted in this share of the steps; of those, `care` is corrected.
     `begun`: segments to go on from, as far as they can be followed, and not to learn."""
@@ -66,7 +70,9 @@ def write_document(
         draw, mistakes = rng.random(), solution.mistakes(step)
         if mistakes and draw < max(SLIP, planted):
             step = rng.choice(_balanced(mistakes, rng))
-        followed = put(step, writer.write(step, solution.holder), not (planted and mistakes and draw < planted))
+        followed = put(
+            step, writer.write(step, solution.holder), not (planted and mistakes and draw < planted)
+        )
         assert followed, step
     steps, segments, learnt, holders = zip(*rows, strict=True)
     return Document(problem, steps, segments, learnt, holders, writer.log_probability)

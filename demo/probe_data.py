@@ -9,7 +9,9 @@ from semspec.demo.reading import read
 from semspec.demo.solutions import Solution, Step
 
 
-def questions(split: str, styles: Collection[int] = range(NUM_STYLES), skip: int = 0) -> Iterator[dict[str, str]]:
+def questions(
+    split: str, styles: Collection[int] = range(NUM_STYLES), skip: int = 0
+) -> Iterator[dict[str, str]]:
     """Problems of a split, in these styles only; the id is the problem's seed."""
     for seed in SPLITS[split][skip:]:
         problem = make_problem(seed)
@@ -27,7 +29,10 @@ class ParserEquivalence:
         facts = facts_of(group.question)
         if facts is None:
             return [None] * len(group.segments)
-        places = {is_new: _place(facts, group.reasoning, is_new) for is_new in set(map(_is_new, group.segments))}
+        places = {
+            is_new: _place(facts, group.reasoning, is_new)
+            for is_new in set(map(_is_new, group.segments))
+        }
         numbers: dict[Step, int | None] = {}
         found = []
         for text in group.segments:

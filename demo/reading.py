@@ -6,14 +6,25 @@ from typing import cast
 
 from semspec.demo.problems import MEN, WOMEN, Facts
 from semspec.demo.solutions import UNREADABLE, Claim, Step
-from semspec.demo.wording import ADVERBS, GAP, SLOTS, TEMPLATES, UNITS, VALUES, number_forms, pronoun
+from semspec.demo.wording import (
+    ADVERBS,
+    GAP,
+    SLOTS,
+    TEMPLATES,
+    UNITS,
+    VALUES,
+    number_forms,
+    pronoun,
+)
 
 
 def read(text: str, facts: Facts, holder: int | None) -> Step:
     """The meaning of a paragraph when `holder` has the ball; `UNREADABLE` where the grammar does not match."""
     text = text.strip("\n ")
     if text.startswith("</think>"):
-        match = _PATTERNS["answer"][0].fullmatch(text.removeprefix("</think>").strip("\n ").removesuffix("."))
+        match = _PATTERNS["answer"][0].fullmatch(
+            text.removeprefix("</think>").strip("\n ").removesuffix(".")
+        )
         return Step((("answer", int(match["number"])),)) if match else UNREADABLE
     opener, _, rest = text.partition(" ")
     if opener not in ("So", "No,") or not rest.endswith("."):
@@ -45,7 +56,12 @@ def spans(text: str) -> Iterator[tuple[int, int, str]]:
         kind, match = _match(sentence)
         if match:
             for name in (name for name, value in match.groupdict().items() if value):
-                field = {"who": "person", "whom": "person", "whose": "person", "turned": "sign"}.get(name, name)
+                field = {
+                    "who": "person",
+                    "whom": "person",
+                    "whose": "person",
+                    "turned": "sign",
+                }.get(name, name)
                 yield place + match.start(name), place + match.end(name), f"{kind}.{field}"
         place += len(sentence) + 2
 
@@ -79,7 +95,9 @@ def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) ->
 def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
     if text in facts.names:
         return facts.names.index(text)
-    is_his = holder is not None and text in {pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")}
+    is_his = holder is not None and text in {
+        pronoun(facts.names[holder], case) for case in ("who", "whom", "whose")
+    }
     return holder if is_his else None
 
 
@@ -98,7 +116,11 @@ def _pattern(template: str) -> re.Pattern[str]:
         if name in ("who", "whom", "whose", "to", "other", "person"):
             people = "|".join(WOMEN + MEN)
             case = {"who": "|she|he", "whom": "|her|him"}.get(name, "")
-            return f"(?P<{name}>(?:{people})'s|her|his)" if name == "whose" else f"(?P<{name}>{people}{case})"
+            return (
+                f"(?P<{name}>(?:{people})'s|her|his)"
+                if name == "whose"
+                else f"(?P<{name}>{people}{case})"
+            )
         if name in ("passes", "rounds"):
             noun = "pass(?:es)?" if name == "passes" else "rounds?"
             return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
@@ -108,5 +130,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 _PATTERNS = {
-    kind: [_pattern(template) for template in templates] for kind, templates in TEMPLATES.items() if kind != "answer"
+    kind: [_pattern(template) for template in templates]
+    for kind, templates in TEMPLATES.items()
+    if kind != "answer"
 } | {"answer": [re.compile(rf"(?:{'|'.join(SLOTS['answer'])}) \\boxed\{{(?P<number>[0-9]+)\}}")]}

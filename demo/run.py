@@ -19,7 +19,15 @@ from rich.progress import track
 
 from semspec.commands import program
 from semspec.demo import show
-from semspec.demo.client import Answer, ChatClient, Client, Problem, Strategy, in_turns, supported_strategies
+from semspec.demo.client import (
+    Answer,
+    ChatClient,
+    Client,
+    Problem,
+    Strategy,
+    in_turns,
+    supported_strategies,
+)
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.errors import SemspecError
 from semspec.pairs import locate, named_pair, unknown_pair
@@ -82,9 +90,13 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     rows = show.summarise(answers)
     console.print()
     console.print(show.table(rows, arguments.temperature, len(questions.asked)))
-    console.print(f"\nNext: {program()} serve keeps the stack up, {program()} chat asks it.", soft_wrap=True)
+    console.print(
+        f"\nNext: {program()} serve keeps the stack up, {program()} chat asks it.", soft_wrap=True
+    )
     if arguments.json:
-        print(json.dumps(show.as_json(rows, arguments.temperature, len(questions.asked))), flush=True)
+        print(
+            json.dumps(show.as_json(rows, arguments.temperature, len(questions.asked))), flush=True
+        )
     return 0
 
 
@@ -100,21 +112,34 @@ def configuration(arguments: argparse.Namespace, tell: Callable[[str], object]) 
 def questions_of(arguments: argparse.Namespace) -> Questions:
     """The questions to ask: of the demo's language, or of MATH-500. Raises: InvalidRequest when these are not here."""
     if named_pair(arguments.pair) is None:
-        problems = [make_problem(seed) for seed in SPLITS["report"][: arguments.problems or NUM_PROBLEMS]]
+        problems = [
+            make_problem(seed) for seed in SPLITS["report"][: arguments.problems or NUM_PROBLEMS]
+        ]
         return Questions(make_problem(WARM_UP), make_problem(SHOWN), problems)
     # The benchmarks stand on top of the demo, which therefore finds their tasks by name.
     load_task = EntryPoint("", "semspec.bench.tasks:load_task", "").load()
-    task = load_task("math500", data=arguments.data, limit=(arguments.problems or NUM_MATH_PROBLEMS) + 1)
+    task = load_task(
+        "math500", data=arguments.data, limit=(arguments.problems or NUM_MATH_PROBLEMS) + 1
+    )
     first, *others = [
-        MathProblem(seed, question.messages[-1].content, question.reference, partial(task.is_right, question))
+        MathProblem(
+            seed,
+            question.messages[-1].content,
+            question.reference,
+            partial(task.is_right, question),
+        )
         for seed, question in enumerate(task.questions)
     ]
     return Questions(first, first, others)
 
 
-async def show_generation(client: Client, problem: Problem, strategy: Strategy, console: Console) -> None:
+async def show_generation(
+    client: Client, problem: Problem, strategy: Strategy, console: Console
+) -> None:
     """Show one problem's stream, segment by segment."""
-    console.print(f"\n[bold]{escape(problem.question)}[/bold]\n[bright_black]{show.LEGEND}[/bright_black]\n")
+    console.print(
+        f"\n[bold]{escape(problem.question)}[/bold]\n[bright_black]{show.LEGEND}[/bright_black]\n"
+    )
     async for record in client.stream(problem, strategy, problem.seed):
         console.print(show.segment(record))
     console.print(f"[bold]Right answer:[/bold] {escape(str(problem.answer))}\n")
@@ -137,26 +162,50 @@ async def ask_all(
 def describe(error: Exception) -> str:
     """The error in one line; for a refusal, the gateway's message."""
     if isinstance(error, httpx.HTTPStatusError):
-        return f"{error.response.status_code} {error.response.text.strip()}" if error.response.is_closed else str(error)
+        return (
+            f"{error.response.status_code} {error.response.text.strip()}"
+            if error.response.is_closed
+            else str(error)
+        )
     return str(error) or type(error).__name__
 
 
 def _http(stack: Stack) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=LIMIT_S, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=stack.base_url, headers=stack.headers, timeout=LIMIT_S, trust_env=False
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m semspec.demo.run", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the table as one JSON object on the last line of stdout")
     parser.add_argument(
-        "--problems", type=_num_problems, metavar="N", help=f"how many (default {NUM_PROBLEMS}; of MATH-500 4)"
+        "--json",
+        action="store_true",
+        help="the table as one JSON object on the last line of stdout",
     )
-    parser.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default 0.6)")
     parser.add_argument(
-        "--pair", default=str(BUNDLED_PAIR), metavar="NAME", help="pair of `semspec pairs`, or a folder with one"
+        "--problems",
+        type=_num_problems,
+        metavar="N",
+        help=f"how many (default {NUM_PROBLEMS}; of MATH-500 4)",
     )
-    parser.add_argument("--models", type=Path, metavar="FOLDER", help="where the files of a named pair lie")
-    parser.add_argument("--data", metavar="FILE", help="MATH-500 as JSON lines (default: from the hub, or its cache)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default 0.6)"
+    )
+    parser.add_argument(
+        "--pair",
+        default=str(BUNDLED_PAIR),
+        metavar="NAME",
+        help="pair of `semspec pairs`, or a folder with one",
+    )
+    parser.add_argument(
+        "--models", type=Path, metavar="FOLDER", help="where the files of a named pair lie"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="MATH-500 as JSON lines (default: from the hub, or its cache)",
+    )
     return parser
 
 

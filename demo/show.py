@@ -48,7 +48,9 @@ def _row(strategy: Strategy, answers: Sequence[Answer], target_latency_s: float)
         speedup=target_latency_s / latency_s,
         tokens_per_s=num_tokens / (latency_s * len(answers)),
         target_ratio=sum(answer.num_target_tokens for answer in answers) / max(num_tokens, 1),
-        acceptance_rate=num_accepted / num_judged if strategy not in ("target", "draft") and num_judged else None,
+        acceptance_rate=num_accepted / num_judged
+        if strategy not in ("target", "draft") and num_judged
+        else None,
     )
 
 
@@ -99,9 +101,13 @@ def _judgement(record: Json) -> str:
     if record["target_probability"] is None:
         return f"{record['fallback']}   " if record["fallback"] else ""
     ratio = "∞" if record["ratio"] is None else f"{record['ratio']:.2f}"
-    return f"p {record['target_probability']:.2f}  q {record['draft_probability']:.2f}  p/q {ratio}   "
+    return (
+        f"p {record['target_probability']:.2f}  q {record['draft_probability']:.2f}  p/q {ratio}   "
+    )
 
 
 def _times(record: Json) -> str:
-    stages = ((name.removesuffix("_ms"), duration_ms) for name, duration_ms in record["times"].items())
+    stages = (
+        (name.removesuffix("_ms"), duration_ms) for name, duration_ms in record["times"].items()
+    )
     return "  ".join(f"{name} {duration_ms:.0f} ms" for name, duration_ms in stages if duration_ms)

@@ -28,7 +28,12 @@ class Step:
 
 UNREADABLE = Step((("left", "unreadable"),))
 REMARKS: dict[str, float] = {"next": 0.6, "left": 0.4}
-EXTRAS: dict[Claim, float] = {(): 0.05, ("card",): 0.15, ("card", "next"): 0.7, ("card", "compare"): 0.1}
+EXTRAS: dict[Claim, float] = {
+    (): 0.05,
+    ("card",): 0.15,
+    ("card", "next"): 0.7,
+    ("card", "compare"): 0.1,
+}
 
 
 @dataclass(slots=True)
@@ -52,7 +57,9 @@ class Solution:
         steps = dict(self._onward())
         if self.pending is None:
             return steps
-        return {Step((self.pending,), corrects=True): care} | {step: (1 - care) * p for step, p in steps.items()}
+        return {Step((self.pending,), corrects=True): care} | {
+            step: (1 - care) * p for step, p in steps.items()
+        }
 
     def _onward(self) -> Iterator[tuple[Step, float]]:
         assert self.holder is not None
@@ -76,7 +83,9 @@ class Solution:
             yield Step(tuple(claims)), (1 - share) * weight
 
     def _may_remark(self, kind: str) -> bool:
-        return kind not in self.remarked and (kind != "left" or self.num_rounds < len(self.facts.rounds))
+        return kind not in self.remarked and (
+            kind != "left" or self.num_rounds < len(self.facts.rounds)
+        )
 
     def _remark(self, kind: str) -> Claim:
         assert self.holder is not None
@@ -110,7 +119,11 @@ class Solution:
             case ("card", int(person), _):
                 return ("card", person, self.facts.cards[person])
             case ("compare", int(person), int(other), _):
-                return ("compare", person, other, self._sign(person, other)) if person != other else None
+                return (
+                    ("compare", person, other, self._sign(person, other))
+                    if person != other
+                    else None
+                )
             case ("next", int(person), _):
                 return ("next", person, self.facts.after(person, 1))
             case ("left", _):
@@ -203,7 +216,9 @@ class Solution:
                 return [("move", passes, other) for other in people if other != person]
             case ("card", person, int(number)):
                 turned = number % 10 * 10 + number // 10
-                numbers = {card for card in self.facts.cards if card != number} | {turned} - {number}
+                numbers = {card for card in self.facts.cards if card != number} | {turned} - {
+                    number
+                }
                 return [("card", person, wrong) for wrong in sorted(numbers) if wrong > 10]
             case ("compare", person, other, sign):
                 return [("compare", person, other, "lower" if sign == "higher" else "higher")]

@@ -67,7 +67,14 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 def vocabulary_texts() -> Iterator[str]:
     """Every word of the language, alone and after a space."""
-    words = [*WOMEN, *MEN, *ADVERBS, *UNITS, *TENS, *(word for slot in SLOTS.values() for word in slot)]
+    words = [
+        *WOMEN,
+        *MEN,
+        *ADVERBS,
+        *UNITS,
+        *TENS,
+        *(word for slot in SLOTS.values() for word in slot),
+    ]
     yield from (*words, *(f" {word}" for word in words))
 
 

@@ -16,22 +16,75 @@ from semspec.demo.problems import WOMEN, Problem
 from semspec.demo.solutions import Claim, Step
 
 SLOTS: dict[str, tuple[str, ...]] = {
-    "ball": ("the ball", "it", "this ball", "the one ball", "that ball", "our ball", "the round ball", "the game ball"),
-    "starts": ("starts with", "begins with", "comes first to", "opens with", "is first with", "sets out from"),
-    "after": ("after", "with", "once we count", "following", "at the end of", "through", "on making", "by way of"),
+    "ball": (
+        "the ball",
+        "it",
+        "this ball",
+        "the one ball",
+        "that ball",
+        "our ball",
+        "the round ball",
+        "the game ball",
+    ),
+    "starts": (
+        "starts with",
+        "begins with",
+        "comes first to",
+        "opens with",
+        "is first with",
+        "sets out from",
+    ),
+    "after": (
+        "after",
+        "with",
+        "once we count",
+        "following",
+        "at the end of",
+        "through",
+        "on making",
+        "by way of",
+    ),
     "has": ("has", "holds", "gets", "keeps", "receives", "takes", "catches", "is given"),
-    "reaches": ("reaches", "comes to", "arrives at", "lands with", "goes to", "ends with", "stops at", "gets to"),
+    "reaches": (
+        "reaches",
+        "comes to",
+        "arrives at",
+        "lands with",
+        "goes to",
+        "ends with",
+        "stops at",
+        "gets to",
+    ),
     "shows": ("shows", "reads", "draws", "bears", "states", "turns up", "carries", "displays"),
     "higher": ("higher", "greater", "larger", "bigger", "not lower", "not smaller", "not less"),
     "lower": ("lower", "smaller", "lesser", "less", "not higher", "not greater", "not larger"),
-    "passes": ("passes to", "hands to", "throws to", "gives to", "tosses to", "sends to", "turns to", "rolls to"),
+    "passes": (
+        "passes to",
+        "hands to",
+        "throws to",
+        "gives to",
+        "tosses to",
+        "sends to",
+        "turns to",
+        "rolls to",
+    ),
     "have": ("have", "see", "count", "face", "expect", "owe", "find", "need"),
     "left": ("left", "to come", "ahead", "to go", "open", "more", "to play", "in store"),
-    "answer": ("The answer is", "We get", "The result is", "The card is", "It comes to", "This makes"),
+    "answer": (
+        "The answer is",
+        "We get",
+        "The result is",
+        "The card is",
+        "It comes to",
+        "This makes",
+    ),
 }
 TEMPLATES: dict[int | str, tuple[str, ...]] = {
     "start": ("<ball> <starts>~~ {person}",),
-    "move": ("<after> {passes}~~ {who}~ <has> <ball>", "<after> {passes} <ball> <reaches>~~ {whom}~"),
+    "move": (
+        "<after> {passes}~~ {who}~ <has> <ball>",
+        "<after> {passes} <ball> <reaches>~~ {whom}~",
+    ),
     "card": ("{who} <shows>~~ {number}", "the card of {whom} is~~ {number}"),
     "compare": (
         "{whose} card is~~ <sign> than that of {other}",
@@ -57,7 +110,19 @@ ADVERBS = tuple(
 )
 UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
          "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
-TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "a hundred")
+TENS = (
+    "",
+    "",
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+    "seventy",
+    "eighty",
+    "ninety",
+    "a hundred",
+)
 MARK = "\0"
 """Stands, while a paragraph is written, before the word that names who has the ball after a move."""
 T = TypeVar("T")
@@ -115,13 +180,18 @@ class Writer:
         """One sentence without its full stop; a pronoun may stand for `topic`."""
         values = dict(zip(VALUES[claim[0]], claim[1:], strict=True))
         templates = TEMPLATES[claim[0]]
-        template = self._pick(templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)])
+        template = self._pick(
+            templates, [1.0, *[math.exp(-self.spread.decay)] * (len(templates) - 1)]
+        )
 
         def fill(match: re.Match[str]) -> str:
             slot, name, place = match.groups()
             if place:
                 share = self.spread.adverb
-                weights = [math.comb(len(place), n) * share**n * (1 - share) ** (len(place) - n) for n in range(3)]
+                weights = [
+                    math.comb(len(place), n) * share**n * (1 - share) ** (len(place) - n)
+                    for n in range(3)
+                ]
                 number = self._pick(range(3), weights)
                 return "".join(f" {self._pick(ADVERBS, [1] * len(ADVERBS))}" for _ in range(number))
             if slot:
@@ -135,7 +205,11 @@ class Writer:
                 case "passes" | "rounds":
                     count, noun = int(values[name]), "pass" if name == "passes" else "round"
                     digits = self._pick((str(count), UNITS[count]), self.spread.number[:2])
-                    return f"{digits} {noun}{'es' if noun == 'pass' else 's'}" if count != 1 else f"{digits} {noun}"
+                    return (
+                        f"{digits} {noun}{'es' if noun == 'pass' else 's'}"
+                        if count != 1
+                        else f"{digits} {noun}"
+                    )
                 case "number" if claim[0] == "card":
                     return self._number(int(values["number"]))
             return str(values[name])
@@ -146,12 +220,16 @@ class Writer:
         if slot in ("sign", "turned"):
             slot = "higher" if (values["sign"] == "higher") == (slot == "sign") else "lower"
         words = SLOTS[slot]
-        return self._pick(words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))])
+        return self._pick(
+            words, [math.exp(-self.spread.decay * rank) for rank in range(len(words))]
+        )
 
     def _person(self, person: int, case: str, topic: int | None) -> str:
         name = self.problem.facts.names[person]
         if person == topic:
-            short = self._pick(("", pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun))
+            short = self._pick(
+                ("", pronoun(name, case)), (1 - self.spread.pronoun, self.spread.pronoun)
+            )
             if short:
                 return short
         return f"{name}'s" if case == "whose" else name
@@ -169,7 +247,11 @@ class Writer:
 def number_forms(number: int) -> list[str]:
     """Ways to tell a number below 100: digits, words, and how much it is short of the next ten."""
     tens, units = divmod(number, 10)
-    return [str(number), in_words(number), *([f"{UNITS[10 - units]} short of {TENS[tens + 1]}"] if units else ())]
+    return [
+        str(number),
+        in_words(number),
+        *([f"{UNITS[10 - units]} short of {TENS[tens + 1]}"] if units else ()),
+    ]
 
 
 def in_words(number: int) -> str:

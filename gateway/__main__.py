@@ -47,7 +47,9 @@ class _Server(uvicorn.Server):
     Then `serve` returns; uvicorn's own server would raise the signal again and end the process.
     """
 
-    def __init__(self, config: uvicorn.Config, readiness: Readiness, drain: Drain, settings: GatewaySettings) -> None:
+    def __init__(
+        self, config: uvicorn.Config, readiness: Readiness, drain: Drain, settings: GatewaySettings
+    ) -> None:
         super().__init__(config)
         self._readiness = readiness
         self._drain = drain
@@ -110,7 +112,12 @@ def _listening(settings: GatewaySettings, connections: Connections) -> list[sock
     try:
         sockets = list(listen(settings.host, settings.port, connections))
     except OSError as error:
-        _log.error("cannot listen on %s:%d: %s; choose another host or port", settings.host, settings.port, error)
+        _log.error(
+            "cannot listen on %s:%d: %s; choose another host or port",
+            settings.host,
+            settings.port,
+            error,
+        )
         sys.exit(STARTUP_FAILURE)
     for listener in sockets:
         _log.info("listening on %s:%d", *listener.getsockname()[:2])
@@ -121,7 +128,9 @@ async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> tuple
     """The services, and what connects to others."""
     certificates = None
     if settings.service_ca:
-        certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
+        certificates = Certificates(
+            settings.service_ca, settings.service_certificate, settings.service_key
+        )
     options = ClientOptions(
         token=settings.service_token.get_secret_value() if settings.service_token else None,
         certificates=certificates,
@@ -135,13 +144,22 @@ async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> tuple
 
     has_verifier = settings.verifier_address != NO_VERIFIER
     verifier = connect("verifier", settings.verifier_address) if has_verifier else WithoutProbes()
-    drafter, target = connect("drafter", settings.draft_address), connect("target", settings.target_address)
+    drafter, target = (
+        connect("drafter", settings.draft_address),
+        connect("target", settings.target_address),
+    )
     return Backends(drafter, target, verifier), connect
 
 
-def _server_config(settings: GatewaySettings, app: FastAPI, connections: Connections) -> uvicorn.Config:
+def _server_config(
+    settings: GatewaySettings, app: FastAPI, connections: Connections
+) -> uvicorn.Config:
     certificate, key = settings.tls_certificate, settings.tls_key
-    tls = (lambda config, default: renewing_context(certificate, key)) if certificate and key else None
+    tls = (
+        (lambda config, default: renewing_context(certificate, key))
+        if certificate and key
+        else None
+    )
     return uvicorn.Config(
         app,
         log_config=None,

@@ -17,7 +17,13 @@ from semspec.gateway.api.shared.bodies import Bodies
 from semspec.gateway.api.shared.document import DocumentedApp
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.idempotency import IdempotencyKeys
-from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
+from semspec.gateway.api.shared.middleware import (
+    Authenticated,
+    BodyGuard,
+    Drain,
+    HttpFraming,
+    Observed,
+)
 from semspec.gateway.api.shared.resolver import Api, Resolver
 from semspec.gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec.gateway.api.tgi import generation as tgi
@@ -67,16 +73,24 @@ def create_app(
     metrics, background, drain, keys = Metrics(), Background(), Drain(), _keys(settings)
     metrics.capacity.set(settings.max_concurrent)
     store.on_failure = lambda operation: metrics.redis_failures.labels(operation).inc()
-    for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
+    for service, backend in zip(
+        POOLED, (backends.drafter, backends.target, backends.verifier), strict=True
+    ):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
     readiness = Readiness(backends, settings, store, metrics, connect, strategies)
     per_owner = settings.max_concurrent_per_key or settings.max_concurrent
-    limits = Limits(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
+    limits = Limits(
+        settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s
+    )
     admission = Admission(limits, metrics)
     audit = Audit(readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
-    collection = Collection(leases, keys, readiness, metrics, settings) if keys and settings.collect.share else None
+    collection = (
+        Collection(leases, keys, readiness, metrics, settings)
+        if keys and settings.collect.share
+        else None
+    )
     runner = ChoiceRunner(readiness, metrics, settings, audit, collection)
     preparation = Preparation(readiness, metrics, settings, collection)
     generations = Generations(runner, admission, preparation, readiness, leases)
@@ -129,18 +143,28 @@ def create_app(
     ):
         app.include_router(router)
     install_handlers(app, metrics)
-    app.add_middleware(BodyGuard, bodies=Bodies(settings), timeout_s=RECEIVE_TIMEOUT_S, drain=drain, metrics=metrics)
+    app.add_middleware(
+        BodyGuard,
+        bodies=Bodies(settings),
+        timeout_s=RECEIVE_TIMEOUT_S,
+        drain=drain,
+        metrics=metrics,
+    )
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)
     app.add_middleware(Observed, metrics=metrics)
-    if settings.origins:  # outside of all others, so that a page can read every error, and asks before it has a key
+    if (
+        settings.origins
+    ):  # outside of all others, so that a page can read every error, and asks before it has a key
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)
     return app
 
 
 def _keys(settings: GatewaySettings) -> Keys | None:
     if settings.auth == "none":
-        _log.warning("authentication is off, since SEMSPEC_GATEWAY_AUTH is none: every client may use this gateway")
+        _log.warning(
+            "authentication is off, since SEMSPEC_GATEWAY_AUTH is none: every client may use this gateway"
+        )
         return None
     return Keys(settings.api_keys.get_secret_value(), settings.api_keys_file)

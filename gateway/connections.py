@@ -135,7 +135,9 @@ class Listener(socket):
 
     def _refuse(self) -> None:
         """Close the next connection, which would otherwise keep the event loop awake."""
-        self._connections.warn("there are too few file descriptors, so connections are refused; raise the limit")
+        self._connections.warn(
+            "there are too few file descriptors, so connections are refused; raise the limit"
+        )
         os.close(self._spare)
         with suppress(OSError):
             super().accept()[0].close()
@@ -173,7 +175,9 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_expendable:  # also while it closes, which waits until the client has read the response
+        if (
+            self._is_expendable
+        ):  # also while it closes, which waits until the client has read the response
             self._all.mark_idle(self._descriptor)
         else:  # the next request came before the response
             self._all.mark_busy(self._descriptor)

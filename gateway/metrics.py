@@ -16,7 +16,28 @@ POOLED = SERVICES[:-1]
 """Services that may have several replicas."""
 MODELS = ("draft", "target")
 """Services with a language model."""
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    3600,
+)
 
 _TOKENS = [4**power for power in range(9)]
 
@@ -28,60 +49,103 @@ class Metrics:
         self._registry, self._by_owner = CollectorRegistry(), CollectorRegistry()
         counter = partial(Counter, namespace=_NAMESPACE, registry=self._registry)
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self._registry)
-        seconds = partial(Histogram, namespace=_NAMESPACE, registry=self._registry, buckets=_SECONDS)
+        seconds = partial(
+            Histogram, namespace=_NAMESPACE, registry=self._registry, buckets=_SECONDS
+        )
 
         build = Info("build", "The running build.", namespace=_NAMESPACE, registry=self._registry)
         build.info({"version": __version__})
         self.of_services = _Services(self._registry)
 
-        self._requests = counter("requests", "HTTP requests answered.", ("method", "route", "status"))
-        self._request_seconds = seconds(
-            "request_duration_seconds", "From a request's head to the last byte of its answer.", ("route",)
+        self._requests = counter(
+            "requests", "HTTP requests answered.", ("method", "route", "status")
         )
-        self.refusals = counter("refusals", "Requests answered with an error, by its code.", ("code",))
+        self._request_seconds = seconds(
+            "request_duration_seconds",
+            "From a request's head to the last byte of its answer.",
+            ("route",),
+        )
+        self.refusals = counter(
+            "refusals", "Requests answered with an error, by its code.", ("code",)
+        )
 
         self.in_flight = gauge("generations_in_flight", "Generations running.")
         self.capacity = gauge("generations_capacity", "Generations that may run at once.")
         self.queue_depth = gauge("queue_depth", "Requests waiting for a slot.")
-        self.queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for a slot.")
+        self.queue_wait_seconds = seconds(
+            "queue_wait_seconds", "An admitted request's wait for a slot."
+        )
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
-        self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
+        self._generation_seconds = seconds(
+            "generation_duration_seconds", "Of a finished generation.", ("strategy",)
+        )
         self._first_segment_seconds = seconds(
-            "time_to_first_segment_seconds", "From a generation's start to its first kept segment.", ("strategy",)
+            "time_to_first_segment_seconds",
+            "From a generation's start to its first kept segment.",
+            ("strategy",),
         )
         self.fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
-        self.resumptions = counter("resumptions", "Times that a generation went on after it had lost the target.")
-        self.degraded_generations = counter("degraded_generations", "Generations not stored in full.")
-        self.redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
+        self.resumptions = counter(
+            "resumptions", "Times that a generation went on after it had lost the target."
+        )
+        self.degraded_generations = counter(
+            "degraded_generations", "Generations not stored in full."
+        )
+        self.redis_failures = counter(
+            "redis_failures", "Operations Redis did not answer.", ("operation",)
+        )
 
         self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
         self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
-        self._repeats = counter("segment_repeats", "Drafted segments that the target replaced since they repeat text.")
-        self._stage_seconds = seconds("stage_duration_seconds", "Waited for each stage, by kept segment.", ("stage",))
+        self._repeats = counter(
+            "segment_repeats", "Drafted segments that the target replaced since they repeat text."
+        )
+        self._stage_seconds = seconds(
+            "stage_duration_seconds", "Waited for each stage, by kept segment.", ("stage",)
+        )
         self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
-        self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
-        self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
+        self._proposed_tokens = counter(
+            "proposed_tokens", "Tokens the draft proposed to the target one by one."
+        )
+        self._accepted_tokens = counter(
+            "accepted_tokens", "Proposed tokens the target kept, in segments of its own."
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         by_owner = partial(Counter, namespace=_NAMESPACE, registry=self._by_owner)
         self._owner_generations = by_owner(
-            "owner_generations", "Generations ended, by the name of the API key.", ("owner", "status")
+            "owner_generations",
+            "Generations ended, by the name of the API key.",
+            ("owner", "status"),
         )
-        self._owner_tokens = by_owner("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
+        self._owner_tokens = by_owner(
+            "owner_tokens", "Output tokens, by the name of the API key.", ("owner",)
+        )
         self.collection = counter(
-            "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
+            "collection_answers",
+            "Answers chosen for the collection, by what became of them.",
+            ("result",),
         )
         # By OpenTelemetry's names for generative AI.
         gen_ai = partial(Histogram, namespace="gen_ai", registry=self._registry)
         model = "gen_ai_request_model"
-        self._model_seconds = gen_ai("server_request_duration_seconds", "Of a generation.", [model], buckets=_SECONDS)
-        self._first_token_seconds = gen_ai(
-            "server_time_to_first_token_seconds", "To the first kept segment.", [model], buckets=_SECONDS
+        self._model_seconds = gen_ai(
+            "server_request_duration_seconds", "Of a generation.", [model], buckets=_SECONDS
         )
-        self._usage = gen_ai("client_token_usage", "Tokens.", [model, "gen_ai_token_type"], buckets=_TOKENS)
+        self._first_token_seconds = gen_ai(
+            "server_time_to_first_token_seconds",
+            "To the first kept segment.",
+            [model],
+            buckets=_SECONDS,
+        )
+        self._usage = gen_ai(
+            "client_token_usage", "Tokens.", [model, "gen_ai_token_type"], buckets=_TOKENS
+        )
         # vLLM's counters, which AIPerf and others read; `semspec.records.Step` defines what counts as a draft.
         of_vllm = partial(Counter, registry=self._registry)
         self._drafts = of_vllm("vllm:spec_decode_num_drafts", "Decisions on drafted tokens.")
-        self._drafted = of_vllm("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on.")
+        self._drafted = of_vllm(
+            "vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on."
+        )
         self._kept = of_vllm("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
         self.audit = _Audit(self._registry)
 
@@ -109,7 +173,12 @@ class Metrics:
             self._drafted.inc(step.num_draft_tokens)
             self._kept.inc(step.num_accepted_tokens)
         times = record.times
-        stages = {"draft": times.draft_ms, "read": times.read_ms, "judge": times.judge_ms, "write": times.write_ms}
+        stages = {
+            "draft": times.draft_ms,
+            "read": times.read_ms,
+            "judge": times.judge_ms,
+            "write": times.write_ms,
+        }
         for stage, duration_ms in stages.items():
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
@@ -140,19 +209,43 @@ class _Audit:
         counter = partial(Counter, namespace=_NAMESPACE, registry=registry)
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("release",))
         self._segments = counter("audit_segments", "Accepted segments judged again.", ("result",))
-        self.skipped = counter("audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",))
-        self.waiting = gauge("audit_waiting_segments", "Segments waiting for the audit.", labelnames=())
-        self._support = gauge("audit_support", "Share of accepted segments that a sample of the target means.")
-        self._reference = gauge("audit_reference", "Share of the target's samples that another one means.")
-        self._probability_gap = gauge("audit_probability_gap", "The probe's p less the share of samples, on average.")
-        self._evidence = gauge("audit_evidence", "Evidence of a loss above the tolerance; the alarm is at 100.")
-        self._alarm = gauge("audit_alarm", "1 once there was enough evidence of a loss with these probes.")
-        self.ratio_drift = gauge("audit_ratio_drift", "Largest distance of p/q's distribution from the report's.")
-        for result in ("supported", "unsupported"):  # known from the start, so that an alert sees that none is added
+        self.skipped = counter(
+            "audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",)
+        )
+        self.waiting = gauge(
+            "audit_waiting_segments", "Segments waiting for the audit.", labelnames=()
+        )
+        self._support = gauge(
+            "audit_support", "Share of accepted segments that a sample of the target means."
+        )
+        self._reference = gauge(
+            "audit_reference", "Share of the target's samples that another one means."
+        )
+        self._probability_gap = gauge(
+            "audit_probability_gap", "The probe's p less the share of samples, on average."
+        )
+        self._evidence = gauge(
+            "audit_evidence", "Evidence of a loss above the tolerance; the alarm is at 100."
+        )
+        self._alarm = gauge(
+            "audit_alarm", "1 once there was enough evidence of a loss with these probes."
+        )
+        self.ratio_drift = gauge(
+            "audit_ratio_drift", "Largest distance of p/q's distribution from the report's."
+        )
+        for result in (
+            "supported",
+            "unsupported",
+        ):  # known from the start, so that an alert sees that none is added
             self._segments.labels(result)
 
     def judged(
-        self, release: str, is_supported: bool, support: float, reference: float, probability_gap: float
+        self,
+        release: str,
+        is_supported: bool,
+        support: float,
+        reference: float,
+        probability_gap: float,
     ) -> None:
         """Count a segment; the other three are means."""
         self._segments.labels("supported" if is_supported else "unsupported").inc()
@@ -166,7 +259,13 @@ class _Audit:
 
     def forget(self, release: str) -> None:
         """A release that is no longer listed raises no alarm."""
-        for gauge in (self._support, self._reference, self._probability_gap, self._evidence, self._alarm):
+        for gauge in (
+            self._support,
+            self._reference,
+            self._probability_gap,
+            self._evidence,
+            self._alarm,
+        ):
             gauge.remove(release)
         self.ratio_drift.remove(release)
 
@@ -178,16 +277,23 @@ class _Services:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("service",))
         self._up = gauge("service_up", "1 while a service answers as it should, else 0.")
         self._replicas = gauge("service_replicas", "Replicas of a service that can be called.")
-        self._hung = gauge("service_hung_replicas", "Replicas with work whose engine makes no step.")
+        self._hung = gauge(
+            "service_hung_replicas", "Replicas with work whose engine makes no step."
+        )
         self._calls = gauge("service_calls_in_flight", "Calls under way at a service.")
         self._whole_states = gauge(
-            "service_whole_states", "Segments whose states came whole, since the probe's first layer was not held."
+            "service_whole_states",
+            "Segments whose states came whole, since the probe's first layer was not held.",
         )
         self._cache_bytes = gauge("service_cache_bytes", "Keys and values a service holds.")
-        self._max_cache_bytes = gauge("service_max_cache_bytes", "Keys and values a service may hold.")
+        self._max_cache_bytes = gauge(
+            "service_max_cache_bytes", "Keys and values a service may hold."
+        )
         of_redis = partial(Gauge, namespace=_NAMESPACE, registry=registry)
         self._memory = of_redis("redis_memory_bytes", "Memory that Redis takes.")
-        self._max_memory = of_redis("redis_max_memory_bytes", "Memory that Redis may take; 0: no limit, or not told.")
+        self._max_memory = of_redis(
+            "redis_max_memory_bytes", "Memory that Redis may take; 0: no limit, or not told."
+        )
         known = {SERVICES: [self._up], POOLED: [self._replicas, self._hung, self._calls]}
         known[MODELS] = [self._cache_bytes, self._max_cache_bytes, self._whole_states]
         for services, metrics in known.items():

@@ -27,7 +27,9 @@ else:
 
 def or_default(model: type[BaseModel]) -> Any:
     """Null in the place of an object counts as the object without fields."""
-    return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
+    return BeforeValidator(
+        lambda given: {} if given is None else given, json_schema_input_type=model | None
+    )
 
 
 def _not_tiny(number: float) -> float:
@@ -53,7 +55,9 @@ class RequestModel(BaseModel):
     @classmethod
     def _has_few_fields(cls, values: Any) -> Any:
         if isinstance(values, dict) and len(values) > MAX_FIELDS:
-            raise ValueError(f"it should have at most {MAX_FIELDS} fields, not {len(values)}; leave some out")
+            raise ValueError(
+                f"it should have at most {MAX_FIELDS} fields, not {len(values)}; leave some out"
+            )
         return values
 
 
@@ -69,7 +73,9 @@ class AcceptanceOptions(RequestModel):
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
         if self.rule == "sample" and self.threshold is not None:
-            raise ValueError("the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'")
+            raise ValueError(
+                "the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'"
+            )
         return self
 
 
@@ -84,12 +90,17 @@ class StrategyOptions(RequestModel):
     """What a request and the operator say of the strategies' options; None: the other's, then the built-in value."""
 
     rewrite: RewriteName | None = Field(
-        None, description="how semantic writes rejected segments: target (unset), token-level or retrieval"
+        None,
+        description="how semantic writes rejected segments: target (unset), token-level or retrieval",
     )
     probes: str | None = Field(
-        None, max_length=128, description="the verifier's probes that semantic judges by; unset or empty: the main ones"
+        None,
+        max_length=128,
+        description="the verifier's probes that semantic judges by; unset or empty: the main ones",
     )
-    gamma: int | None = Field(None, ge=1, le=8, description="segments drafted before the target scores them; unset: 1")
+    gamma: int | None = Field(
+        None, ge=1, le=8, description="segments drafted before the target scores them; unset: 1"
+    )
     num_candidates: int | None = Field(
         None, ge=1, le=4, description="alternatives of each segment that the draft writes; unset: 1"
     )
@@ -132,7 +143,8 @@ class Defaults(StrategyOptions):
     model_config = ConfigDict(strict=False)
 
     strategy: StrategyName | None = Field(
-        None, description=f"one of {', '.join(STRATEGIES)}; unset: the first supported of {', '.join(PREFERRED)}"
+        None,
+        description=f"one of {', '.join(STRATEGIES)}; unset: the first supported of {', '.join(PREFERRED)}",
     )
     segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     draft_ahead: bool = Field(True, description="true drafts on while the target reads")
@@ -164,11 +176,17 @@ class Defaults(StrategyOptions):
 
     def generation(self, strategy: str) -> Generation:
         """A greedy generation with the default options of a strategy."""
-        return Generation(Context(()), SamplingParams(0.0), strategy=strategy, options=self.options(strategy))
+        return Generation(
+            Context(()), SamplingParams(0.0), strategy=strategy, options=self.options(strategy)
+        )
 
     def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
         """The options of a request for `strategy` that gives these."""
-        acceptance, retrieval, plain = _values(self.acceptance), _values(self.retrieval), _values(self, PLAIN)
+        acceptance, retrieval, plain = (
+            _values(self.acceptance),
+            _values(self.retrieval),
+            _values(self, PLAIN),
+        )
         if strategy != self._own:
             acceptance.pop("threshold", None)
             plain.pop("num_speculative_tokens", None)

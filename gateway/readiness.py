@@ -47,7 +47,9 @@ class Readiness:
     ) -> None:
         self._backends = backends
         load = partial(load_routes, settings.pair, settings.defaults)
-        self._routes = Renewed([settings.pair] if settings.pair and is_list(settings.pair) else [], load)
+        self._routes = Renewed(
+            [settings.pair] if settings.pair and is_list(settings.pair) else [], load
+        )
         self._connect = connect
         self._clients = dict[tuple[str, str], Any]()
         self._noted = dict[str, str | None]()
@@ -67,7 +69,9 @@ class Readiness:
         """What is served. Raises: Unavailable, Mismatch."""
         served, error = self.status.served, self.status.error
         if error is not None:
-            raise type(error)(error.message)  # a new instance: one raised repeatedly would accumulate tracebacks
+            raise type(error)(
+                error.message
+            )  # a new instance: one raised repeatedly would accumulate tracebacks
         if served is None:
             raise Unavailable("the gateway has not reached its services yet; retry in a moment")
         return served
@@ -79,10 +83,15 @@ class Readiness:
         """
         every = self.status.every if self.status.error is None else self.status.others
         if version:
-            if named := [one for one in every if one.route and one.route.release.version == version]:
+            if named := [
+                one for one in every if one.route and one.route.release.version == version
+            ]:
                 return named[0]
             self.require()
-            raise NotFound(f"the version {version!r} is not served; GET /v1/models lists those that are", "model")
+            raise NotFound(
+                f"the version {version!r} is not served; GET /v1/models lists those that are",
+                "model",
+            )
         sums = list(accumulate(one.route.weight if one.route else 0.0 for one in every))
         chosen = (one for one, until in zip(every, sums, strict=True) if draw * sums[-1] < until)
         return next(chosen, None) or self.require()  # of those that have a weight none is there
@@ -93,7 +102,9 @@ class Readiness:
 
         Raises: Unavailable, Mismatch.
         """
-        if other := next((one for one in self.status.others if json.dumps(one.identity) == models), None):
+        if other := next(
+            (one for one in self.status.others if json.dumps(one.identity) == models), None
+        ):
             return other
         if self.status.served is None or isinstance(self.status.error, Mismatch):
             return self.require()
@@ -103,7 +114,11 @@ class Readiness:
     def versions(self) -> dict[str, str]:
         """Those that a request may name, and the strategy of a request that names no other."""
         every, defaults = self.status.every, self._settings.defaults
-        return {one.route.release.version: one.default_name(one.defaults(defaults)) for one in every if one.route}
+        return {
+            one.route.release.version: one.default_name(one.defaults(defaults))
+            for one in every
+            if one.route
+        }
 
     @property
     def labels(self) -> set[str]:
@@ -128,13 +143,17 @@ class Readiness:
     def unsupported(self) -> dict[str, str]:
         """Reasons against the strategies that the pair does not support; empty before the first handshake."""
         served = self.status.served
-        return {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
+        return (
+            {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
+        )
 
     @property
     def default_strategy(self) -> str:
         """The strategy of a request that names none; empty before the first handshake."""
         served = self.status.served
-        return "" if served is None else served.default_name(served.defaults(self._settings.defaults))
+        return (
+            "" if served is None else served.default_name(served.defaults(self._settings.defaults))
+        )
 
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
@@ -163,18 +182,32 @@ class Readiness:
         """Perform one handshake."""
         self._suspected.clear()
         before, status = self.status, await self._handshake()
-        if status.missing is None and self._suspected.is_set():  # its answers are older than the suspicion
+        if (
+            status.missing is None and self._suspected.is_set()
+        ):  # its answers are older than the suspicion
             status = replace(status, missing=self.status.missing)
         self.status = status
         if describe(before) != describe(self.status):
             remedy = ""
-            if status.error is not None or status.missing is not None:  # for the log, since clients see the status
-                addresses = {role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED}
-                given = ", ".join(f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items())
+            if (
+                status.error is not None or status.missing is not None
+            ):  # for the log, since clients see the status
+                addresses = {
+                    role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED
+                }
+                given = ", ".join(
+                    f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items()
+                )
                 remedy = f"; start what does not answer, or fix one of {given}"
             _log.info("readiness: %s%s", describe(self.status), remedy)
-            if status.served is not None and status.error is None and before.served != status.served:
-                _log.info("%s", status.served.support(status.served.defaults(self._settings.defaults)))
+            if (
+                status.served is not None
+                and status.error is None
+                and before.served != status.served
+            ):
+                _log.info(
+                    "%s", status.served.support(status.served.defaults(self._settings.defaults))
+                )
         known = before.served.sends_whole_states if before.served else ()
         for role in status.served.sends_whole_states if status.served else ():
             if role not in known:
@@ -200,7 +233,9 @@ class Readiness:
                 self._metrics.of_services.cache(role, answer)
         if isinstance(target, Unavailable):
             return status(known, target)
-        missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
+        missing = next(
+            (answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None
+        )
         if known is None and missing is not None:
             known = await self._stored_handshake(target, main)
         if known is not None:  # the last report of an unavailable draft or verifier is still valid
@@ -213,7 +248,9 @@ class Readiness:
             await self._store_handshake(served)
         return status(served, error, missing.message if missing else None)
 
-    def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None) -> Served:
+    def _served(
+        self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo, route: Route | None
+    ) -> Served:
         return Served(draft, target, verifier, self._services(route), self.table, route)
 
     def _mismatch(self, served: Served) -> str | None:
@@ -226,7 +263,9 @@ class Readiness:
         answers fall back until it is removed from the list."""
         if known := self._known(route):
             draft, verifier = _last(draft, known.draft), _last(verifier, known.verifier)
-        reason = next((one.message for one in (target, draft, verifier) if isinstance(one, Unavailable)), None)
+        reason = next(
+            (one.message for one in (target, draft, verifier) if isinstance(one, Unavailable)), None
+        )
         if reason is None:
             served = self._served(draft, target, verifier, route)
             if (reason := self._mismatch(served)) is None:
@@ -238,7 +277,9 @@ class Readiness:
 
     def _known(self, route: Route | None) -> Served | None:
         """What the last handshake found of a release."""
-        return {one.route and one.route.label: one for one in self.status.every}.get(route and route.label)
+        return {one.route and one.route.label: one for one in self.status.every}.get(
+            route and route.label
+        )
 
     def _services(self, route: Route | None) -> Backends:
         """The gateway's services, and in their place a release's own."""
@@ -277,7 +318,9 @@ class Readiness:
     async def _store_handshake(self, served: Served) -> None:
         if served != self._last_stored:
             with suppress(Unavailable):
-                stored = _HANDSHAKE.dump_json((served.draft, served.target, served.verifier)).decode()
+                stored = _HANDSHAKE.dump_json(
+                    (served.draft, served.target, served.verifier)
+                ).decode()
                 await self._store.keep_handshake(_key(served.target, served.route), stored)
                 self._last_stored = served
 

@@ -71,16 +71,24 @@ def load_routes(path: Path | None, defaults: Defaults) -> tuple[Route, ...]:
         raise ValueError(f"{path}: list releases of one name, each version once")
     verifiers = [route.addresses.get("verifier") for route in routes if route.release.target_probe]
     if len({*verifiers}) < len(verifiers):
-        raise ValueError(f"{path}: two releases have one verifier; start one for each, and name it by `verifier`")
+        raise ValueError(
+            f"{path}: two releases have one verifier; start one for each, and name it by `verifier`"
+        )
     if not any(route.weight for route in routes):
-        raise ValueError(f"{path}: all weights are 0; give a release that new answers go to a greater one")
+        raise ValueError(
+            f"{path}: all weights are 0; give a release that new answers go to a greater one"
+        )
     return routes
 
 
 def _listed(path: Path) -> list[Listed]:
     """Raises: ValueError."""
     try:
-        return _LISTED.validate_python(read_json(path)) if is_list(path) else [Listed(pair=Path(path.name))]
+        return (
+            _LISTED.validate_python(read_json(path))
+            if is_list(path)
+            else [Listed(pair=Path(path.name))]
+        )
     except ValidationError as error:
         raise ValueError(f"{path}: {first_error(error)}") from None
     except (OSError, ValueError) as error:
@@ -93,13 +101,19 @@ def _route(listed: Listed, folder: Path, defaults: Defaults) -> Route:
     likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release.likelihood else None
     if likelihood is not None and likelihood.digest != release.likelihood:
         remedy = "put its own back, or make the release again with `semspec train export`"
-        raise Mismatch(f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}")
+        raise Mismatch(
+            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}"
+        )
     if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
-        raise ValueError(f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR")
+        raise ValueError(
+            f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR"
+        )
     try:
         merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
     except ValidationError as error:
-        raise ValueError(f"the release {release.label}: rule.{first_error(error)}; correct it") from None
+        raise ValueError(
+            f"the release {release.label}: rule.{first_error(error)}; correct it"
+        ) from None
     digest = digest_of(release.rule)
     addresses = {"drafter": listed.draft, "target": listed.target, "verifier": listed.verifier}
     own = {name: address for name, address in addresses.items() if address}

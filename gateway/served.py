@@ -92,7 +92,9 @@ class Served:
         if defaults.strategy:
             return defaults.strategy
         known = (name for name in PREFERRED if name in self.strategies)
-        return next(name for name in known if self.unsupported_reason(self.default(defaults, name)) is None)
+        return next(
+            name for name in known if self.unsupported_reason(self.default(defaults, name)) is None
+        )
 
     def supported(self, defaults: Defaults) -> tuple[str, ...]:
         """Names of the strategies that this pair supports under the default options."""
@@ -113,22 +115,31 @@ class Served:
     @property
     def sends_whole_states(self) -> tuple[str, ...]:
         """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
-        of_draft = {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+        of_draft = (
+            {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+        )
         missing = {
             "draft": of_draft - {*self.draft.projections},
-            "target": {one.target for one in self.verifier.projections if one.target} - {*self.target.projections},
+            "target": {one.target for one in self.verifier.projections if one.target}
+            - {*self.target.projections},
         }
         return tuple(role for role, digests in missing.items() if digests)
 
     def unsupported(self, defaults: Defaults) -> dict[str, str]:
         """Name what this pair lacks for each strategy that it does not support under the default options."""
         lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
-        return {name: " and ".join(lack.name for lack in found) for name, found in lacks.items() if found}
+        return {
+            name: " and ".join(lack.name for lack in found)
+            for name, found in lacks.items()
+            if found
+        }
 
     def support(self, defaults: Defaults) -> str:
         """Name the strategies that this pair supports under the default options, and what it lacks for the others."""
         supported = ", ".join(map(repr, self.supported(defaults)))
-        unsupported = ", ".join(f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items())
+        unsupported = ", ".join(
+            f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items()
+        )
         return f"this pair supports {supported}{unsupported and f', but not {unsupported}'}"
 
     def unsupported_reason(self, strategy: Strategy) -> str | None:
@@ -137,7 +148,9 @@ class Served:
         if lack is None:
             return None
         rewrite = strategy.options.rewrite
-        by_rewrite = f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
+        by_rewrite = (
+            f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
+        )
         return f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
 
     def _lacks(self, strategy: Strategy) -> Iterator[Lack]:
@@ -179,7 +192,12 @@ class Served:
                 "needs a calibration for this pair: make one with `semspec train calibrate` and serve its release "
                 "(SEMSPEC_GATEWAY_PAIR)",
             )
-        if strategy.uses_probes and self.verifier.has_probes and probes and probes not in self.verifier.alternatives:
+        if (
+            strategy.uses_probes
+            and self.verifier.has_probes
+            and probes
+            and probes not in self.verifier.alternatives
+        ):
             known = ", ".join(self.verifier.alternatives) or "none"
             yield Lack(
                 f"no probes {probes!r}",
@@ -189,7 +207,9 @@ class Served:
 
     def supports_logprobs(self, strategy: Strategy) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
-        return strategy.supports_logprobs and all(one.supports_logprobs for one in self._models(strategy.writers))
+        return strategy.supports_logprobs and all(
+            one.supports_logprobs for one in self._models(strategy.writers)
+        )
 
     def writers(self, strategy: Strategy) -> list[ModelInfo]:
         """The models that may write; the target goes on where the draft fails."""
@@ -197,7 +217,9 @@ class Served:
 
     def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
         """The segmentations that all services of a strategy support."""
-        common = frozenset(Segmentation).intersection(*(one.segmentations for one in self.writers(strategy)))
+        common = frozenset(Segmentation).intersection(
+            *(one.segmentations for one in self.writers(strategy))
+        )
         if strategy.needs_calibration and self.likelihood is not None:
             common &= {self.likelihood.segmentation}
         return common & frozenset(self.verifier.segmentations) if strategy.uses_probes else common
@@ -241,7 +263,11 @@ def describe(status: Status) -> str:
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     """What does not match, with the remedy, in one line; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
-    services: dict[str, ModelInfo | VerifierInfo] = {"draft": draft, "target": target, "verifier": verifier}
+    services: dict[str, ModelInfo | VerifierInfo] = {
+        "draft": draft,
+        "target": target,
+        "verifier": verifier,
+    }
     for role, service in services.items():
         if (used := service.state_convention) != STATE_CONVENTION:
             return f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"

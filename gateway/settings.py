@@ -32,16 +32,23 @@ def pattern_of(expression: str) -> TypeAdapter[str]:
     try:
         return TypeAdapter(Annotated[str, Field(pattern=expression)])
     except SchemaError as error:
-        raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
+        raise ValueError(
+            f"is no regular expression without look-around and back-references: {error}"
+        ) from error
 
 
 class AuditOptions(SettingObject):
     """How accepted segments are judged again."""
 
     share: float = Field(
-        0.0, ge=0, le=1, description="of accepted segments; each is judged in memory, while there is capacity to spare"
+        0.0,
+        ge=0,
+        le=1,
+        description="of accepted segments; each is judged in memory, while there is capacity to spare",
     )
-    samples: int = Field(8, ge=3, le=64, description="samples of the target for each segment judged again")
+    samples: int = Field(
+        8, ge=3, le=64, description="samples of the target for each segment judged again"
+    )
     tolerance: float = Field(
         0.02,
         ge=0,
@@ -49,7 +56,9 @@ class AuditOptions(SettingObject):
         description="how much less often than the target's own segments the accepted ones may have its support before "
         "the alarm",
     )
-    max_running: int = Field(0, ge=0, description="most generations running while the audit works; more pause it")
+    max_running: int = Field(
+        0, ge=0, description="most generations running while the audit works; more pause it"
+    )
     strictness: float | None = Field(
         None,
         ge=0,
@@ -61,9 +70,13 @@ class AuditOptions(SettingObject):
 class CollectOptions(SettingObject):
     """Which answers are listed for training."""
 
-    share: float = Field(0.0, ge=0, le=1, description="of the finished requests of keys with the option consents")
+    share: float = Field(
+        0.0, ge=0, le=1, description="of the finished requests of keys with the option consents"
+    )
     max_answers: int = Field(
-        10_000, ge=1, description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s"
+        10_000,
+        ge=1,
+        description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s",
     )
     exclude: Annotated[str | None, checked(pattern_of)] = Field(
         None,
@@ -89,7 +102,8 @@ class GatewaySettings(ProcessSettings):
         "keys", description="keys asks every client for an API key, none lets everyone in"
     )
     api_keys_file: Annotated[Path | None, checked(lambda file: read_entries("", file))] = Field(
-        None, description="file with NAME:SHA256 of each API key, one a line; it is read again whenever it changes"
+        None,
+        description="file with NAME:SHA256 of each API key, one a line; it is read again whenever it changes",
     )
     api_keys: SecretStr = Field(
         SecretStr(""),
@@ -97,18 +111,29 @@ class GatewaySettings(ProcessSettings):
         description="NAME:SHA256 of each API key, separated by commas or white space; `semspec key NAME` makes one",
     )
 
-    draft_address: Addresses = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
-    target_address: Addresses = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
-    verifier_address: Annotated[str, checked(lambda given: given == NO_VERIFIER or parse_endpoints(given))] = Field(
+    draft_address: Addresses = Field(
+        "127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft")
+    )
+    target_address: Addresses = Field(
+        "127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target")
+    )
+    verifier_address: Annotated[
+        str, checked(lambda given: given == NO_VERIFIER or parse_endpoints(given))
+    ] = Field(
         "127.0.0.1:50053",
         min_length=1,
         description=f"{_ADDRESS.format('verifier')}; {NO_VERIFIER}: the pair has no probes",
     )
-    health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
-    service_ca: Annotated[Path | None, checked(check_authority)] = Field(
-        None, description="PEM file of the authority that signs the services' certificates; unset speaks without TLS"
+    health_timeout_s: float = Field(
+        5.0, gt=0, description="silence after which a replica is given up, in seconds"
     )
-    service_certificate: Path | None = Field(None, description="PEM file of the certificate shown to the services")
+    service_ca: Annotated[Path | None, checked(check_authority)] = Field(
+        None,
+        description="PEM file of the authority that signs the services' certificates; unset speaks without TLS",
+    )
+    service_certificate: Path | None = Field(
+        None, description="PEM file of the certificate shown to the services"
+    )
     service_key: Path | None = Field(None, description="PEM file of that certificate's private key")
     redis_url: SecretStr = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
@@ -133,15 +158,27 @@ class GatewaySettings(ProcessSettings):
         '"max_tokens": 8192}; docs/settings.md has the keys',
     )
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
-    max_concurrent: int = Field(32, ge=1, description="most generations running at once, at least max_n")
-    max_concurrent_per_key: int | None = Field(
-        None, ge=1, description="most generations of one API key running at once, at least max_n; unset: max_concurrent"
+    max_concurrent: int = Field(
+        32, ge=1, description="most generations running at once, at least max_n"
     )
-    max_queued: int = Field(64, ge=0, description="most requests waiting for room; 0 refuses at once")
-    queue_timeout_s: float = Field(10.0, gt=0, description="longest a request waits for room, in seconds")
+    max_concurrent_per_key: int | None = Field(
+        None,
+        ge=1,
+        description="most generations of one API key running at once, at least max_n; unset: max_concurrent",
+    )
+    max_queued: int = Field(
+        64, ge=0, description="most requests waiting for room; 0 refuses at once"
+    )
+    queue_timeout_s: float = Field(
+        10.0, gt=0, description="longest a request waits for room, in seconds"
+    )
     max_body_bytes: int = Field(MEBIBYTE, ge=1024, description="largest request body, in bytes")
-    max_session_bytes: int = Field(MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes")
-    max_generation_bytes: int = Field(16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes")
+    max_session_bytes: int = Field(
+        MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes"
+    )
+    max_generation_bytes: int = Field(
+        16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes"
+    )
 
     audit: AuditOptions = Field(
         AuditOptions(),
@@ -155,8 +192,12 @@ class GatewaySettings(ProcessSettings):
     )
 
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
-    writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")
-    redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
+    writer_lease_s: float = Field(
+        6.0, ge=1, description="seconds a dead gateway holds its generations"
+    )
+    redis_timeout_s: float = Field(
+        0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds"
+    )
     generation_deadline_s: float | None = Field(
         None,
         gt=0,
@@ -169,17 +210,27 @@ class GatewaySettings(ProcessSettings):
         description="longest wait of a running generation for a lost target, in seconds; unset: 300, or twice what "
         "it took to load",
     )
-    send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
+    send_timeout_s: float = Field(
+        60.0, gt=0, description="longest a client may take to read what was sent, in seconds"
+    )
     keep_alive_s: int = Field(
         75,
         ge=1,
         description="seconds that an idle connection is kept open; more than the idle time of a load balancer in front",
     )
     settle_s: float = shared(
-        "SETTLE_S", 0.0, "seconds from announcing the shutdown to refusing connections", ge=0, le=300
+        "SETTLE_S",
+        0.0,
+        "seconds from announcing the shutdown to refusing connections",
+        ge=0,
+        le=300,
     )
     grace_s: float = shared(
-        "GRACE_S", 20.0, "seconds for running requests to end at shutdown; less than the services'", ge=0, le=3600
+        "GRACE_S",
+        20.0,
+        "seconds for running requests to end at shutdown; less than the services'",
+        ge=0,
+        le=3600,
     )
 
     prompt_tokens_details: bool = Field(
@@ -188,7 +239,9 @@ class GatewaySettings(ProcessSettings):
         "number shows whether another owner's prompt began alike",
     )
 
-    log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
+    log_prompts: bool = Field(
+        False, description="true logs each prompt and answer; they are nowhere else in a log"
+    )
 
     @cached_property
     def name(self) -> str:
@@ -203,8 +256,16 @@ class GatewaySettings(ProcessSettings):
 
     @field_validator("pair", "defaults")
     @classmethod
-    def _can_be_served(cls, given: Path | Defaults | None, info: ValidationInfo) -> Path | Defaults | None:
-        load_routes(*((info.data.get("pair"), given) if isinstance(given, Defaults) else (given, Defaults())))
+    def _can_be_served(
+        cls, given: Path | Defaults | None, info: ValidationInfo
+    ) -> Path | Defaults | None:
+        load_routes(
+            *(
+                (info.data.get("pair"), given)
+                if isinstance(given, Defaults)
+                else (given, Defaults())
+            )
+        )
         return given
 
     @field_validator("cors_origins")
@@ -212,7 +273,9 @@ class GatewaySettings(ProcessSettings):
     def _has_origins(cls, origins: str | None) -> str | None:
         for origin in (origins or "").replace(",", " ").split():
             if origin != "*" and not re.fullmatch(r"https?://[^/?#@]+", origin):
-                raise ValueError(f"{origin} is not an origin; write https://HOST or https://HOST:PORT, without a path")
+                raise ValueError(
+                    f"{origin} is not an origin; write https://HOST or https://HOST:PORT, without a path"
+                )
         return origins
 
     @field_validator("api_keys")
@@ -227,9 +290,13 @@ class GatewaySettings(ProcessSettings):
 
     @field_validator("collect")
     @classmethod
-    def _has_keys_that_consent(cls, collect: CollectOptions, info: ValidationInfo) -> CollectOptions:
+    def _has_keys_that_consent(
+        cls, collect: CollectOptions, info: ValidationInfo
+    ) -> CollectOptions:
         if collect.share and info.data.get("auth") == "none":
-            raise ValueError("needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it")
+            raise ValueError(
+                "needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it"
+            )
         return collect
 
     @field_validator("service_key")
@@ -245,7 +312,9 @@ class GatewaySettings(ProcessSettings):
     def _has_known_scheme(cls, redis_url: SecretStr) -> SecretStr:
         if not redis_url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must begin with redis://, rediss:// or unix://")
-        for authority in parse_qs(urlsplit(redis_url.get_secret_value()).query).get("ssl_ca_certs", ()):
+        for authority in parse_qs(urlsplit(redis_url.get_secret_value()).query).get(
+            "ssl_ca_certs", ()
+        ):
             check_authority(Path(authority))
         return redis_url
 

@@ -49,7 +49,9 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, _no_password)
     except OSError as error:
-        raise ValueError(f"{certificate} and {key} are no PEM certificate and its key: {error}") from error
+        raise ValueError(
+            f"{certificate} and {key} are no PEM certificate and its key: {error}"
+        ) from error
     return context
 
 
@@ -70,7 +72,9 @@ def check_pair(certificate: Path | None, key: Path | None) -> None:
     if certificate and key:
         server_context(certificate, key)
     elif certificate or key:
-        raise ValueError(f"the {'key' if certificate else 'certificate'} is missing; give both or neither")
+        raise ValueError(
+            f"the {'key' if certificate else 'certificate'} is missing; give both or neither"
+        )
 
 
 def check_authority(authority: Path) -> None:

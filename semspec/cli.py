@@ -14,9 +14,15 @@ from semspec.installation import install_command
 OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "chat": ("ask a gateway, and watch the answer come to be", options.chat_options),
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
-    "health": ("check that a service or a gateway serves; exit code 0 if so", options.health_options),
+    "health": (
+        "check that a service or a gateway serves; exit code 0 if so",
+        options.health_options,
+    ),
     "key": ("make an API key, and the entry that lets a gateway know it", options.key_options),
-    "pairs": ("list the pairs that `serve --pair NAME` knows, and what of them is here", options.pairs_options),
+    "pairs": (
+        "list the pairs that `serve --pair NAME` knows, and what of them is here",
+        options.pairs_options,
+    ),
     "plan": ("tell in which layouts a pair fits on GPUs, and the settings", options.plan_options),
     "serve": ("run Redis, draft, target, verifier and gateway until Ctrl-C", options.serve_options),
 }
@@ -32,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser(sorted(added)).parse_args(argv)
     name = arguments.command
     try:
-        status = _loaded(EntryPoint(name, f"semspec.commands.{name}:run", "semspec.commands"))(arguments)
+        status = _loaded(EntryPoint(name, f"semspec.commands.{name}:run", "semspec.commands"))(
+            arguments
+        )
     except SemspecError as error:
         print(f"semspec {name}: {error.message}", file=sys.stderr)
         status = 1
@@ -53,11 +61,17 @@ def _loaded(command: EntryPoint) -> Callable[..., Any]:
 
 
 def parser(added: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="semspec", description="Semantic speculative decoding on one machine.")
+    parser = argparse.ArgumentParser(
+        prog="semspec", description="Semantic speculative decoding on one machine."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (purpose, add_options) in OWN.items():
-        add_options(commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."))
+        add_options(
+            commands.add_parser(
+                name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."
+            )
+        )
     for name in added:
         commands.add_parser(name, help=f"see `semspec {name} --help`")
     return parser

@@ -46,7 +46,9 @@ def gateway_url(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{text} is not the address of a gateway ({error}); {remedy}", "url") from error
+        raise InvalidRequest(
+            f"{text} is not the address of a gateway ({error}); {remedy}", "url"
+        ) from error
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidRequest(f"{text} is not the address of a gateway; {remedy}", "url")
     return url
@@ -114,7 +116,11 @@ class Gateway:
     def at(cls, url: str, api_key: str | None = None) -> "Gateway":
         """Return a client of the gateway at `url`, see `gateway_url`. Raises: InvalidRequest when `url` is invalid."""
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        return cls(httpx.AsyncClient(base_url=gateway_url(url), headers=headers, timeout=TIMEOUT, trust_env=False))
+        return cls(
+            httpx.AsyncClient(
+                base_url=gateway_url(url), headers=headers, timeout=TIMEOUT, trust_env=False
+            )
+        )
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -143,7 +149,9 @@ class Gateway:
 
     async def collection(self, after: str, limit: int) -> Json:
         """A page of the answers that were collected after a position; "0" stands before all."""
-        return await self._call("GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}")
+        return await self._call(
+            "GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}"
+        )
 
     async def cancel(self, id: str) -> Json:
         """Cancel a running generation."""
@@ -152,8 +160,14 @@ class Gateway:
     async def ask(self, question: str | Sequence[Json], **fields: Any) -> Answer:
         """The answer to a question, or to the messages of a conversation. `fields`: others of the request, such as
         `temperature`, `seed` or `semspec={"strategy": "target"}`."""
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
-        body = {"messages": messages, **fields, "semspec": {**fields.get("semspec", {}), "trace": True}}
+        messages = (
+            [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        )
+        body = {
+            "messages": messages,
+            **fields,
+            "semspec": {**fields.get("semspec", {}), "trace": True},
+        }
         answer = await self._call("POST", "/v1/chat/completions", body)
         [choice], statistics = answer["choices"], answer["semspec"]
         trace = tuple(SegmentTrace.model_validate(one) for one in statistics.pop("trace"))
@@ -168,7 +182,9 @@ class Gateway:
         server stores generations. `on_break` is called with a message before each attempt.
         """
         last, num_breaks = Event("", {}), 0
-        request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
+        request = self._http.build_request(
+            "POST", "/v1/chat/completions", json={**body, "stream": True}
+        )
         while True:
             try:
                 async with aclosing(self._events(request, last.id)) as events:
@@ -181,12 +197,23 @@ class Gateway:
                 num_breaks += 1
                 if not last.id or num_breaks > NUM_REATTACHMENTS:
                     self._give_up(last, error)
-                on_break(f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
-            except (Unavailable, Overloaded) as error:  # a gateway that shuts down, or has no slot to continue
+                on_break(
+                    f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                )
+            except (
+                Unavailable,
+                Overloaded,
+            ) as error:  # a gateway that shuts down, or has no slot to continue
                 num_breaks += 1
-                if not last.id or num_breaks > NUM_REATTACHMENTS or await self._has_failed(last.data["id"]):
+                if (
+                    not last.id
+                    or num_breaks > NUM_REATTACHMENTS
+                    or await self._has_failed(last.data["id"])
+                ):
                     raise
-                on_break(f"the gateway let go ({error.message}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
+                on_break(
+                    f"the gateway let go ({error.message}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                )
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
             path, position = _path(last.data["id"], "/events"), {"last-event-id": last.id}
@@ -205,7 +232,9 @@ class Gateway:
             if response.is_error:
                 await response.aread()
                 error = refusal(response)
-                if request.method == "GET" and isinstance(error, Unavailable | Overloaded):  # starting or overloaded
+                if request.method == "GET" and isinstance(
+                    error, Unavailable | Overloaded
+                ):  # starting or overloaded
                     raise httpx.RemoteProtocolError(error.message)
                 raise error
             async with aclosing(read_events(response, last)) as events:

@@ -16,7 +16,9 @@ class SemspecError(Exception):
     def __init__(self, message: str, parameter: str | None = None) -> None:
         message = one_line(message)
         if len(message) > MAX_MESSAGE:
-            message = f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
+            message = (
+                f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
+            )
         super().__init__(message)
         self.message = message
         self.parameter = parameter
@@ -81,12 +83,18 @@ class Representation:
 
 
 TABLE: dict[type[SemspecError], Representation] = {
-    InvalidRequest: Representation("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value"),
-    ContextTooLong: Representation("OUT_OF_RANGE", 400, "invalid_request_error", "context_length_exceeded"),
+    InvalidRequest: Representation(
+        "INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value"
+    ),
+    ContextTooLong: Representation(
+        "OUT_OF_RANGE", 400, "invalid_request_error", "context_length_exceeded"
+    ),
     NotFound: Representation("NOT_FOUND", 404, "invalid_request_error", "not_found"),
     Conflict: Representation("ABORTED", 409, "invalid_request_error", "conflict"),
     Cancelled: Representation("ABORTED", 409, "invalid_request_error", "cancelled"),
-    Unauthenticated: Representation("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key"),
+    Unauthenticated: Representation(
+        "UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key"
+    ),
     Overloaded: Representation("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
     Unavailable: Representation("UNAVAILABLE", 503, "server_error", "service_unavailable"),
     DeadlineExceeded: Representation("DEADLINE_EXCEEDED", 504, "server_error", "timeout"),
@@ -110,7 +118,9 @@ def one_line(text: str) -> str:
     """`text`, with what terminals interpret escaped as in JSON: line breaks, other control characters, direction."""
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() else dumps(character)[1:-1] for character in text)
+    return "".join(
+        character if character.isprintable() else dumps(character)[1:-1] for character in text
+    )
 
 
 def is_utf8(text: str) -> bool:

@@ -48,7 +48,9 @@ def digest(key: bytes) -> bytes:
 def entry(name: str, key: str) -> str:
     """Entry of a key in a gateway's configuration: `NAME:SHA256`. Raises: InvalidRequest for an invalid name."""
     if not NAME.fullmatch(name):
-        raise InvalidRequest("the name of a key is 1 to 64 letters, digits, dots, underscores and hyphens", "name")
+        raise InvalidRequest(
+            "the name of a key is 1 to 64 letters, digits, dots, underscores and hyphens", "name"
+        )
     return f"{name}:{digest(key.encode()).hex()}"
 
 

@@ -42,8 +42,15 @@ FLUSH_TIMEOUT_S = 3.0
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """Upper bounds of the histogram of a backend's steps."""
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_TRACER = otel_context.create_key("semspec-tracer")  # in the current context, inherited by all tasks
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",
+}
+_TRACER = otel_context.create_key(
+    "semspec-tracer"
+)  # in the current context, inherited by all tasks
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +79,12 @@ def configure_logging(level: str, json: bool) -> None:
     handler.setFormatter(JsonFormatter() if json else KeyValueFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    sys.excepthook = lambda kind, error, _: _log.critical("ended by %s", kind.__name__, exc_info=error)
-    threading.excepthook = lambda ended: _log.error("a thread has ended by an error", exc_info=ended.exc_value)
+    sys.excepthook = lambda kind, error, _: _log.critical(
+        "ended by %s", kind.__name__, exc_info=error
+    )
+    threading.excepthook = lambda ended: _log.error(
+        "a thread has ended by an error", exc_info=ended.exc_value
+    )
 
 
 def adopt(library: str) -> None:
@@ -88,7 +99,9 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; values with spaces, quotes or line breaks are quoted as in JSON."""
-        return one_line(" ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items()))
+        return one_line(
+            " ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items())
+        )
 
 
 class JsonFormatter(logging.Formatter):
@@ -122,7 +135,10 @@ def _quoted(value: object) -> str:
 
 @contextmanager
 def span(
-    name: str, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None, context: Context | None = None
+    name: str,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
+    context: Context | None = None,
 ) -> Iterator[Span]:
     """Record the block as a span, a child of the span in `context` (None: of the current span); it is current inside.
 
@@ -136,7 +152,10 @@ def span(
 
 @contextmanager
 def detached_span(
-    name: str, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None, context: Context | None = None
+    name: str,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
+    context: Context | None = None,
 ) -> Iterator[Span]:
     """As `span`, but the span is current only inside `current(...)`."""
     opened = _tracer().start_span(name, context, kind, known(attributes or {}))
@@ -187,7 +206,9 @@ def exported_traces(service: str) -> Iterator[None]:
     if provider is None:
         yield
         return
-    token = otel_context.attach(otel_context.set_value(_TRACER, provider.get_tracer("semspec", __version__)))
+    token = otel_context.attach(
+        otel_context.set_value(_TRACER, provider.get_tracer("semspec", __version__))
+    )
     try:
         yield
     finally:
@@ -197,7 +218,9 @@ def exported_traces(service: str) -> Iterator[None]:
 
 def _is_requested() -> bool:
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    disabled = _variable("OTEL_SDK_DISABLED") == "true" or _variable("OTEL_TRACES_EXPORTER") == "none"
+    disabled = (
+        _variable("OTEL_SDK_DISABLED") == "true" or _variable("OTEL_TRACES_EXPORTER") == "none"
+    )
     return any(_variable(name) for name in endpoints) and not disabled
 
 
@@ -213,12 +236,15 @@ def _provider(service: str) -> "TracerProvider | None":
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         _log.warning(
-            "an OTLP endpoint is set, but OpenTelemetry is not installed: no traces; %s", install_command("otel")
+            "an OTLP endpoint is set, but OpenTelemetry is not installed: no traces; %s",
+            install_command("otel"),
         )
         return None
     # Not the global provider: frameworks that use one, such as FastAPI, add spans with contents we do not control.
     resource = Resource.create({"service.name": service, "service.version": __version__})
-    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    provider = TracerProvider(
+        resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
@@ -229,4 +255,6 @@ def _flush(provider: "TracerProvider") -> None:
     flush.start()
     flush.join(FLUSH_TIMEOUT_S)
     if flush.is_alive():
-        _log.warning("the last spans are lost: the collector did not take them within %g s", FLUSH_TIMEOUT_S)
+        _log.warning(
+            "the last spans are lost: the collector did not take them within %g s", FLUSH_TIMEOUT_S
+        )

@@ -147,7 +147,9 @@ class ReasoningParser:
             shown += self._shown(before)
             self._pass(mark, before)
         if self._part in ("reasoning", "content"):
-            shown += self._shown(self._read(len(self._buffer) - len(unfinished(self._buffer, (mark,)))))
+            shown += self._shown(
+                self._read(len(self._buffer) - len(unfinished(self._buffer, (mark,))))
+            )
         return shown
 
     def close(self) -> Parts:
@@ -208,5 +210,7 @@ class ReasoningParser:
 
 def unfinished(text: str, marks: Iterable[str]) -> str:
     """The longest suffix of `text` that is a proper prefix of one of `marks`."""
-    ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
+    ends = (
+        mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])
+    )
     return max(ends, key=len, default="")

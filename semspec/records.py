@@ -56,10 +56,24 @@ class RecordToken(Body):
     @classmethod
     def of(cls, token: TokenLogprob) -> Self:
         alternatives = [RecordToken.of(alternative) for alternative in token.alternatives]
-        return cls(token_id=token.token_id, bytes=list(token.data), logprob=token.logprob, alternatives=alternatives)
+        return cls(
+            token_id=token.token_id,
+            bytes=list(token.data),
+            logprob=token.logprob,
+            alternatives=alternatives,
+        )
 
 
-_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "repeats", "num_cached_tokens", "open_piece")
+_SHAPED = (
+    "segment",
+    "accepted",
+    "judgement",
+    "rejected",
+    "logprobs",
+    "repeats",
+    "num_cached_tokens",
+    "open_piece",
+)
 """Fields of a record with another representation in JSON, or none; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SegmentRecord).items() if name not in _SHAPED
@@ -103,7 +117,9 @@ class SegmentTrace(_Plain):
         )
 
 
-_STORED = TypeAdapter(tuple[SegmentRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64"))
+_STORED = TypeAdapter(
+    tuple[SegmentRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+)
 """Of one record: an adapter of a dataclass alone takes no configuration."""
 
 
@@ -128,7 +144,11 @@ def _text(segment: Segment) -> dict[str, Any]:
 
 
 def _ratio(judgement: Judgement) -> float | None:
-    ratio = judgement.target_probability / judgement.draft_probability if judgement.draft_probability else math.inf
+    ratio = (
+        judgement.target_probability / judgement.draft_probability
+        if judgement.draft_probability
+        else math.inf
+    )
     return ratio if math.isfinite(ratio) else None
 
 
@@ -178,7 +198,11 @@ class Statistics:
 def statistics(records: Iterable[SegmentRecord]) -> Statistics:
     """The statistics used by responses, metrics, spans and benchmarks."""
     records = list(records)
-    by_target = sum(len(record.segment.token_ids) for record in records if record.segment.writer is Writer.TARGET)
+    by_target = sum(
+        len(record.segment.token_ids)
+        for record in records
+        if record.segment.writer is Writer.TARGET
+    )
     num_accepted_tokens = sum(record.num_accepted_tokens for record in records)
     return Statistics(
         num_segments=len(records),

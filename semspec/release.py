@@ -71,7 +71,9 @@ class Release:
     def with_probes(self, served: VerifierInfo) -> "Release":
         """The same with the probes that a verifier serves."""
         probes = served.draft_probe, served.target_probe
-        return replace(self, draft_probe=probes[0], target_probe=probes[1], projections=served.projections)
+        return replace(
+            self, draft_probe=probes[0], target_probe=probes[1], projections=served.projections
+        )
 
     def save(self, folder: Path) -> None:
         """Write `pair.json` at once."""
@@ -95,10 +97,14 @@ class Release:
             return None
         return f"the release {self.label} has the {role} {own.model} {told}"
 
-    def foreign_reason(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> str | None:
+    def foreign_reason(
+        self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
+    ) -> str | None:
         """Why what the services serve is not the release, in one line with the remedy; None if it is."""
         for role, one in (("draft", draft), ("target", target)):
-            if one.has_model and (reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)):
+            if one.has_model and (
+                reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
+            ):
                 return reason
         return self.foreign_probes(verifier)
 
@@ -108,7 +114,9 @@ class Release:
             return None
         probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
         told = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
-        return f"the verifier has {told}: start it with the release's folder (SEMSPEC_VERIFIER_PAIR)"
+        return (
+            f"the verifier has {told}: start it with the release's folder (SEMSPEC_VERIFIER_PAIR)"
+        )
 
 
 _RELEASE = TypeAdapter(Release)
@@ -120,7 +128,9 @@ def load_release(path: Path) -> Release:
     try:
         release = _RELEASE.validate_python(read_json(file))
     except ValidationError as error:
-        raise Mismatch(f"cannot read release {file}: {first_error(error, 'the file')}; {_REMEDY}") from None
+        raise Mismatch(
+            f"cannot read release {file}: {first_error(error, 'the file')}; {_REMEDY}"
+        ) from None
     except (OSError, ValueError) as error:
         raise Mismatch(f"cannot read release {file}: {error}; {_REMEDY}") from error
     return replace(release, folder=file.parent.absolute())
@@ -130,9 +140,16 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
     """Raises: Mismatch when `settings.pair` names no release with this model: it is one, or has one in each folder."""
     if settings.pair is None:
         return
-    inside = [path.parent for path in sorted(settings.pair.glob(f"*/{RELEASE_FILE}")) if path.parent.name[0] != "."]
+    inside = [
+        path.parent
+        for path in sorted(settings.pair.glob(f"*/{RELEASE_FILE}"))
+        if path.parent.name[0] != "."
+    ]
     folders = inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair]
-    role, own = writer.value, {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype}
+    role, own = (
+        writer.value,
+        {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype},
+    )
     reasons = [load_release(one).foreign_model(role, **own) for one in folders]
     if None not in reasons:
         raise Mismatch(f"{reasons[0]} (SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR)")

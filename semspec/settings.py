@@ -74,13 +74,19 @@ class ProcessSettings(BaseSettings):
         loc_by_alias=False,
     )
 
-    host: str = shared("HOST", "127.0.0.1", "address to listen on; 0.0.0.0 or :: for all interfaces", min_length=1)
+    host: str = shared(
+        "HOST", "127.0.0.1", "address to listen on; 0.0.0.0 or :: for all interfaces", min_length=1
+    )
     tls_certificate: Path | None = shared(
-        "TLS_CERTIFICATE", None, "PEM file of the certificate chain of this process as a server; unset: without TLS"
+        "TLS_CERTIFICATE",
+        None,
+        "PEM file of the certificate chain of this process as a server; unset: without TLS",
     )
     tls_key: Path | None = shared("TLS_KEY", None, "PEM file of the certificate's private key")
     service_token: SecretStr | None = shared(
-        "SERVICE_TOKEN", None, "bearer token that the gateway sends and services require; unset: none"
+        "SERVICE_TOKEN",
+        None,
+        "bearer token that the gateway sends and services require; unset: none",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = shared(
         "LOG_LEVEL", "INFO", "DEBUG, INFO, WARNING or ERROR"
@@ -98,10 +104,16 @@ class ServiceSettings(ProcessSettings):
     """Settings of every gRPC service."""
 
     port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    port_file: Path | None = shared("PORT_FILE", None, "file to write the bound port to once the service is ready")
-    metrics_port: int | None = shared("METRICS_PORT", None, "TCP port of its metrics; unset: none", ge=1, le=65535)
+    port_file: Path | None = shared(
+        "PORT_FILE", None, "file to write the bound port to once the service is ready"
+    )
+    metrics_port: int | None = shared(
+        "METRICS_PORT", None, "TCP port of its metrics; unset: none", ge=1, le=65535
+    )
     tls_client_ca: Path | None = shared(
-        "TLS_CLIENT_CA", None, "PEM file of the CA of required client certificates; unset requires none"
+        "TLS_CLIENT_CA",
+        None,
+        "PEM file of the CA of required client certificates; unset requires none",
     )
     settle_s: float = shared(
         "SETTLE_S",
@@ -110,7 +122,9 @@ class ServiceSettings(ProcessSettings):
         ge=0,
         le=300,
     )
-    grace_s: float = shared("GRACE_S", 25.0, "seconds for running calls to end at shutdown", ge=0, le=3600)
+    grace_s: float = shared(
+        "GRACE_S", 25.0, "seconds for running calls to end at shutdown", ge=0, le=3600
+    )
     stall_s: float = shared(
         "STALL_S",
         30.0,
@@ -118,11 +132,15 @@ class ServiceSettings(ProcessSettings):
         "step takes",
         gt=0,
     )
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
+    threads: int = Field(
+        1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself"
+    )
 
     @field_validator("tls_client_ca")
     @classmethod
-    def _client_ca_requires_tls(cls, tls_client_ca: Path | None, info: ValidationInfo) -> Path | None:
+    def _client_ca_requires_tls(
+        cls, tls_client_ca: Path | None, info: ValidationInfo
+    ) -> Path | None:
         if tls_client_ca:
             check_authority(tls_client_ca)
             if info.data.get("tls_certificate") is None:
@@ -151,7 +169,11 @@ def described(settings_class: type[BaseModel]) -> Iterator[Setting]:
     """Every setting of a class, inherited ones first, or every key of an object that is a setting."""
     schema = settings_class.model_json_schema(by_alias=False)
     for name, field in schema["properties"].items():
-        default = "required" if name in schema.get("required", ()) else _default(settings_class.model_fields[name])
+        default = (
+            "required"
+            if name in schema.get("required", ())
+            else _default(settings_class.model_fields[name])
+        )
         description = field.get("description", "")
         yield Setting(_variable(settings_class, name), _values(schema, field), default, description)
 
@@ -173,12 +195,23 @@ def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
     if "$ref" in field:
         return _values(schema, schema["$defs"][field["$ref"].rpartition("/")[2]])
     if "anyOf" in field:
-        return " or ".join(_values(schema, one) for one in field["anyOf"] if one.get("type") != "null")
+        return " or ".join(
+            _values(schema, one) for one in field["anyOf"] if one.get("type") != "null"
+        )
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
     kinds = {"string": "text", "boolean": "true, false"}
-    kind = "file or folder" if "path" in field.get("format", "") else kinds.get(field["type"], field["type"])
-    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    kind = (
+        "file or folder"
+        if "path" in field.get("format", "")
+        else kinds.get(field["type"], field["type"])
+    )
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
     limits = [f"{words} {field[name]:.12g}" for name, words in bounds.items() if name in field]
     return ", ".join([kind, *limits])
 
@@ -219,12 +252,16 @@ def read_settings(settings_class: type[S]) -> S:
         if not problems:
             return settings_class()
     except OSError as error:  # of a path that no file can have
-        names = [name for name in _variables(settings_class) if os.environ.get(name) == error.filename]
+        names = [
+            name for name in _variables(settings_class) if os.environ.get(name) == error.filename
+        ]
         problems = [f"{', '.join(names)}: {error.strerror}"]
     except ValidationError as error:
         problems = [_problem(settings_class, detail) for detail in error.errors()]
     except SettingsError as error:
-        name = str(error).split('"')[1]  # 'error parsing value for field "defaults" from source ...'
+        name = str(error).split('"')[
+            1
+        ]  # 'error parsing value for field "defaults" from source ...'
         problems = [f"{_variable(settings_class, name)}: Input should be a JSON object"]
     raise InvalidRequest("; ".join(problems))
 
@@ -234,7 +271,9 @@ def _problem(settings_class: type[BaseSettings], detail: ErrorDetails) -> str:
     field = settings_class.model_fields.get(name)
     remedy = f" ({field.description})" if field and field.description else ""
     part = "".join(f"{key}: " for key in keys)
-    complaint = "not among the keys, leave it out" if detail["type"] == "extra_forbidden" else detail["msg"]
+    complaint = (
+        "not among the keys, leave it out" if detail["type"] == "extra_forbidden" else detail["msg"]
+    )
     return f"{_variable(settings_class, name)}: {part}{complaint}{remedy}"
 
 
@@ -256,7 +295,9 @@ def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
             similar = [plain] if plain in shared else get_close_matches(name, known, 1)
             rest = f"; unset it, or choose from {', '.join(known)}"
         if similar or rest:
-            problems.append(f"{variable}: no such setting{f', did you mean {similar[0]}?' if similar else rest}")
+            problems.append(
+                f"{variable}: no such setting{f', did you mean {similar[0]}?' if similar else rest}"
+            )
     return problems
 
 

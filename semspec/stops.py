@@ -15,7 +15,10 @@ class StopSearch:
     """
 
     def __init__(
-        self, stops: Sequence[str], reasoning_parser: ReasoningParser | None = None, keep_stop: bool = False
+        self,
+        stops: Sequence[str],
+        reasoning_parser: ReasoningParser | None = None,
+        keep_stop: bool = False,
     ) -> None:
         """`keep_stop` leaves the stop sequence in the text; without a parser all text is content."""
         self._stops, self._keep_stop = tuple(stops), keep_stop
@@ -28,7 +31,9 @@ class StopSearch:
 
     def add(self, text: str) -> Parts:
         """Return the text that is known to come before any stop sequence; none after one."""
-        return Parts() if self.stop is not None else self._searched(self._reasoning_parser.split(text))
+        return (
+            Parts() if self.stop is not None else self._searched(self._reasoning_parser.split(text))
+        )
 
     def close(self) -> Parts:
         """Return the buffered text, at the end of the output."""
@@ -56,7 +61,9 @@ class StopSearch:
         self._has_answer |= bool(content)
         content, self._buffer = self._buffer + content, ""
         # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0]
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0
+        ]
         if matches:
             end, start, self.stop = min(matches)
             return space + content[: end if self._keep_stop else start]

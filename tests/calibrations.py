@@ -8,13 +8,17 @@ from semspec.types import ModelInfo, OperatingPoint, Segmentation
 CURVE = (OperatingPoint(0.2, 0.9, 0.99, 0.3, 3.0), OperatingPoint(0.7, 0.6, 0.7, 0.05, 2.0))
 
 
-def calibration(draft: ModelInfo, target: ModelInfo, middle: float = 0.5, **changes: object) -> Calibration:
+def calibration(
+    draft: ModelInfo, target: ModelInfo, middle: float = 0.5, **changes: object
+) -> Calibration:
     """Accepts a segment iff its first statistic, the mean log-probability, is at least `middle`."""
     made_up = made_up_calibration(CalibratedModel.of(draft), CalibratedModel.of(target), middle)
     return replace(made_up, **changes)  # type: ignore[arg-type]
 
 
-def made_up_calibration(draft: CalibratedModel, target: CalibratedModel, middle: float) -> Calibration:
+def made_up_calibration(
+    draft: CalibratedModel, target: CalibratedModel, middle: float
+) -> Calibration:
     """See `calibration`."""
     return Calibration(
         draft=draft,

@@ -41,7 +41,12 @@ def edit_json(path: Path, **values: object) -> None:
 
 def model_of(architecture: str, **changes: object) -> PreTrainedModel:
     """A Qwen2 or Llama model of `SIZES` over the demo language's vocabulary."""
-    common = {"vocab_size": len(build_tokenizer()), "eos_token_id": 1, "max_position_embeddings": 600, **SIZES}
+    common = {
+        "vocab_size": len(build_tokenizer()),
+        "eos_token_id": 1,
+        "max_position_embeddings": 600,
+        **SIZES,
+    }
     if architecture == "qwen2":
         return Qwen2ForCausalLM(Qwen2Config(**common | changes))
     return LlamaForCausalLM(LlamaConfig(**common | changes))
@@ -77,19 +82,27 @@ def spelling_tokenizer(special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     `special`: marks of reasoning that are special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("{", '"')]
-    vocabulary = {token: index for index, token in enumerate([*letters, *(a + b for a, b in pairs)])}
+    vocabulary = {
+        token: index for index, token in enumerate([*letters, *(a + b for a, b in pairs)])
+    }
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(["<|endoftext|>", "<|im_end|>", *special])
-    marks = ("<tool_call>", "</tool_call>") if special else ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    marks = (
+        ("<tool_call>", "</tool_call>")
+        if special
+        else ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    )
     raw.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>")
     tokenizer.chat_template = TOOLS_TEMPLATE
     return tokenizer
 
 
-def save_spelling_checkpoint(folder: Path, special: Sequence[str] = (), prompt_end: str = "") -> Path:
+def save_spelling_checkpoint(
+    folder: Path, special: Sequence[str] = (), prompt_end: str = ""
+) -> Path:
     """Save a Qwen2 model with random weights over `spelling_tokenizer`, whose logits are flat enough to write
     anything; returns `folder`. `prompt_end`: what the chat template ends with."""
     tokenizer = spelling_tokenizer(special)
@@ -97,7 +110,9 @@ def save_spelling_checkpoint(folder: Path, special: Sequence[str] = (), prompt_e
     torch.manual_seed(1)
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     sizes = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": 1200}
-    randomise(model_of("qwen2", **sizes, eos_token_id=ends, bos_token_id=None), 0.1).save_pretrained(folder)
+    randomise(
+        model_of("qwen2", **sizes, eos_token_id=ends, bos_token_id=None), 0.1
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -129,10 +144,25 @@ async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVer
     return verifier
 
 
-async def _save_random(draft: Engine, target: Engine, folder: Path, features: FeatureSet, layers: LayerSet) -> None:
-    wanted: tuple[tuple[str, Engine, FeatureSet], ...] = (("draft", draft, "states"), ("target", target, features))
+async def _save_random(
+    draft: Engine, target: Engine, folder: Path, features: FeatureSet, layers: LayerSet
+) -> None:
+    wanted: tuple[tuple[str, Engine, FeatureSet], ...] = (
+        ("draft", draft, "states"),
+        ("target", target, features),
+    )
     for role, engine, seen in wanted:
         info = await engine.info()
         shape, every = (info.num_layers + 1, info.hidden_size), tuple(Segmentation)
-        card = ProbeCard(info.model, info.fingerprint, info.tokenizer, shape, seen, layers, every, "cross", "none")
+        card = ProbeCard(
+            info.model,
+            info.fingerprint,
+            info.tokenizer,
+            shape,
+            seen,
+            layers,
+            every,
+            "cross",
+            "none",
+        )
         save_probe(Probe(num_features(seen, layers, shape)), card, folder / f"{role}.safetensors")

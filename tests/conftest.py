@@ -39,7 +39,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A run whose every test was skipped has failed, as one that found none: `make test-compose` without Docker."""
-    if exitstatus == pytest.ExitCode.OK and session.testscollected and not session.config.option.collectonly:
+    if (
+        exitstatus == pytest.ExitCode.OK
+        and session.testscollected
+        and not session.config.option.collectonly
+    ):
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if not getattr(reporter, "stats", {"passed": []}).keys() & {"passed", "xfailed"}:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -59,6 +63,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of a tiny Qwen2 and a tiny Llama model."""
-    from tests.checkpoints import save_checkpoints  # transformers: seconds before the first process could start others
+    from tests.checkpoints import (
+        save_checkpoints,
+    )  # transformers: seconds before the first process could start others
 
     return save_checkpoints(tmp_path_factory.mktemp("checkpoints"))

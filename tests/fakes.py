@@ -50,12 +50,25 @@ class FakeModel:
     """
 
     def __init__(
-        self, writer: Writer, num_segments: int = 6, delay_s: float = 0.0, remarks: Sequence[str] = ("",)
+        self,
+        writer: Writer,
+        num_segments: int = 6,
+        delay_s: float = 0.0,
+        remarks: Sequence[str] = ("",),
     ) -> None:
-        self.writer, self.num_segments, self.delay_s, self.remarks = writer, num_segments, delay_s, remarks
-        self.model_info = ModelInfo(f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW, supports_choices=True)
+        self.writer, self.num_segments, self.delay_s, self.remarks = (
+            writer,
+            num_segments,
+            delay_s,
+            remarks,
+        )
+        self.model_info = ModelInfo(
+            f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW, supports_choices=True
+        )
         if writer is Writer.DRAFT:
-            self.model_info = replace(self.model_info, datastore="fake", datastore_model="fake-target")
+            self.model_info = replace(
+                self.model_info, datastore="fake", datastore_model="fake-target"
+            )
         self.errors: list[Exception] = []
         self.num_written = self.num_read = self.num_cancelled = self.num_writing = 0
         self.closed = asyncio.Event()
@@ -89,7 +102,9 @@ class FakeModel:
             for byte in character.encode()
         ]
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         budget, count = params.max_tokens, 0
         self.num_writing += 1
         try:
@@ -99,7 +114,11 @@ class FakeModel:
                 states = self._states(context, segment) if params.want_states else None
                 self.num_written += 1
                 yield GeneratedSegment(segment, states, 1.0, self._logprobs(segment, params))
-                context, budget, count = context.extended(segment), budget - len(segment.token_ids), count + 1
+                context, budget, count = (
+                    context.extended(segment),
+                    budget - len(segment.token_ids),
+                    count + 1,
+                )
                 if segment.end is SegmentEnd.EOS:
                     return
         except (asyncio.CancelledError, GeneratorExit):
@@ -155,7 +174,11 @@ class FakeModel:
         return Proposal(proposed, tuple(map(Distribution.certain, proposed)), TOKENIZER, 1.0)
 
     async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
     ) -> VerifiedTokens:
         await self._work()
         if proposal.token_ids and proposal.tokenizer != TOKENIZER:
@@ -169,25 +192,47 @@ class FakeModel:
             )
             begun = (*begun, token if token is not None and is_kept else own)
             num_accepted += is_kept
-            if segment := self._whole(context, begun, params, min(params.max_segment_tokens, budget)):
+            if segment := self._whole(
+                context, begun, params, min(params.max_segment_tokens, budget)
+            ):
                 segments.append(segment)
-                context, begun, budget = context.extended(segment), (), budget - len(segment.token_ids)
-                if segment.end is SegmentEnd.EOS or budget <= 0 or len(segments) == params.max_segments:
+                context, begun, budget = (
+                    context.extended(segment),
+                    (),
+                    budget - len(segment.token_ids),
+                )
+                if (
+                    segment.end is SegmentEnd.EOS
+                    or budget <= 0
+                    or len(segments) == params.max_segments
+                ):
                     break
             if not is_kept:
                 break
-        return VerifiedTokens(tuple(segments), begun, num_accepted, 1.0, open_text="".join(map(chr, begun)))
+        return VerifiedTokens(
+            tuple(segments), begun, num_accepted, 1.0, open_text="".join(map(chr, begun))
+        )
 
     async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+        self,
+        context: Context,
+        question: str,
+        prefill: str,
+        options: Sequence[str],
+        session: str = "",
     ) -> ChoiceScores:
         """Four times as sure of one option, chosen by the context, as of all others together."""
         await self._work()
         chosen = int(
-            len(options) * uniform(sum(context.pieces[-1].text.encode()), self.model_info.fingerprint, _length(context))
+            len(options)
+            * uniform(
+                sum(context.pieces[-1].text.encode()), self.model_info.fingerprint, _length(context)
+            )
         )
         others = 0.2 / (len(options) - 1)
-        return ChoiceScores(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
+        return ChoiceScores(
+            tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0
+        )
 
     async def read_probes(self) -> None:
         """A fake applies no projections."""
@@ -202,7 +247,9 @@ class FakeModel:
         """Whether it keeps a proposed token where it would write its own."""
         return draw < self.agreement
 
-    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+    def _logprobs(
+        self, segment: Segment, params: GenerationParams
+    ) -> tuple[TokenLogprob, ...] | None:
         """It tells none."""
         return None
 
@@ -219,7 +266,9 @@ class FakeModel:
         begun: tuple[int, ...] = ()
         while True:
             begun = (*begun, self._next(context, begun, params))
-            if segment := self._whole(context, begun, params, min(params.max_segment_tokens, budget)):
+            if segment := self._whole(
+                context, begun, params, min(params.max_segment_tokens, budget)
+            ):
                 return segment
 
     def _next(self, context: Context, begun: tuple[int, ...], params: GenerationParams) -> int:
@@ -233,7 +282,9 @@ class FakeModel:
         number = int(1000 * uniform(params.sampling.seed, "token", _length(context)))
         return f"{self.remarks[number % len(self.remarks)]}{self.writer} says {number}."
 
-    def _whole(self, context: Context, begun: tuple[int, ...], params: GenerationParams, limit: int) -> Segment | None:
+    def _whole(
+        self, context: Context, begun: tuple[int, ...], params: GenerationParams, limit: int
+    ) -> Segment | None:
         """The segment of the tokens begun, if it ends with them."""
         text = "".join(map(chr, begun))
         end = SegmentEnd.LENGTH if len(begun) >= limit else None
@@ -251,7 +302,10 @@ class FakeModel:
         return num_written(context) + 1 >= self.num_segments
 
     def _states(self, context: Context, segment: Segment) -> States:
-        values = [uniform(sum(segment.token_ids), self.model_info.fingerprint, _length(context) + i) for i in range(4)]
+        values = [
+            uniform(sum(segment.token_ids), self.model_info.fingerprint, _length(context) + i)
+            for i in range(4)
+        ]
         return States(struct.pack("<4f", *values), (2, 2), self.model_info.fingerprint)
 
 
@@ -264,7 +318,11 @@ class FakeVerifier:
         self.errors: list[Exception] = []
         self.num_judged = 0
         self.verifier_info = VerifierInfo(
-            "fake-draft", "fake-target", STATE_CONVENTION, tuple(Segmentation), alternatives=self.ALTERNATIVES
+            "fake-draft",
+            "fake-target",
+            STATE_CONVENTION,
+            tuple(Segmentation),
+            alternatives=self.ALTERNATIVES,
         )
 
     async def info(self) -> VerifierInfo:
@@ -276,7 +334,9 @@ class FakeVerifier:
         if self.errors:
             raise self.errors.pop(0)
         if probes not in ("", *self.ALTERNATIVES):
-            raise InvalidRequest(f"no probes {probes!r}; there are {', '.join(self.ALTERNATIVES)}", "probes")
+            raise InvalidRequest(
+                f"no probes {probes!r}; there are {', '.join(self.ALTERNATIVES)}", "probes"
+            )
         place = ("", *self.ALTERNATIVES).index(probes)
         self.num_judged += len(scores)
         return [
@@ -286,7 +346,10 @@ class FakeVerifier:
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """Equal texts mean the same; a cut segment has no meaning."""
-        places = [None if end is SegmentEnd.LENGTH else text for text, end in zip(group.segments, ends, strict=True)]
+        places = [
+            None if end is SegmentEnd.LENGTH else text
+            for text, end in zip(group.segments, ends, strict=True)
+        ]
         return in_order_of_appearance(places)
 
     def projection(self, digest: str) -> Projection:

@@ -33,13 +33,18 @@ def save_gguf(
         if value is not None:
             _add(writer, key, value)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH.LLAMA if architecture == "llama" else gguf.MODEL_ARCH.QWEN2, config["num_hidden_layers"]
+        gguf.MODEL_ARCH.LLAMA if architecture == "llama" else gguf.MODEL_ARCH.QWEN2,
+        config["num_hidden_layers"],
     )
     for name, tensor in load_file(folder / "model.safetensors").items():
         stored = _permuted(name, tensor, config) if architecture == "llama" else tensor
         data = stored.to(torch.float32).numpy()
         block_size, _ = gguf.GGML_QUANT_SIZES[kind]
-        form = kind if data.ndim == 2 and data.shape[1] % block_size == 0 else gguf.GGMLQuantizationType.F32
+        form = (
+            kind
+            if data.ndim == 2 and data.shape[1] % block_size == 0
+            else gguf.GGMLQuantizationType.F32
+        )
         stored_name = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
         writer.add_tensor(stored_name, gguf.quants.quantize(data, form), raw_dtype=form)
     writer.write_header_to_file()

@@ -33,7 +33,10 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"ETag": f'"{file.name}"', "X-Repo-Commit": REVISION}
             self._answer(200, headers, file.read_bytes(), size(file))
         elif "/tree/" in path:
-            files = [{"type": "file", "path": file.name, "size": size(file), "oid": "0"} for file in folder.iterdir()]
+            files = [
+                {"type": "file", "path": file.name, "size": size(file), "oid": "0"}
+                for file in folder.iterdir()
+            ]
             self._answer(200, {}, json.dumps(files).encode())
         elif path.endswith(("/revision/main", model)):
             self._answer(200, {}, json.dumps({"id": model, "sha": REVISION}).encode())
@@ -42,9 +45,14 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes = b"", size: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: Mapping[str, str], body: bytes = b"", size: int | None = None
+    ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body) if size is None else size), **headers}.items():
+        for name, value in {
+            "Content-Length": str(len(body) if size is None else size),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -61,7 +69,9 @@ def size(file: Path) -> int:
 @contextmanager
 def serving(models: Mapping[str, Path | None]) -> Iterator[str]:
     """The endpoint of a hub with these models: a folder, or None for one that is gated."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (Handler,), {"models": models})) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Hub", (Handler,), {"models": models})
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -71,6 +81,8 @@ def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this process ask the hub at `endpoint`."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

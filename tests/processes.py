@@ -58,7 +58,9 @@ class Process:
         if self._port_file is not None:
             self._port_file.unlink(missing_ok=True)
         log = self.folder / f"{self.name.replace(' ', '-')}.log"
-        self.stack.processes[self.name] = await Child.start(self.role, self.command, self.environment, log)
+        self.stack.processes[self.name] = await Child.start(
+            self.role, self.command, self.environment, log
+        )
         try:
             async with asyncio.timeout(GENEROUS_S):
                 while not await self._serves():
@@ -100,7 +102,10 @@ class Process:
     async def changed(self, *arguments: str, **environment: str) -> AsyncIterator[None]:
         """Another is in its place, with these beside its own; behind it the first again."""
         own = self.command, self.environment
-        self.command, self.environment = (*self.command, *arguments), {**self.environment, **environment}
+        self.command, self.environment = (
+            (*self.command, *arguments),
+            {**self.environment, **environment},
+        )
         try:
             async with self.killed():
                 pass
@@ -181,7 +186,10 @@ def is_running(pid: int) -> bool:
 
 def succeeds(*command: str) -> bool:
     """Whether there is such a command, and it ends well."""
-    return which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return (
+        which(command[0]) is not None
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
 
 
 def ordinary_user() -> tuple[str, ...]:

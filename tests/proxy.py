@@ -102,7 +102,9 @@ class Proxy:
             ways.create_task(_take_in(reader, under_way))
             ways.create_task(self._give_out(under_way, writer))
 
-    async def _give_out(self, under_way: "Queue[tuple[float, bytes]]", writer: StreamWriter) -> None:
+    async def _give_out(
+        self, under_way: "Queue[tuple[float, bytes]]", writer: StreamWriter
+    ) -> None:
         while True:
             arrived, data = await under_way.get()
             await self._passed(arrived, len(data))

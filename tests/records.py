@@ -12,9 +12,16 @@ def segment(writer: Writer, num_tokens: int, text: str = "some text") -> Segment
 
 TIMES = StageTimes(1.0, 2.0, 3.0, 4.0, 5.0)
 ACCEPTED = SegmentRecord(0, segment(Writer.DRAFT, 7), accepted=True, times=TIMES)
-REWRITTEN = SegmentRecord(1, segment(Writer.TARGET, 5), accepted=False, rejected=segment(Writer.DRAFT, 4), times=TIMES)
+REWRITTEN = SegmentRecord(
+    1, segment(Writer.TARGET, 5), accepted=False, rejected=segment(Writer.DRAFT, 4), times=TIMES
+)
 PROPOSED = SegmentRecord(
-    2, segment(Writer.TARGET, 9), accepted=None, num_proposed_tokens=12, num_accepted_tokens=6, times=TIMES
+    2,
+    segment(Writer.TARGET, 9),
+    accepted=None,
+    num_proposed_tokens=12,
+    num_accepted_tokens=6,
+    times=TIMES,
 )
 HYBRID = SegmentRecord(
     3,

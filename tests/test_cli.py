@@ -32,7 +32,9 @@ def helps(parser: argparse.ArgumentParser) -> Iterator[str]:
     """The text of `--help` of a command and of all below it."""
     yield parser.format_help()
     for action in parser._actions:
-        for below in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+        for below in (
+            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        ):
             yield from helps(below)
 
 
@@ -43,28 +45,39 @@ def test_every_command_of_the_tree_helps_in_its_own_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "extra"), [("pyarrow", ["train", "status"], "training"), ("httpx", ["chat", "hello"], "cli")]
+    ("module", "words", "extra"),
+    [("pyarrow", ["train", "status"], "training"), ("httpx", ["chat", "hello"], "cli")],
 )
-def test_command_without_its_extra_says_what_to_install(module: str, words: list[str], extra: str) -> None:
+def test_command_without_its_extra_says_what_to_install(
+    module: str, words: list[str], extra: str
+) -> None:
     result = without((module,), words)
     assert result.returncode == 1
     installs = f"{sys.executable} -m pip install --editable '{ROOT}[{extra}]'"
     assert result.stderr.strip() == f"semspec {words[0]}: {module} is not installed; {installs}"
 
 
-@pytest.mark.parametrize("words", [["train", "--help"], ["bench", "--help"], ["bench", "run", "--help"], ["train"]])
+@pytest.mark.parametrize(
+    "words", [["train", "--help"], ["bench", "--help"], ["bench", "run", "--help"], ["train"]]
+)
 def test_command_after_the_demo_names_what_to_install(words: list[str]) -> None:
     """`make demo` installs neither training nor benchmarks."""
-    result = without(("datasets", "matplotlib", "pyarrow", "sklearn", "scipy", "math_verify", "psutil"), words)
+    result = without(
+        ("datasets", "matplotlib", "pyarrow", "sklearn", "scipy", "math_verify", "psutil"), words
+    )
     [line] = result.stderr.splitlines()
     assert result.returncode == 1 and not result.stdout
     extra = {"train": "training"}.get(words[0], words[0])
-    assert line.startswith(f"semspec {words[0]}: ") and line.endswith(f"--editable '{ROOT}[{extra}]'")
+    assert line.startswith(f"semspec {words[0]}: ") and line.endswith(
+        f"--editable '{ROOT}[{extra}]'"
+    )
 
 
 def test_install_command_names_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "semspec" / "installation.py"))
-    assert installation.install_command("serve") == "pip install '.[serve]' in a checkout of semspec"
+    assert (
+        installation.install_command("serve") == "pip install '.[serve]' in a checkout of semspec"
+    )
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor", "health", "key", "plan", "serve"])
@@ -78,10 +91,13 @@ def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
     here, there = ("--port", "0"), ("--url", "http://127.0.0.1:1")
     results = [without(("torch", "httpx"), ["doctor", *words]) for words in (here, there)]
     assert all(result.returncode == 1 and not result.stderr for result in results)
-    lines = {line.split()[1]: line for result in results for line in result.stdout.splitlines() if line}
+    lines = {
+        line.split()[1]: line for result in results for line in result.stdout.splitlines() if line
+    }
     for name, missing in {"torch": "torch", "draft": "torch", "running": "httpx"}.items():
         assert (
-            lines[name].startswith("fail") and f"{missing} is not installed -> {sys.executable} -m pip" in lines[name]
+            lines[name].startswith("fail")
+            and f"{missing} is not installed -> {sys.executable} -m pip" in lines[name]
         )
     assert lines["port"].startswith("ok")
 
@@ -89,7 +105,12 @@ def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
 def test_serve_fetches_the_pair_of_a_hub_before_it_starts(tmp_path: Path) -> None:
     models = ("--draft-model", "a/draft", "--target-model", "a/target", "--port", "0")
     with serving({f"a/{role}": BUNDLED_PAIR / role for role in ("draft", "target")}) as endpoint:
-        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+        }
         words, shown = command(["serve", *models]), []
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -102,11 +123,20 @@ def test_serve_fetches_the_pair_of_a_hub_before_it_starts(tmp_path: Path) -> Non
 
 
 def test_serve_says_at_once_that_the_hub_is_out_of_reach(tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": "http://127.0.0.1:1",
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+    }
     words = command(["serve", "--draft-model", "Qwen/Qwen3-0.6B"])
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
     [line] = result.stderr.splitlines()
-    assert "hf download Qwen/Qwen3-0.6B --local-dir FOLDER" in line and not result.stdout and result.returncode == 1
+    assert (
+        "hf download Qwen/Qwen3-0.6B --local-dir FOLDER" in line
+        and not result.stdout
+        and result.returncode == 1
+    )
 
 
 def without(modules: tuple[str, ...], words: list[str]) -> subprocess.CompletedProcess[str]:

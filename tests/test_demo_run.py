@@ -38,7 +38,9 @@ async def test_ask_grades_and_counts() -> None:
         }
         semspec = {"num_accepted": 3, "num_rejected": 1, "target_ratio": 0.25}
         usage = {"completion_tokens": 80}
-        return httpx.Response(200, json={"choices": [{"message": message}], "usage": usage, "semspec": semspec})
+        return httpx.Response(
+            200, json={"choices": [{"message": message}], "usage": usage, "semspec": semspec}
+        )
 
     answer = await client(respond).ask(PROBLEM, "semantic", seed=7)
     assert answer.is_right
@@ -54,8 +56,15 @@ async def test_ask_raises_on_a_refusal() -> None:
 
 
 async def test_stream_yields_the_records_and_nothing_else() -> None:
-    records = [record(0, "On day 1, Tom gets 4 more pens."), record(1, "So Tom has 9.", "rewritten")]
-    chunks = [{"choices": []}, *({"semspec": {"segment": each}} for each in records), {"semspec": {"num_segments": 2}}]
+    records = [
+        record(0, "On day 1, Tom gets 4 more pens."),
+        record(1, "So Tom has 9.", "rewritten"),
+    ]
+    chunks = [
+        {"choices": []},
+        *({"semspec": {"segment": each}} for each in records),
+        {"semspec": {"num_segments": 2}},
+    ]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     stream = client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "semantic", seed=7)
     assert [each async for each in stream] == records
@@ -64,13 +73,20 @@ async def test_stream_yields_the_records_and_nothing_else() -> None:
 async def test_stream_raises_on_an_error_under_way() -> None:
     text = 'data: {"error": {"message": "the target is gone"}}\n\n'
     with pytest.raises(httpx.RemoteProtocolError, match="the target is gone"):
-        [each async for each in client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "draft", seed=7)]
+        [
+            each
+            async for each in client(lambda body: httpx.Response(200, text=text)).stream(
+                PROBLEM, "draft", seed=7
+            )
+        ]
 
 
 def test_turns_are_balanced_and_in_every_order() -> None:
     turns = list(in_turns(range(60), STRATEGIES))
     assert [seed for seed, _ in turns[::3]] == list(range(60))
-    orders = {tuple(strategy for _, strategy in turns[3 * index : 3 * index + 3]) for index in range(60)}
+    orders = {
+        tuple(strategy for _, strategy in turns[3 * index : 3 * index + 3]) for index in range(60)
+    }
     assert orders == set(permutations(STRATEGIES))
     assert turns == list(in_turns(range(60), STRATEGIES))
 
@@ -80,7 +96,9 @@ def answers(latency_s: float, rights: int, num_target_tokens: float) -> list[Ans
 
 
 def test_summary_has_the_keys_and_values_of_the_contract() -> None:
-    rows = show.summarise({"target": answers(2, 10, 50), "semantic": answers(0.5, 9, 10), "draft": answers(0.2, 6, 0)})
+    rows = show.summarise(
+        {"target": answers(2, 10, 50), "semantic": answers(0.5, 9, 10), "draft": answers(0.2, 6, 0)}
+    )
     result = show.as_json(rows, 0.6, 10)
     assert (result["temperature"], result["num_problems"]) == (0.6, 10)
     assert result["strategies"]["semantic"] == {
@@ -97,12 +115,21 @@ def test_summary_has_the_keys_and_values_of_the_contract() -> None:
 
 def test_named_pair_is_asked_questions_of_math(tmp_path: Path) -> None:
     data = tmp_path / "math.jsonl"
-    rows = [{"problem": f"What is {n}/2?", "answer": f"\\frac{{{n}}}{{2}}", "unique_id": str(n)} for n in (1, 3, 5)]
+    rows = [
+        {"problem": f"What is {n}/2?", "answer": f"\\frac{{{n}}}{{2}}", "unique_id": str(n)}
+        for n in (1, 3, 5)
+    ]
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    questions = questions_of(arguments("--pair", "qwen2.5-coder", "--data", str(data), "--problems", "2"))
+    questions = questions_of(
+        arguments("--pair", "qwen2.5-coder", "--data", str(data), "--problems", "2")
+    )
     assert [problem.answer for problem in questions.asked] == ["\\frac{3}{2}", "\\frac{5}{2}"]
-    assert "What is 3/2?" in questions.asked[0].question and "\\boxed{}" in questions.asked[0].question
-    assert questions.asked[0].is_right("so it is \\boxed{1.5}") and not questions.asked[0].is_right("\\boxed{2}")
+    assert (
+        "What is 3/2?" in questions.asked[0].question and "\\boxed{}" in questions.asked[0].question
+    )
+    assert questions.asked[0].is_right("so it is \\boxed{1.5}") and not questions.asked[0].is_right(
+        "\\boxed{2}"
+    )
     with pytest.raises(InvalidRequest, match=r"^limit is 5; math500 has 3 questions here"):
         questions_of(arguments("--pair", "qwen2.5-coder", "--data", str(data)))
 
@@ -113,8 +140,15 @@ def test_demo_without_a_pair_asks_of_the_ball() -> None:
 
 
 async def test_only_strategies_that_the_pair_supports_are_compared() -> None:
-    listed = [("qwen", "token-level"), ("qwen:draft", "draft"), ("qwen:target", "target"), ("qwen:token-level",) * 2]
-    models = {"data": [{"id": id, "strategy": strategy.rpartition(":")[2]} for id, strategy in listed]}
+    listed = [
+        ("qwen", "token-level"),
+        ("qwen:draft", "draft"),
+        ("qwen:target", "target"),
+        ("qwen:token-level",) * 2,
+    ]
+    models = {
+        "data": [{"id": id, "strategy": strategy.rpartition(":")[2]} for id, strategy in listed]
+    }
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
     http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
     assert await supported_strategies(http) == ["target", "token-level", "draft"]

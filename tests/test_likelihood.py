@@ -36,22 +36,34 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (lambda text: text.replace('"format": 1', '"format": 9'), "has format 9, not 1"),
         (lambda text: text.replace('"bias": -2.0', '"bias": NaN'), "not a finite number"),
         (lambda text: text.replace("min_margin", "min_colour"), "no statistic min_colour"),
-        (lambda text: text.replace('"weights": [4.0, 0.0]', '"weights": [4.0]'), "one weight for each statistic"),
+        (
+            lambda text: text.replace('"weights": [4.0, 0.0]', '"weights": [4.0]'),
+            "one weight for each statistic",
+        ),
         (lambda text: text.replace('"draft": {', '"drift": {'), "KeyError"),
         (lambda text: text.replace('"paragraph"', '"page"'), "page"),
     ],
 )
-def test_damaged_file_is_refused_by_name(tmp_path: Path, spoil: Callable[[str], str], reason: str) -> None:
+def test_damaged_file_is_refused_by_name(
+    tmp_path: Path, spoil: Callable[[str], str], reason: str
+) -> None:
     path = write(tmp_path / "likelihood.json", MADE_UP)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Mismatch) as caught:
         load_calibration(path)
     message = caught.value.message
-    assert str(path) in message and reason in message and "semspec train calibrate" in message and "\n" not in message
+    assert (
+        str(path) in message
+        and reason in message
+        and "semspec train calibrate" in message
+        and "\n" not in message
+    )
 
 
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match=r"likelihood\.json: No such file or directory; make it again with"):
+    with pytest.raises(
+        Mismatch, match=r"likelihood\.json: No such file or directory; make it again with"
+    ):
         load_calibration(tmp_path / "likelihood.json")
 
 

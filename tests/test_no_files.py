@@ -25,7 +25,10 @@ def looped(path: Path) -> None:
 READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pair.json": (load_release, "cannot read release"),
     "draft.json": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
-    "draft.safetensors": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
+    "draft.safetensors": (
+        lambda probes: load_probe(probes / "draft.safetensors"),
+        "cannot read probe",
+    ),
     "likelihood.json": (
         lambda probes: load_calibration(probes / "likelihood.json"),
         "cannot read likelihood calibration",
@@ -44,7 +47,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Pa
         read(probes)
 
 
-def test_datastore_whose_card_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datastore_whose_card_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "card.json").write_text("{}")
 
     def denied(path: Path, encoding: str) -> str:

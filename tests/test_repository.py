@@ -27,7 +27,11 @@ def test_nothing_imports_pickle() -> None:
 
 
 def test_constraints_are_plain_pins_of_every_dependency() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     assert all(line.count("==") == 1 and "+" not in line and ";" not in line for line in lines)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -35,7 +39,10 @@ def test_constraints_are_plain_pins_of_every_dependency() -> None:
         *project["dependencies"],
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
-    names = {name.split("[")[0].split(">")[0].split("=")[0] for name in wanted} - {"semspec", "vllm"}
+    names = {name.split("[")[0].split(">")[0].split("=")[0] for name in wanted} - {
+        "semspec",
+        "vllm",
+    }
     assert names <= pinned  # vLLM has pins of its own, and an environment of its own
 
 

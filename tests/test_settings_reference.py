@@ -13,17 +13,26 @@ from semspec.services.target.settings import TargetSettings
 from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import described, parse_command
 
-CLASSES: list[type[BaseSettings]] = [GatewaySettings, DraftSettings, TargetSettings, VerifierSettings]
+CLASSES: list[type[BaseSettings]] = [
+    GatewaySettings,
+    DraftSettings,
+    TargetSettings,
+    VerifierSettings,
+]
 
 
 def test_page_is_fresh() -> None:
-    result = subprocess.run([sys.executable, "scripts/settings-reference", "--check"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "scripts/settings-reference", "--check"], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("settings_class", CLASSES)
 def test_help_names_every_variable(
-    settings_class: type[BaseSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings_class: type[BaseSettings],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["service", "--help"])
     with pytest.raises(SystemExit) as ended:
@@ -35,7 +44,9 @@ def test_help_names_every_variable(
     assert all(f"{one.variable} [{one.default}]" in shown and one.description for one in listed)
 
 
-def test_argument_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["service", "--port", "80"])
     with pytest.raises(SystemExit) as ended:
         parse_command(GatewaySettings, "python -m service")

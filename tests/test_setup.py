@@ -49,9 +49,13 @@ def save_interpreter(path: Path, version: str) -> None:
 
 
 def run(command: str, checkout: Path) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "TORCH_VARIANT")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHON", "TORCH_VARIANT")
+    }
     environment = {**kept, "PATH": f"{checkout}/bin:{os.environ['PATH']}", "MAKEFLAGS": ""}
-    return subprocess.run(["sh", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        ["sh", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True
+    )
 
 
 def passed(command: str, checkout: Path) -> list[str]:
@@ -69,9 +73,15 @@ def installed(checkout: Path) -> list[str]:
 def documented_recipe() -> list[str]:
     """Return the commands of docs/benchmarks.md that reproduce the paper, in their order."""
     page = (ROOT / "docs/benchmarks.md").read_text()
-    block = re.search(r"^## Reproduce the paper$.*?^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block = re.search(
+        r"^## Reproduce the paper$.*?^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
     assert block
-    return [line.partition(" # ")[0].strip() for line in block[1].splitlines() if line.startswith("make")]
+    return [
+        line.partition(" # ")[0].strip()
+        for line in block[1].splitlines()
+        if line.startswith("make")
+    ]
 
 
 def test_documented_gpu_recipe_installs_once(checkout: Path) -> None:
@@ -83,10 +93,14 @@ def test_documented_gpu_recipe_installs_once(checkout: Path) -> None:
     assert len(others) >= 2
     for command in others:
         assert passed(command, checkout) == before, command
-        assert {path: path.stat().st_mtime_ns for path in (checkout / ".venv").rglob("*")} == files, command
+        assert {
+            path: path.stat().st_mtime_ns for path in (checkout / ".venv").rglob("*")
+        } == files, command
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "serve", "test", "bench", "bench-gpu", "reproduce"])
+@pytest.mark.parametrize(
+    "target", ["setup", "demo", "serve", "test", "bench", "bench-gpu", "reproduce"]
+)
 def test_target_keeps_variant_and_interpreter_of_environment(target: str, checkout: Path) -> None:
     save_interpreter(checkout / "bin" / "python3.12", "3.12")
     before = passed("make setup TORCH_VARIANT=cuda PYTHON=python3.12", checkout)

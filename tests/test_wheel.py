@@ -23,11 +23,17 @@ NO_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", 
 
 def environment() -> dict[str, str]:
     """Ours, without what leads to the checkout or to other servers."""
-    return {name: value for name, value in os.environ.items() if not re.match("PYTHON|REDIS_URL|SEMSPEC_", name)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match("PYTHON|REDIS_URL|SEMSPEC_", name)
+    }
 
 
 def run(*words: str | Path, cwd: Path) -> str:
-    result = subprocess.run(words, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        words, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -49,7 +55,18 @@ def installed(wheel: Path) -> Path:
     folder = wheel.parent / "venv"
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=wheel.parent)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=wheel.parent,
+    )
     [packages] = folder.glob("lib/python*/site-packages")
     ours = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     (packages / "ours.pth").write_text("\n".join(ours))  # .pth files in these folders are not read
@@ -61,7 +78,9 @@ def served(installed: Path) -> Iterator[Live]:
     """`semspec serve` with the pair of the wheel."""
     folder = installed.parent
     command = (installed / "semspec", "serve", "--port", "0")
-    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout
             shown = {}
@@ -79,7 +98,10 @@ def test_wheel_has_every_file_of_the_packages_but_results_and_dockerfiles(wheel:
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {name for package in PACKAGES for name in packed(package)}
-    assert {"semspec/demo/pair/draft/model.safetensors", "semspec/demo/pair/probes/pair.json"} <= names
+    assert {
+        "semspec/demo/pair/draft/model.safetensors",
+        "semspec/demo/pair/probes/pair.json",
+    } <= names
     assert not [name for name in names if "results" in name or "tests" in name]
 
 
@@ -101,7 +123,9 @@ print(*filter(find_spec, ("gateway", "services", "training", "bench", "demo")), 
 print(semspec.__file__)
 print(semspec.gateway.__file__)
 """
-    *generic, library, gateway = run(installed / "python", "-c", program, cwd=installed).splitlines()
+    *generic, library, gateway = run(
+        installed / "python", "-c", program, cwd=installed
+    ).splitlines()
     assert generic in ([], [""])
     assert all(Path(path).is_relative_to(installed.parent) for path in (library, gateway))
 

@@ -3,7 +3,16 @@
 import json
 from collections.abc import Callable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from semspec.engine.tokenization import ModelTokenizer
@@ -16,7 +25,8 @@ SENTENCES = (
 )
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 QWEN_PIECES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -56,7 +66,9 @@ def model_tokenizer(raw: PreTrainedTokenizerFast, name: str = "tiny") -> ModelTo
     return ModelTokenizer(raw, info, frozenset({raw.convert_tokens_to_ids("</s>")}), len(raw))
 
 
-def _byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, special: tuple[str, ...]) -> PreTrainedTokenizerFast:
+def _byte_level(
+    pre_tokenizer: pre_tokenizers.PreTokenizer, special: tuple[str, ...]
+) -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizer
     raw.decoder = decoders.ByteLevel()
@@ -69,20 +81,28 @@ def _byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, special: tuple[str, 
 def _byte_fallback(special: tuple[str, ...], is_prepended: bool) -> PreTrainedTokenizerFast:
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    learner.train_from_iterator(SENTENCES * 4, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    learner.train_from_iterator(
+        SENTENCES * 4, trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    )
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
     for piece in sorted(learner.get_vocab()):
         if "\n" not in piece:  # written as a byte
             vocabulary[piece] = len(vocabulary)
     learned = json.loads(learner.to_str())["model"]["merges"]
     merges = [(left, right) for left, right in learned if left + right in vocabulary]
-    raw = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    raw = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     if is_prepended:
-        raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        raw.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     else:
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     spaces = decoders.Replace("▁", " ")
-    raw.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    raw.decoder = decoders.Sequence(
+        [spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return _with_special(raw, special)
 
 

@@ -60,11 +60,15 @@ def check_models(
             raise Mismatch(
                 f"max_segment_tokens is {config.max_segment_tokens}, {name} window has {window} tokens; lower it"
             )
-        _check_round_trip(name, tokenizer, [question.text for question in questions[:NUM_QUESTIONS]])
+        _check_round_trip(
+            name, tokenizer, [question.text for question in questions[:NUM_QUESTIONS]]
+        )
         if config.prompt.chat and tokenizer.raw.chat_template is not None:
             _check_turns(name, tokenizer)
         has_own = tokenizer.raw.chat_template is not None
-        if config.prompt.chat and (has_own or writer is Writer.TARGET):  # a draft without one reads the target's
+        if config.prompt.chat and (
+            has_own or writer is Writer.TARGET
+        ):  # a draft without one reads the target's
             _check_prompt(config, f"the {writer}", tokenizer, questions[0])
 
 
@@ -73,11 +77,16 @@ def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]
     a special token here, so that most must fail."""
     wanted = [_plain(f"{text}\n\n{text}") for text in texts]
     changed = [
-        (text, found) for text in wanted if (found := _plain(tokenizer.text_of([], tokenizer.ids_of(text)))) != text
+        (text, found)
+        for text in wanted
+        if (found := _plain(tokenizer.text_of([], tokenizer.ids_of(text)))) != text
     ]
     if 2 * len(changed) > len(texts):
         before, after = changed[0]
-        start = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(after))
+        start = next(
+            (i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
+            len(after),
+        )
         start = max(start - 8, 0)
         raise Mismatch(
             f"{name} tokenizer does not keep text: {before[start : start + 24]!r} becomes "
@@ -96,7 +105,9 @@ def _check_turns(name: str, tokenizer: ModelTokenizer) -> None:
     try:
         rendered = str(tokenizer.raw.apply_chat_template(turns, tokenize=False))
     except Exception as error:  # templates may raise any error
-        raise Mismatch(f"{name} chat template refuses an assistant's turn: {error}; {REMEDY}") from error
+        raise Mismatch(
+            f"{name} chat template refuses an assistant's turn: {error}; {REMEDY}"
+        ) from error
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     if not separator:
         raise Mismatch(f"{name} chat template drops the assistant's turn; {REMEDY}")
@@ -110,9 +121,13 @@ def _check_turns(name: str, tokenizer: ModelTokenizer) -> None:
 REMEDY = "correct the template, or set prompt.chat: false"
 
 
-def _check_prompt(config: PipelineConfig, name: str, tokenizer: ModelTokenizer, question: Question) -> None:
+def _check_prompt(
+    config: PipelineConfig, name: str, tokenizer: ModelTokenizer, question: Question
+) -> None:
     if tokenizer.raw.chat_template is None:
-        raise Mismatch(f"{name} has no chat template; set prompt.chat: false, or take a model that has one")
+        raise Mismatch(
+            f"{name} has no chat template; set prompt.chat: false, or take a model that has one"
+        )
     try:
         rendered = prompts(question, config.prompt, tokenizer, tokenizer).target.text
     except InvalidRequest as error:

@@ -41,10 +41,18 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit((collect.run if options.command == "collect" else _run)(options, reporter))
     except SemspecError as error:
         code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, error.message
-    except OSError as error:  # a folder of another user, a full disk under a library's temporary files
-        code, reason = 1, f"{error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written"
+    except (
+        OSError
+    ) as error:  # a folder of another user, a full disk under a library's temporary files
+        code, reason = (
+            1,
+            f"{error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written",
+        )
     except torch.OutOfMemoryError as error:
-        code, reason = 1, f"{str(error).splitlines()[0]} Lower samples.rows_at_once or equivalence.batch_size"
+        code, reason = (
+            1,
+            f"{str(error).splitlines()[0]} Lower samples.rows_at_once or equivalence.batch_size",
+        )
     except KeyboardInterrupt:
         code, reason = 130, "stopped; run the same command to resume"
     reporter.say(f"semspec train: {reason}")
@@ -104,12 +112,20 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     kind = "datastore" if command == "datastore" else "probes"
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML; see training/configs/")
-    parser.add_argument("--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)")
-    parser.add_argument("--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads")
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="YAML; see training/configs/"
+    )
+    parser.add_argument(
+        "--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads"
+    )
     parser.set_defaults(shard=(0, 1), preset=None)
     if command in ("run", "calibrate", "datastore"):
-        parser.add_argument("--shard", type=shard, metavar="i/n", help="this worker's share, i from 0")
+        parser.add_argument(
+            "--shard", type=shard, metavar="i/n", help="this worker's share, i from 0"
+        )
     if command != "datastore":
         parser.add_argument(
             "--preset",

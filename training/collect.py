@@ -20,17 +20,31 @@ PAGE = 50
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the collection")
     parser.add_argument(
-        "--gateway", "--url", default="http://127.0.0.1:8080", metavar="URL", help="default: %(default)s"
+        "--output", type=Path, required=True, metavar="DIR", help="folder of the collection"
+    )
+    parser.add_argument(
+        "--gateway",
+        "--url",
+        default="http://127.0.0.1:8080",
+        metavar="URL",
+        help="default: %(default)s",
     )
     whose = f"a key with the option collector (default: ${API_KEY})"
-    parser.add_argument("--api-key", type=api_key, metavar="KEY", default=os.environ.get(API_KEY), help=whose)
     parser.add_argument(
-        "--max-answers", type=int, default=2_000, metavar="N", help="most answers in the folder (default: %(default)s)"
+        "--api-key", type=api_key, metavar="KEY", default=os.environ.get(API_KEY), help=whose
     )
     parser.add_argument(
-        "--forget", metavar="OWNER", help="fetch nothing, and delete all answers of this owner from the folder"
+        "--max-answers",
+        type=int,
+        default=2_000,
+        metavar="N",
+        help="most answers in the folder (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--forget",
+        metavar="OWNER",
+        help="fetch nothing, and delete all answers of this owner from the folder",
     )
 
 
@@ -43,7 +57,9 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
             num = forget(folder, options.forget)
             reporter.say(f"{num} answers of {options.forget} are deleted from {folder.path}")
         else:
-            num = asyncio.run(_fetched(Gateway.at(options.gateway, options.api_key), folder, options.max_answers))
+            num = asyncio.run(
+                _fetched(Gateway.at(options.gateway, options.api_key), folder, options.max_answers)
+            )
             is_full = num_answers(folder) >= options.max_answers
             full = "; it is full: train on it, or raise --max-answers" if is_full else ""
             reporter.say(f"{num} new answers, {num_answers(folder)} in {folder.path}{full}")
@@ -119,7 +135,10 @@ def _row(answer: Json) -> Row:
 def _facts(folder: StageFolder, number: int) -> Row:
     manifest = folder.manifest(number)
     if manifest is None or not {"num_answers", "next"} <= manifest.facts.keys():
-        raise InvalidRequest(f"{folder.file(number, '.json')} is not of a collection; give another --output", "output")
+        raise InvalidRequest(
+            f"{folder.file(number, '.json')} is not of a collection; give another --output",
+            "output",
+        )
     return manifest.facts
 
 
@@ -131,7 +150,9 @@ def alone(path: Path) -> Iterator[StageFolder]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Conflict(f"another `semspec train collect` writes to {path}; wait for it") from None
+            raise Conflict(
+                f"another `semspec train collect` writes to {path}; wait for it"
+            ) from None
         for partial in path.glob("*.partial"):
             partial.unlink()
         yield StageFolder(path)

@@ -29,13 +29,17 @@ class ServerSampler(Part):
     """Segments written by an inference server; SemanticSpec's engine then computes their states."""
 
     backend: Literal["openai", "tgi"]
-    base_url: str = Field(pattern=r"^https?://", description="of an OpenAI-compatible server (with /v1) or of TGI")
+    base_url: str = Field(
+        pattern=r"^https?://", description="of an OpenAI-compatible server (with /v1) or of TGI"
+    )
     model: str | None = Field(None, description="the model's name there (OpenAI)")
     api_key_env: str | None = Field(None, description="environment variable that holds the key")
     concurrency: int = Field(40, ge=1, le=1024, description="requests in flight")
     timeout_s: float = Field(120, gt=0)
     max_retries: int = Field(5, ge=0, le=20)
-    seeded: bool = Field(True, description="send a seed with each request; false for servers that cannot take one")
+    seeded: bool = Field(
+        True, description="send a seed with each request; false for servers that cannot take one"
+    )
 
     @model_validator(mode="after")
     def _has_model(self) -> "ServerSampler":
@@ -51,7 +55,9 @@ class ModelConfig(Part):
     revision: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    sampler: Annotated[EngineSampler | ServerSampler, Field(discriminator="backend")] = EngineSampler()
+    sampler: Annotated[EngineSampler | ServerSampler, Field(discriminator="backend")] = (
+        EngineSampler()
+    )
 
 
 class QuestionSource(Part):
@@ -64,11 +70,14 @@ class QuestionSource(Part):
     file: Path | None = Field(None, description="JSON lines")
     python: PythonObject | None = Field(None, description="function that yields rows")
     collection: Path | None = Field(
-        None, description="folder of `semspec train collect`; its answers are the traces, whatever contexts.traces says"
+        None,
+        description="folder of `semspec train collect`; its answers are the traces, whatever contexts.traces says",
     )
     arguments: dict[str, Any] = Field({}, description="keyword arguments of the function")
     question: str = Field("question", description="name of the field that holds the question")
-    id: str | None = Field(None, description="name of the field that identifies it; else its number")
+    id: str | None = Field(
+        None, description="name of the field that identifies it; else its number"
+    )
     trace: str | None = Field(None, description="name of the field that holds a reasoning trace")
     domain: str = Field("all", description="name of the domain, for the cross-domain matrix")
     domain_field: str | None = Field(None, description="field that holds the domain instead")
@@ -77,7 +86,12 @@ class QuestionSource(Part):
 
     @model_validator(mode="after")
     def _is_one(self) -> "QuestionSource":
-        if sum(source is not None for source in (self.hub, self.file, self.python, self.collection)) != 1:
+        if (
+            sum(
+                source is not None for source in (self.hub, self.file, self.python, self.collection)
+            )
+            != 1
+        ):
             raise ValueError("name exactly one of hub, file, python and collection")
         return self
 
@@ -85,9 +99,13 @@ class QuestionSource(Part):
 class Shares(Part):
     """Shares of the training questions reserved for other uses."""
 
-    validation: float = Field(0.1, gt=0, lt=0.5, description="early stopping, choice of the acceptance rule")
+    validation: float = Field(
+        0.1, gt=0, lt=0.5, description="early stopping, choice of the acceptance rule"
+    )
     calibration: float = Field(0.1, ge=0, lt=0.5, description="calibration of the probabilities")
-    test: float = Field(0.15, ge=0, lt=0.5, description="the report; not taken where a source has the role test")
+    test: float = Field(
+        0.15, ge=0, lt=0.5, description="the report; not taken where a source has the role test"
+    )
 
 
 class PromptConfig(Part):
@@ -101,14 +119,19 @@ class ContextsConfig(Part):
     """Traces and the points in them where next segments are sampled."""
 
     traces: Literal["mixture", "target", "data"] = Field(
-        "mixture", description="written by both models in turns at random, by the target alone, or taken from the data"
+        "mixture",
+        description="written by both models in turns at random, by the target alone, or taken from the data",
     )
     draft_share: float = Field(
         0.7, ge=0, le=1, description="of a mixture; about what the draft gets to write when served"
     )
-    per_question: int | None = Field(None, ge=1, description="contexts a question, one a stratum of depth; unset: all")
+    per_question: int | None = Field(
+        None, ge=1, description="contexts a question, one a stratum of depth; unset: all"
+    )
     max_segments: int = Field(24, ge=1, description="of a trace")
-    max_tokens: int = Field(8192, ge=16, description="of a context, by the target's count; deeper ones are left out")
+    max_tokens: int = Field(
+        8192, ge=16, description="of a context, by the target's count; deeper ones are left out"
+    )
 
 
 class SamplingConfig(Part):
@@ -129,9 +152,13 @@ class SamplesConfig(SamplingConfig):
 
     num_samples: int = Field(20, ge=2, description="from each model (SemanticSpec: N = 20)")
     num_test_samples: int | None = Field(
-        None, ge=2, description="from the target where questions are for the report only; unset: num_samples"
+        None,
+        ge=2,
+        description="from the target where questions are for the report only; unset: num_samples",
     )
-    rows_at_once: int = Field(20, ge=1, description="alternatives in one forward; lower it when memory runs out")
+    rows_at_once: int = Field(
+        20, ge=1, description="alternatives in one forward; lower it when memory runs out"
+    )
 
 
 class ReportConfig(Part):
@@ -141,15 +168,26 @@ class ReportConfig(Part):
         True,
         description="fit the paper's recipe, states alone, last layer and surprisal alone, and deliver the last two",
     )
-    learning_curve: tuple[float, ...] = Field((0.125, 0.25, 0.5), description="shares of the training questions")
-    max_wrong_accepted: float = Field(0.03, ge=0, le=1, description="limit for the recommended acceptance rule")
-    gamma: int = Field(1, ge=1, le=8, description="segments drafted at a time when served; compare with semspec bench")
+    learning_curve: tuple[float, ...] = Field(
+        (0.125, 0.25, 0.5), description="shares of the training questions"
+    )
+    max_wrong_accepted: float = Field(
+        0.03, ge=0, le=1, description="limit for the recommended acceptance rule"
+    )
+    gamma: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="segments drafted at a time when served; compare with semspec bench",
+    )
 
 
 class LikelihoodConfig(Part):
     """The pilot by which the strategy `likelihood` is calibrated, without probes."""
 
-    num_questions: int = Field(100, ge=1, description="of the pilot: the first ones that are not for the report")
+    num_questions: int = Field(
+        100, ge=1, description="of the pilot: the first ones that are not for the report"
+    )
     max_wrong_accepted: float = Field(0.1, ge=0, le=1, description="limit for the threshold")
 
 
@@ -159,8 +197,12 @@ class WorkConfig(Part):
     name: str = Field(min_length=1)
     target: ModelConfig
     questions: tuple[QuestionSource, ...] = Field(min_length=1)
-    evaluation_sets: tuple[QuestionSource, ...] = Field((), description="their questions are dropped from `questions`")
-    shares: Shares = Field(Shares(), description="a datastore, too, leaves questions of the share `test` out")
+    evaluation_sets: tuple[QuestionSource, ...] = Field(
+        (), description="their questions are dropped from `questions`"
+    )
+    shares: Shares = Field(
+        Shares(), description="a datastore, too, leaves questions of the share `test` out"
+    )
     prompt: PromptConfig = PromptConfig()
 
 
@@ -168,7 +210,9 @@ class PipelineConfig(WorkConfig):
     """The whole configuration."""
 
     name: str = Field(pattern=r"^[\w./-]{1,128}$", description="of the release, in the API, too")
-    version: str = Field("1", pattern=r"^[\w.-]{1,32}$", description="of the release; requests name it NAME@VERSION")
+    version: str = Field(
+        "1", pattern=r"^[\w.-]{1,32}$", description="of the release; requests name it NAME@VERSION"
+    )
     draft: ModelConfig
     segmentation: Segmentation = Segmentation.PARAGRAPH
     max_segment_tokens: int = Field(512, ge=2)
@@ -185,8 +229,12 @@ class PipelineConfig(WorkConfig):
     probes: FitRecipe = FitRecipe()
     report: ReportConfig = ReportConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
-    shard_questions: int = Field(5, ge=1, description="questions a shard: what is lost when a worker dies")
-    output: Path = Field(description="folder of the release: pair.json, the two probes and alternatives/")
+    shard_questions: int = Field(
+        5, ge=1, description="questions a shard: what is lost when a worker dies"
+    )
+    output: Path = Field(
+        description="folder of the release: pair.json, the two probes and alternatives/"
+    )
 
 
 def laptop(config: PipelineConfig) -> PipelineConfig:
@@ -196,7 +244,9 @@ def laptop(config: PipelineConfig) -> PipelineConfig:
     return config.model_copy(
         update={
             "name": f"{config.name}-laptop",
-            "contexts": contexts.model_copy(update={"per_question": min(contexts.per_question or 4, 4)}),
+            "contexts": contexts.model_copy(
+                update={"per_question": min(contexts.per_question or 4, 4)}
+            ),
             "samples": samples.model_copy(
                 update={"num_samples": min(samples.num_samples, 10), "num_test_samples": None}
             ),
@@ -221,7 +271,8 @@ class AnswersConfig(SamplingConfig):
     """The answers whose tokens and states the datastore holds."""
 
     source: Literal["target", "data"] = Field(
-        "target", description="written by the target, or the data's own (questions.trace), such as those of a server"
+        "target",
+        description="written by the target, or the data's own (questions.trace), such as those of a server",
     )
     per_question: int = Field(1, ge=1, description="answers written to each question")
     max_tokens: int = Field(2048, ge=1)
@@ -231,13 +282,21 @@ class DatastoreConfig(WorkConfig):
     """The whole configuration of a datastore."""
 
     answers: AnswersConfig = AnswersConfig()
-    neighbours: bool = Field(True, description="false: n-grams only, without states; needs no faiss")
+    neighbours: bool = Field(
+        True, description="false: n-grams only, without states; needs no faiss"
+    )
     layer: int | None = Field(
-        None, ge=0, description="row of the states that keys are of, 0 the embeddings; unset: at 3/4 of the depth"
+        None,
+        ge=0,
+        description="row of the states that keys are of, 0 the embeddings; unset: at 3/4 of the depth",
     )
     width: int = Field(64, ge=1, le=1024, description="principal components of a key")
-    fit_tokens: int = Field(50_000, ge=64, description="tokens whose states the components are fitted to")
-    shard_questions: int = Field(20, ge=1, description="questions a shard: what is lost when a worker dies")
+    fit_tokens: int = Field(
+        50_000, ge=64, description="tokens whose states the components are fitted to"
+    )
+    shard_questions: int = Field(
+        20, ge=1, description="questions a shard: what is lost when a worker dies"
+    )
     output: Path = Field(description="folder of the datastore")
 
 
@@ -261,7 +320,9 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a YAML file") from error
     except RecursionError:
-        raise InvalidRequest(f"{path} has too many levels of lists and objects; correct it") from None
+        raise InvalidRequest(
+            f"{path} has too many levels of lists and objects; correct it"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
@@ -271,7 +332,10 @@ def validated(content: Any, kind: type[C], place: str) -> C:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {_problem(one)}" for one in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, one['loc'])) or 'the file'}: {_problem(one)}"
+            for one in error.errors()
+        ]
         raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
 
 

@@ -15,7 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semspec.decoding.retrieval.datastore import Projection, build_index, import_faiss, write_datastore
+from semspec.decoding.retrieval.datastore import (
+    Projection,
+    build_index,
+    import_faiss,
+    write_datastore,
+)
 from semspec.decoding.retrieval.ngrams import DOCUMENT_END, TokenArray, sorted_places
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
@@ -37,7 +42,11 @@ class DatastoreBuild:
     """Builds one datastore in one work folder, its answers on one worker's share of the shards."""
 
     def __init__(
-        self, config: DatastoreConfig, work: Path, shard: tuple[int, int] = (0, 1), reporter: Reporter | None = None
+        self,
+        config: DatastoreConfig,
+        work: Path,
+        shard: tuple[int, int] = (0, 1),
+        reporter: Reporter | None = None,
     ) -> None:
         """Raises: Mismatch when `work` has another format."""
         check_format(work)
@@ -48,16 +57,29 @@ class DatastoreBuild:
         """Run what is missing. Raises: InvalidRequest, Mismatch, Unavailable."""
         if self.config.neighbours:
             import_faiss()
-        self._make("answers", range(self._shard[0], len(self.questions), self._shard[1]), "", self._write_answers)
+        self._make(
+            "answers",
+            range(self._shard[0], len(self.questions), self._shard[1]),
+            "",
+            self._write_answers,
+        )
         if self._shard[1] > 1:
-            self._reporter.say("this worker's answers are written; when all are, run the same command without --shard")
+            self._reporter.say(
+                "this worker's answers are written; when all are, run the same command without --shard"
+            )
             return
-        if missing := [number for number in self._numbers if not self._folder("answers").is_done(number)]:
-            raise InvalidRequest(f"answers of shard {missing[0]:05d} are missing: run the share that lacks them")
+        if missing := [
+            number for number in self._numbers if not self._folder("answers").is_done(number)
+        ]:
+            raise InvalidRequest(
+                f"answers of shard {missing[0]:05d} are missing: run the share that lacks them"
+            )
         if self.config.neighbours:
             answers = self._folder("answers").digest
             self._make("projection", range(1), answers, self._fit)
-            self._make("keys", self._numbers, answers + self._folder("projection").digest, self._write_keys)
+            self._make(
+                "keys", self._numbers, answers + self._folder("projection").digest, self._write_keys
+            )
         self._assemble()
 
     @cached_property
@@ -79,25 +101,37 @@ class DatastoreBuild:
         last = self._lm.info.num_layers
         layer = round(0.75 * last) if self.config.layer is None else self.config.layer
         if layer > last:
-            raise InvalidRequest(f"layer: {layer}, but the states of {self.config.target.model} have rows 0 to {last}")
+            raise InvalidRequest(
+                f"layer: {layer}, but the states of {self.config.target.model} have rows 0 to {last}"
+            )
         return layer
 
     def _folder(self, stage: str) -> StageFolder:
         return StageFolder(self._work / stage)
 
-    def _make(self, stage: str, numbers: Sequence[int], inputs: str, make: Callable[[int], None]) -> None:
+    def _make(
+        self, stage: str, numbers: Sequence[int], inputs: str, make: Callable[[int], None]
+    ) -> None:
         folder = self._folder(stage)
         folder.claim(self._recipe(stage))
         missing = [number for number in numbers if not folder.is_done(number, inputs)]
-        with self._reporter.bar(stage, len(numbers), "shards", len(numbers) - len(missing)) as advance:
+        with self._reporter.bar(
+            stage, len(numbers), "shards", len(numbers) - len(missing)
+        ) as advance:
             for number in missing:
                 make(number)
                 folder.commit(number, [".safetensors"], inputs, target=info_json(self._lm.info))
                 advance(1)
 
     def _recipe(self, stage: str) -> Row:
-        own = {"answers": {"answers"}, "projection": {"layer", "width", "fit_tokens"}, "keys": {"layer", "width"}}
-        return self.config.model_dump(mode="json", include={"target", "prompt", "shard_questions"} | own[stage])
+        own = {
+            "answers": {"answers"},
+            "projection": {"layer", "width", "fit_tokens"},
+            "keys": {"layer", "width"},
+        }
+        return self.config.model_dump(
+            mode="json", include={"target", "prompt", "shard_questions"} | own[stage]
+        )
 
     def _write_answers(self, number: int) -> None:
         questions = [self.questions.all[index] for index in self.questions.numbers(number)]
@@ -106,9 +140,15 @@ class DatastoreBuild:
             answers = [[self._given(question)] for question in questions]
         else:
             answers = asyncio.run(self._written(starts, [question.id for question in questions]))
-        pairs = [([*start.token_ids], one) for start, own in zip(starts, answers, strict=True) for one in own]
+        pairs = [
+            ([*start.token_ids], one)
+            for start, own in zip(starts, answers, strict=True)
+            for one in own
+        ]
         tensors = {
-            "tokens": torch.tensor([token for prompt, answer in pairs for token in prompt + answer]),
+            "tokens": torch.tensor(
+                [token for prompt, answer in pairs for token in prompt + answer]
+            ),
             "prompt_lengths": torch.tensor([len(prompt) for prompt, _ in pairs]),
             "lengths": torch.tensor([len(prompt + answer) for prompt, answer in pairs]),
         }
@@ -141,7 +181,10 @@ class DatastoreBuild:
             return [token async for generated in stream for token in generated.segment.token_ids]
 
         async def answers(prompt: Piece, question: str) -> list[list[int]]:
-            seeds = [derive_seed(config.seed, f"answer {question}", index) for index in range(config.per_question)]
+            seeds = [
+                derive_seed(config.seed, f"answer {question}", index)
+                for index in range(config.per_question)
+            ]
             return list(await asyncio.gather(*(answer(prompt, seed) for seed in seeds)))
 
         try:
@@ -153,7 +196,9 @@ class DatastoreBuild:
         """Tokens of each prompt with its answer, and the length of the prompt."""
         tensors = self._folder("answers").tensors(number)
         ends = [0, *tensors["lengths"].cumsum(0).tolist()]
-        for (start, end), num_prompt in zip(pairwise(ends), tensors["prompt_lengths"].tolist(), strict=True):
+        for (start, end), num_prompt in zip(
+            pairwise(ends), tensors["prompt_lengths"].tolist(), strict=True
+        ):
             yield tensors["tokens"][start:end].tolist(), num_prompt
 
     def _states(self, number: int) -> Iterator[Tensor]:
@@ -172,7 +217,8 @@ class DatastoreBuild:
                 break
         if num_tokens < self.config.width:
             raise InvalidRequest(
-                f"width: {self.config.width} components of {num_tokens} tokens of answers; give more questions", "width"
+                f"width: {self.config.width} components of {num_tokens} tokens of answers; give more questions",
+                "width",
             )
         fitted = Projection.fitted(torch.cat(parts).numpy(), self.config.width)
         tensors = {"mean": torch.from_numpy(fitted.mean), "weight": torch.from_numpy(fitted.weight)}
@@ -184,13 +230,17 @@ class DatastoreBuild:
         return Projection(tensors["mean"].numpy(), tensors["weight"].numpy())
 
     def _write_keys(self, number: int) -> None:
-        keys = np.concatenate([self._projection.keys(states.numpy()) for states in self._states(number)])
+        keys = np.concatenate(
+            [self._projection.keys(states.numpy()) for states in self._states(number)]
+        )
         tensors = {"keys": torch.from_numpy(keys).half()}
         write_tensors(self._folder("keys").file(number, ".safetensors"), tensors)
 
     def _assemble(self) -> None:
         documents = [document for number in self._numbers for document in self._documents(number)]
-        tokens: TokenArray = np.concatenate([[*document, DOCUMENT_END] for document, _ in documents]).astype(np.uint32)
+        tokens: TokenArray = np.concatenate(
+            [[*document, DOCUMENT_END] for document, _ in documents]
+        ).astype(np.uint32)
         data = digest_of([self._folder("questions").digest, self._folder("answers").digest])
         neighbours = None
         if self.config.neighbours:
@@ -198,7 +248,9 @@ class DatastoreBuild:
             keys, places = torch.cat(shards).float().numpy(), _answer_places(documents)
             neighbours = self._layer, self._projection, build_index(keys, places), len(places)
         places_by_context = sorted_places(tokens)
-        card = write_datastore(self.config.output, self._lm.info, data, tokens, places_by_context, neighbours)
+        card = write_datastore(
+            self.config.output, self._lm.info, data, tokens, places_by_context, neighbours
+        )
         num_bytes = sum(card.sizes.values())
         self._reporter.say(
             f"{self.config.output}: {card.num_tokens} tokens, {card.num_entries} entries, {num_bytes / 1e6:.1f} MB"
@@ -209,4 +261,9 @@ def _answer_places(documents: Sequence[tuple[list[int], int]]) -> NDArray[np.int
     """Place of each token of an answer, in the tokens of all documents with an end after each."""
     starts = np.cumsum([0, *(len(tokens) + 1 for tokens, _ in documents)])
     spans = zip(starts.tolist(), documents, strict=False)
-    return np.concatenate([np.arange(start + num_prompt, start + len(tokens)) for start, (tokens, num_prompt) in spans])
+    return np.concatenate(
+        [
+            np.arange(start + num_prompt, start + len(tokens))
+            for start, (tokens, num_prompt) in spans
+        ]
+    )

@@ -47,8 +47,12 @@ class Estimate:
     def __str__(self) -> str:
         lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
         lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
-        lines += [f"{'together':<9} {duration(self.total_s)} on one worker; --shard i/n divides the first three"]
-        lines += [f"{'disk':<9} {size_of(self.states_bytes)} for the states ({size_of(self.free_bytes)} free)"]
+        lines += [
+            f"{'together':<9} {duration(self.total_s)} on one worker; --shard i/n divides the first three"
+        ]
+        lines += [
+            f"{'disk':<9} {size_of(self.states_bytes)} for the states ({size_of(self.free_bytes)} free)"
+        ]
         return "\n".join(lines)
 
     def times(self, share: float) -> "Estimate":
@@ -90,14 +94,20 @@ def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
     """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
     smaller where there are fewer questions of a kind; those left over are in none."""
     order = np.random.default_rng(0).permutation(len(every))
-    kinds = [[every[i] for i in order if (every[i].split == "test") is is_test] for is_test in (False, True)]
+    kinds = [
+        [every[i] for i in order if (every[i].split == "test") is is_test]
+        for is_test in (False, True)
+    ]
     size = min([size, *(len(own) for own in kinds if own)])
     cut = [[own[i : i + size] for i in range(0, len(own) - size + 1, size)] for own in kinds]
     return [own[i] for i in range(max(map(len, cut))) for own in cut if i < len(own)]
 
 
 def run_pilot(
-    clusters: ClustersStage, groups: Sequence[Sequence[Question]], every: Sequence[Question], reporter: Reporter
+    clusters: ClustersStage,
+    groups: Sequence[Sequence[Question]],
+    every: Sequence[Question],
+    reporter: Reporter,
 ) -> Piloted:
     """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
     folders are empty, and the models are loaded."""
@@ -118,11 +128,15 @@ def run_pilot(
         num_done += 1
         kind = "for the report" if is_test else "to train on"
         told = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
-        reporter.say(f"pilot: {num_done * len(group)} of {len(every)} questions, those {kind}: {told}")
+        reporter.say(
+            f"pilot: {num_done * len(group)} of {len(every)} questions, those {kind}: {told}"
+        )
     of_kind = Counter(question.split == "test" for question in every)
 
     def whole(name: str) -> float:
-        return sum(found[name] * of_kind[kind] / found["questions"] for kind, found in totals.items())
+        return sum(
+            found[name] * of_kind[kind] / found["questions"] for kind, found in totals.items()
+        )
 
     rows = [row for number in range(num_done) for row in clusters.labels(number)]
     return Piloted(
@@ -134,10 +148,16 @@ def run_pilot(
     )
 
 
-def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter) -> float:
+def fit_seconds(
+    config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter
+) -> float:
     """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
     of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
-    store, times, total = StateStore(piloted.work / "samples"), dict[Any, tuple[float, float]](), 0.0
+    store, times, total = (
+        StateStore(piloted.work / "samples"),
+        dict[Any, tuple[float, float]](),
+        0.0,
+    )
     for role, variant in planned_probes(config, every):
         recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
         key = (role, *recipe.inputs(role), recipe.loss)
@@ -161,12 +181,22 @@ def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tu
 
 
 def num_rows(
-    config: PipelineConfig, role: Role, variant: Variant, piloted: Piloted, every: Sequence[Question]
+    config: PipelineConfig,
+    role: Role,
+    variant: Variant,
+    piloted: Piloted,
+    every: Sequence[Question],
 ) -> float:
     """Segments that a probe is trained on in the whole run."""
     own = [one for one in every if one.split == "train" and variant.domain in (None, one.domain)]
     writers = 1 if role == "draft" or variant.recipe.labels == "own" else 2
-    return variant.share * len(own) * piloted.contexts.get(False, 0) * writers * config.samples.num_samples
+    return (
+        variant.share
+        * len(own)
+        * piloted.contexts.get(False, 0)
+        * writers
+        * config.samples.num_samples
+    )
 
 
 def _fit_times(
@@ -183,7 +213,9 @@ def _fit_times(
     def fit_s(num_epochs: int) -> float:
         short = {"num_epochs": num_epochs, "patience": num_epochs, "memory_gib": memory_gib}
         few = some[: TIMED_ROWS // 8]
-        return timed(lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short)))[1]
+        return timed(
+            lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short))
+        )[1]
 
     one_s, three_s = fit_s(1), fit_s(3)
     epoch_s = max(0.0, three_s - one_s) / 2

@@ -27,7 +27,12 @@ from semspec.training.data.stages import ClustersStage
 from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
-from semspec.training.evaluation.report import examples_table, headline, write_likelihood, write_report
+from semspec.training.evaluation.report import (
+    examples_table,
+    headline,
+    write_likelihood,
+    write_report,
+)
 from semspec.training.files import AGAIN, StageFolder, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
@@ -38,14 +43,18 @@ NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
 
 
-def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int) -> Cost:
+def measure(
+    pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int
+) -> Cost:
     """Median times over `contexts` of generating and scoring one next segment, with the context already prefilled."""
     written: dict[Writer, list[float]] = {Writer.DRAFT: [], Writer.TARGET: []}
     reads: list[float] = []
     for context in contexts:
         for writer, model in pair.models.items():
             batch = ContextBatch(model.lm, model.lm.tokenizer.context_ids(context.read_by(writer)))
-            [segment], seconds = timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
+            [segment], seconds = timed(
+                partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens)
+            )
             written[writer].append(1e3 * seconds / len(segment.token_ids))
             if writer is Writer.TARGET:
                 reads.append(1e3 * timed(partial(batch.read, [segment.token_ids]))[1])
@@ -61,17 +70,34 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
     """Write `pair.json`, which names what `config.output` holds. `rule`: None: that of `pair.json` before. Raises:
     Mismatch when the folder holds neither probes nor a calibration, or no rule."""
     output = config.output
-    calibration = load_calibration(output / CALIBRATION_FILE) if (output / CALIBRATION_FILE).exists() else None
-    probes = ProbeVerifier.load(output).handshake() if (output / "target.safetensors").exists() else None
+    calibration = (
+        load_calibration(output / CALIBRATION_FILE)
+        if (output / CALIBRATION_FILE).exists()
+        else None
+    )
+    probes = (
+        ProbeVerifier.load(output).handshake() if (output / "target.safetensors").exists() else None
+    )
     found = set[tuple[tuple[str, str], tuple[str, str]]]()
     if probes is not None:
-        found.add(((probes.draft_model, probes.draft_tokenizer), (probes.target_model, probes.target_tokenizer)))
+        found.add(
+            (
+                (probes.draft_model, probes.draft_tokenizer),
+                (probes.target_model, probes.target_tokenizer),
+            )
+        )
     if calibration is not None:
         first, second = calibration.draft, calibration.target
         found.add(((first.fingerprint, first.tokenizer), (second.fingerprint, second.tokenizer)))
     if len(found) != 1:
-        what = "probes and a calibration of other models" if found else "neither probes nor a calibration"
-        raise Mismatch(f"{output} holds {what}; name another `output`, or make them with `semspec train run`")
+        what = (
+            "probes and a calibration of other models"
+            if found
+            else "neither probes nor a calibration"
+        )
+        raise Mismatch(
+            f"{output} holds {what}; name another `output`, or make them with `semspec train run`"
+        )
     [prints] = found
     draft, target = (
         ReleasedModel(_place(one.model, output), *own, one.revision, one.dtype)
@@ -94,10 +120,19 @@ class Export:
     """Makes the probes in `config.output`, the alternatives beside them, and the report in WORK/report."""
 
     def __init__(
-        self, config: PipelineConfig, work: Path, labels: Labels, clusters: ClustersStage, reporter: Reporter
+        self,
+        config: PipelineConfig,
+        work: Path,
+        labels: Labels,
+        clusters: ClustersStage,
+        reporter: Reporter,
     ) -> None:
         self._config, self._work, self._labels, self._reporter = config, work, labels, reporter
-        self._contexts, self._samples, self._clusters = clusters.contexts, clusters.samples, clusters
+        self._contexts, self._samples, self._clusters = (
+            clusters.contexts,
+            clusters.samples,
+            clusters,
+        )
 
     def fit(self) -> None:
         """Fit the served probes, then those that the report compares with; each is saved when it is complete."""
@@ -123,7 +158,9 @@ class Export:
         likelihood = self._likelihood(cost)
         evidence = self._evidence(cost, likelihood)
         report = evaluate(evidence, self._config.report.max_wrong_accepted)
-        write_report(report, folder, examples_table(self._labels, evidence.served, report, self._texts))
+        write_report(
+            report, folder, examples_table(self._labels, evidence.served, report, self._texts)
+        )
         if likelihood is not None:
             self._export_likelihood(likelihood)
         self._export(report)
@@ -135,20 +172,32 @@ class Export:
         """Domains are those with training, validation and calibration questions."""
         labels = self._labels
         splits = {"train", "validation", "calibration"} & set(labels.split.tolist())
-        domains = sorted(set.intersection(*(set(labels.domain[labels.split == split].tolist()) for split in splits)))
+        domains = sorted(
+            set.intersection(
+                *(set(labels.domain[labels.split == split].tolist()) for split in splits)
+            )
+        )
         return Variants.of(self._config, domains)
 
     @cached_property
     def _fitter(self) -> Fitter:
         digest = StageFolder(self._work / "labels").digest
         return Fitter(
-            self._config, self._labels, self._store, self._infos(), digest, self._work / "probes", self._reporter
+            self._config,
+            self._labels,
+            self._store,
+            self._infos(),
+            digest,
+            self._work / "probes",
+            self._reporter,
         )
 
     def _infos(self) -> dict[str, ModelInfo]:
         """Infos of the models that computed the states. Raises: Mismatch when a model changed between two shards."""
         folder = self._samples.folder
-        first, *others = [manifest.facts["models"] for manifest in folder.manifests(folder.numbers())]
+        first, *others = [
+            manifest.facts["models"] for manifest in folder.manifests(folder.numbers())
+        ]
         for role, fields in first.items():
             if any(other[role]["fingerprint"] != fields["fingerprint"] for other in others):
                 raise Mismatch(
@@ -165,7 +214,9 @@ class Export:
     def _surprisal(self) -> NDArray[np.float32]:
         """`[num_segments, num_surprisal_features]`, aligned with the labels."""
         source = FeatureSource(self._store, "target", "surprisal", "all")
-        surprisal: NDArray[np.float32] = source.read(self._labels, np.arange(len(self._labels))).numpy()
+        surprisal: NDArray[np.float32] = source.read(
+            self._labels, np.arange(len(self._labels))
+        ).numpy()
         return surprisal
 
     @cached_property
@@ -175,8 +226,12 @@ class Export:
     def _calibrated(self, cost: Cost) -> LikelihoodReport:
         """Raises: InvalidRequest when nothing can be calibrated on the pilot."""
         config, pilot = self._config, self._pilot
-        shards = np.unique(self._labels.shard[np.isin(self._labels.question, pilot.question)]).tolist()
-        digest = digest_of([manifest.digest for manifest in self._clusters.folder.manifests(shards)])
+        shards = np.unique(
+            self._labels.shard[np.isin(self._labels.question, pilot.question)]
+        ).tolist()
+        digest = digest_of(
+            [manifest.digest for manifest in self._clusters.folder.manifests(shards)]
+        )
         limit = config.likelihood.max_wrong_accepted
         return calibrated(pilot, self._infos(), config.segmentation, cost, limit, digest)
 
@@ -203,8 +258,14 @@ class Export:
             served=fitter.predicted(served),
             cost=cost,
             variants=variants,
-            learning_curve=[(fitter.num_contexts(one), fitter.predicted(one)) for one in (*curve, served) if curve],
-            domains={str(variant.domain): fitter.predicted(variant) for variant in self._variants.domains},
+            learning_curve=[
+                (fitter.num_contexts(one), fitter.predicted(one))
+                for one in (*curve, served)
+                if curve
+            ],
+            domains={
+                str(variant.domain): fitter.predicted(variant) for variant in self._variants.domains
+            },
             facts=self._facts(),
         )
 
@@ -213,10 +274,17 @@ class Export:
         path = self._work / "cost.json"
         if not path.exists():
             numbers = pilot or self._samples.folder.numbers()
-            contexts = [context for number in numbers for context in self._contexts.contexts(number)]
+            contexts = [
+                context for number in numbers for context in self._contexts.contexts(number)
+            ]
             test = [context for context in contexts if pilot or context.question.split == "test"]
             some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
-            write_json(path, asdict(measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)))
+            write_json(
+                path,
+                asdict(
+                    measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)
+                ),
+            )
         try:
             return Cost(**read_json(path))
         except TypeError as error:
@@ -243,20 +311,32 @@ class Export:
         }
         facts |= {name: number for name, number in left_out.items() if number}
         if counted["num_forwards"]:
-            facts["entailment forwards a context"] = round(counted["num_forwards"] / num_contexts, 1)
+            facts["entailment forwards a context"] = round(
+                counted["num_forwards"] / num_contexts, 1
+            )
         if "adjusted_rand" in counted:
-            facts["clusters against the reference (adjusted Rand)"] = round(counted["adjusted_rand"] / num_contexts, 4)
+            facts["clusters against the reference (adjusted Rand)"] = round(
+                counted["adjusted_rand"] / num_contexts, 4
+            )
         return facts
 
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
         """The end of the reasoning before a segment, and the segment."""
         segment = self._samples.folder.rows(shard)[row]
-        [context] = [context for context in self._contexts.contexts(shard) if context.id == segment["context"]]
+        [context] = [
+            context
+            for context in self._contexts.contexts(shard)
+            if context.id == segment["context"]
+        ]
         return (context.reasoning or context.question.text)[-TAIL_CHARACTERS:], segment["text"]
 
     def _export(self, report: Report) -> None:
         """Write probes and cards before `pair.json`, which names them."""
-        output, rule, gamma = self._config.output, report.recommendation.chosen.rule, self._config.report.gamma
+        output, rule, gamma = (
+            self._config.output,
+            report.recommendation.chosen.rule,
+            self._config.report.gamma,
+        )
         self._save(self._variants.served, report, output)
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
@@ -268,7 +348,10 @@ class Export:
         for role in ("draft", "target"):
             fitted = self._fitter.fitted(role, variant)
             save_probe(
-                fitted.probe, replace(fitted.card, metrics=metrics), folder / f"{role}.safetensors", torch.float16
+                fitted.probe,
+                replace(fitted.card, metrics=metrics),
+                folder / f"{role}.safetensors",
+                torch.float16,
             )
 
     def _metrics(self, report: Report, name: str) -> dict[str, Any]:

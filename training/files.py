@@ -65,7 +65,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return isinstance(error, SafetensorError) and any(os.strerror(number) in str(error) for number in _FULL)
+    return isinstance(error, SafetensorError) and any(
+        os.strerror(number) in str(error) for number in _FULL
+    )
 
 
 def write_json(path: Path, value: object) -> None:
@@ -96,20 +98,34 @@ def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
                 try:
                     value = parse_json(line)
                 except ValueError as error:
-                    raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", parameter) from error
+                    raise InvalidRequest(
+                        f"{place} is not JSON: {error}; one question a line", parameter
+                    ) from error
                 if not isinstance(value, dict):
-                    raise InvalidRequest(f"{place} is not a JSON object; one question a line", parameter)
+                    raise InvalidRequest(
+                        f"{place} is not a JSON object; one question a line", parameter
+                    )
                 yield place, value
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text; give a JSON lines file", parameter) from error
+        raise InvalidRequest(
+            f"{path} is not UTF-8 text; give a JSON lines file", parameter
+        ) from error
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter) from error
+        raise InvalidRequest(
+            f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter
+        ) from error
 
 
 def plain(value: Any, num_digits: int | None = None) -> Any:
     """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
     if isinstance(value, float):
-        return None if not isfinite(value) else value if num_digits is None else round(value, num_digits)
+        return (
+            None
+            if not isfinite(value)
+            else value
+            if num_digits is None
+            else round(value, num_digits)
+        )
     if isinstance(value, Mapping):
         return {str(name): plain(item, num_digits) for name, item in value.items()}
     return [plain(item, num_digits) for item in value] if isinstance(value, list | tuple) else value
@@ -128,7 +144,10 @@ def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a Parquet table with one row per mapping."""
-    from pyarrow import Table, parquet  # only here: `replacing` is for installations without it, too
+    from pyarrow import (
+        Table,
+        parquet,
+    )  # only here: `replacing` is for installations without it, too
 
     with replacing(path) as partial:
         parquet.write_table(Table.from_pylist(list(rows)), partial, compression="zstd")
@@ -245,19 +264,27 @@ class StageFolder:
         """Compare files with the manifest. Raises: InvalidRequest when there is none, Mismatch when they differ."""
         manifest = self.manifest(number)
         if manifest is None:
-            raise InvalidRequest(f"shard {number:05d} of {self.path.name} is missing: run `semspec train run`")
+            raise InvalidRequest(
+                f"shard {number:05d} of {self.path.name} is missing: run `semspec train run`"
+            )
         for path in (self.file(number, suffix) for suffix in suffixes):
             if _differs(path, manifest.files.get(path.name)):
-                raise Mismatch(f"{path} is damaged: it is not what its manifest says; {AGAIN.format(path)}")
+                raise Mismatch(
+                    f"{path} is damaged: it is not what its manifest says; {AGAIN.format(path)}"
+                )
 
     def is_done(self, number: int, inputs: str = "") -> bool:
         """Whether the shard is complete and made from these inputs."""
         manifest = self.manifest(number)
         if manifest is None or manifest.inputs != inputs:
             return False
-        return all(_size(self.path / name) == file.num_bytes for name, file in manifest.files.items())
+        return all(
+            _size(self.path / name) == file.num_bytes for name, file in manifest.files.items()
+        )
 
-    def commit(self, number: int, suffixes: Sequence[str], inputs: str = "", **facts: object) -> None:
+    def commit(
+        self, number: int, suffixes: Sequence[str], inputs: str = "", **facts: object
+    ) -> None:
         """Mark the shard as finished by writing its manifest, after its files."""
         paths = [self.file(number, suffix) for suffix in suffixes]
         files = {path.name: File(file_digest(path), path.stat().st_size) for path in paths}

@@ -15,7 +15,13 @@ from semspec.training.config import PipelineConfig, limited
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import gather, questions_recipe, stored_questions
-from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
+from semspec.training.data.stages import (
+    ClustersStage,
+    ContextsStage,
+    Questions,
+    SamplesStage,
+    Stage,
+)
 from semspec.training.estimate import Estimate, fit_seconds, groups_of, run_pilot, state_row_bytes
 from semspec.training.export import Export
 from semspec.training.files import StageFolder, check_format, read_json, write_json
@@ -30,7 +36,9 @@ LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 """Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
 
 
-def scaled(config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True) -> PipelineConfig:
+def scaled(
+    config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
+) -> PipelineConfig:
     """`config` with as many questions as take `BUDGET_S` by the estimate, which is told; the number is kept in `work`.
     Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
     kept = work / "preset.json"
@@ -45,8 +53,13 @@ def scaled(config: PipelineConfig, work: Path, reporter: Reporter, can_start: bo
         every, _ = gather(config.questions, config.evaluation_sets, config.shares)
         pilot.questions = Questions(every, config.shard_questions)
         pilot.check_start(range(len(pilot.questions)))
-        reporter.say("a pilot of a few questions estimates the time first; Ctrl-C stops, nothing is lost")
-        estimate, has_own_test = pilot.estimate(), any(source.role == "test" for source in config.questions)
+        reporter.say(
+            "a pilot of a few questions estimates the time first; Ctrl-C stops, nothing is lost"
+        )
+        estimate, has_own_test = (
+            pilot.estimate(),
+            any(source.role == "test" for source in config.questions),
+        )
         num_all = sum(one.split != "test" or not has_own_test for one in every)
         num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
         reporter.say(f"{estimate.times(num / num_all)}\nCtrl-C stops; the same command continues")
@@ -58,7 +71,11 @@ class Pipeline:
     """Runs one configuration in one work folder, on one worker's share of the shards."""
 
     def __init__(
-        self, config: PipelineConfig, work: Path, shard: tuple[int, int] = (0, 1), reporter: Reporter | None = None
+        self,
+        config: PipelineConfig,
+        work: Path,
+        shard: tuple[int, int] = (0, 1),
+        reporter: Reporter | None = None,
     ) -> None:
         """Raises: Mismatch when `work` has another format."""
         check_format(work)
@@ -71,7 +88,9 @@ class Pipeline:
         collection is not of this configuration's pair."""
         if not StageFolder(self.work / "questions").is_done(0):
             check_collections(self.config, self.pair)
-        return Questions(stored_questions(self.work, self.config, self.reporter), self.config.shard_questions)
+        return Questions(
+            stored_questions(self.work, self.config, self.reporter), self.config.shard_questions
+        )
 
     @cached_property
     def pair(self) -> Pair:
@@ -117,7 +136,9 @@ class Pipeline:
         if not self._is_share():
             self._verify(pilot)
             labels = gather_labels(map(self.clusters.labels, pilot), self.questions.all)
-            Export(self.config, self.work, labels, self.clusters, self.reporter).calibrate(self.pair, pilot)
+            Export(self.config, self.work, labels, self.clusters, self.reporter).calibrate(
+                self.pair, pilot
+            )
 
     def check_start(self, numbers: Sequence[int]) -> None:
         """Load and check what later stages need before sampling, so that a long run does not fail at its end. Raises:
@@ -128,11 +149,16 @@ class Pipeline:
         load_equivalence(self.config.equivalence, self.config.max_segment_tokens)
         tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
         check_models(self.config, tokenizers, self.questions.all)
-        inputs = {Writer.DRAFT: self.config.probes.inputs("draft"), Writer.TARGET: self.config.probes.inputs("target")}
+        inputs = {
+            Writer.DRAFT: self.config.probes.inputs("draft"),
+            Writer.TARGET: self.config.probes.inputs("target"),
+        }
         for writer, (_, layers) in inputs.items():
             layer_indices(layers, tokenizers[writer].info.num_layers + 1)
         if len({tokenizer.info.tokenizer for tokenizer in tokenizers.values()}) > 1:
-            self.reporter.say("the tokenizers differ: each model reads the other's segments as text, as when served")
+            self.reporter.say(
+                "the tokenizers differ: each model reads the other's segments as text, as when served"
+            )
 
     @property
     def _mine(self) -> range:
@@ -141,7 +167,9 @@ class Pipeline:
 
     def _is_share(self) -> bool:
         if self._shard[1] > 1:
-            self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
+            self.reporter.say(
+                "this worker's shards are done; when all are, run the same command without --shard"
+            )
         return self._shard[1] > 1
 
     def make(self, name: str, numbers: Sequence[int] | None = None) -> None:
@@ -161,8 +189,13 @@ class Pipeline:
     def _check_disk_space(self, numbers: Sequence[int]) -> None:
         if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
             return
-        wanted, free = num_contexts * state_row_bytes(self.pair, self.config), shutil.disk_usage(self.work).free
-        self.reporter.say(f"states of {num_contexts} contexts: {size_of(wanted)} ({size_of(free)} free)")
+        wanted, free = (
+            num_contexts * state_row_bytes(self.pair, self.config),
+            shutil.disk_usage(self.work).free,
+        )
+        self.reporter.say(
+            f"states of {num_contexts} contexts: {size_of(wanted)} ({size_of(free)} free)"
+        )
         if wanted > free:
             raise Unavailable(
                 f"the samples want {size_of(wanted)} in {self.work}, {size_of(free)} are free: make room, "
@@ -213,7 +246,9 @@ class Pipeline:
         with tempfile.TemporaryDirectory() as folder:
             pilot = Pipeline(self.config, Path(folder))
             pilot.pair = self.pair
-            pilot.questions = Questions([question for group in groups for question in group], len(groups[0]))
+            pilot.questions = Questions(
+                [question for group in groups for question in group], len(groups[0])
+            )
             piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
             fits = fit_seconds(self.config, piloted, every, self.reporter)
         contexts = sum(piloted.contexts[question.split == "test"] for question in every)
@@ -237,6 +272,12 @@ class Pipeline:
         found: list[str] = []
         for folder in (StageFolder(self.work / name) for name in (*recipes, "labels")):
             if folder.recipe.exists():
-                found += [f"{folder.recipe}: {one}" for one in folder.differing(recipes[folder.path.name])]
-            found += [f"{folder.path}/{one}" for number in folder.numbers() for one in folder.damaged(number)]
+                found += [
+                    f"{folder.recipe}: {one}" for one in folder.differing(recipes[folder.path.name])
+                ]
+            found += [
+                f"{folder.path}/{one}"
+                for number in folder.numbers()
+                for one in folder.damaged(number)
+            ]
         return found

@@ -8,7 +8,14 @@ from typing import TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 T = TypeVar("T")
 LOG_EVERY_S = 60.0
@@ -30,7 +37,9 @@ class Reporter:
         self._console.print(text, markup=False)
 
     @contextmanager
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[float], None]]:
+    def bar(
+        self, title: str, total: int, unit: str, done: int = 0
+    ) -> Iterator[Callable[[float], None]]:
         """A bar of `total` units, `done` of which are finished already; yields a function that advances it."""
         progress = Progress(
             TextColumn("{task.description:<10}"),
@@ -54,10 +63,14 @@ class Reporter:
                 rate = f"{task.speed or 0:.2f} {unit}/s"
                 progress.update(number, rate=rate)
                 is_told = task.finished and not self._is_passing
-                if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not is_told):
+                if self._console.is_terminal or (
+                    time.monotonic() - logged_at < LOG_EVERY_S and not is_told
+                ):
                     return
                 logged_at = time.monotonic()
-                left = "unknown time" if task.time_remaining is None else duration(task.time_remaining)
+                left = (
+                    "unknown time" if task.time_remaining is None else duration(task.time_remaining)
+                )
                 self.say(f"{title}: {task.completed:.0f}/{total} {unit}, {rate}, {left} left")
 
             yield advance

@@ -34,7 +34,15 @@ from semspec.stack import BUNDLED_PAIR, parent_death
 from semspec.training.files import read_json
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
-QUERIED = ("name", "driver_version", "memory.total", "power.limit", "clocks.sm", "clocks.mem", "temperature.gpu")
+QUERIED = (
+    "name",
+    "driver_version",
+    "memory.total",
+    "power.limit",
+    "clocks.sm",
+    "clocks.mem",
+    "temperature.gpu",
+)
 NUM_FIXED = 4
 """Of them, those that stay from run to run."""
 STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "tp2": (120, 240),
@@ -50,7 +58,9 @@ def gpu_state() -> dict[str, str]:
     torch, it holds no memory."""
     query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", "--id=0"]
     with suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
         return dict(zip(QUERIED, (field.strip() for field in answer.split(",")), strict=False))
     return {}
 
@@ -58,8 +68,14 @@ def gpu_state() -> dict[str, str]:
 def describe(device: str) -> Facts:
     """Device and software: results belong together where these are equal."""
     state = gpu_state() if device == "cuda" else {}
-    facts: Facts = {"device": state.get("name", platform.machine()), "python": platform.python_version()}
-    facts |= {"gpu": {name: state[name] for name in QUERIED[:NUM_FIXED] if name in state}, "num_gpus": num_gpus(device)}
+    facts: Facts = {
+        "device": state.get("name", platform.machine()),
+        "python": platform.python_version(),
+    }
+    facts |= {
+        "gpu": {name: state[name] for name in QUERIED[:NUM_FIXED] if name in state},
+        "num_gpus": num_gpus(device),
+    }
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             facts[name] = version(name)
@@ -77,7 +93,16 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     if name == "tp2" and num_gpus(chosen.device) < 2:
         return {"status": "skipped", "reason": "it takes two GPUs"}
     path, pair = folder / f"{name}.json", folder
-    own = ["--stage", name, "--scale", chosen.scale, "--device", chosen.device, "--output", str(path)]
+    own = [
+        "--stage",
+        name,
+        "--scale",
+        chosen.scale,
+        "--device",
+        chosen.device,
+        "--output",
+        str(path),
+    ]
     if name == "answers":
         try:
             pair = linked(chosen.pair, folder)
@@ -95,16 +120,24 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     elif light and name in ("target", "draft", "plain", "tp2"):
         shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
         gpus = 2 if name == "tp2" else 1
-        facts = with_floors(facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"]))
+        facts = with_floors(
+            facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"])
+        )
     if code == 0:
         return {"status": "done", "facts": facts}
-    return {"status": "failed", "facts": facts, "reason": reason if code else f"it was killed after {limit_s:.0f} s"}
+    return {
+        "status": "failed",
+        "facts": facts,
+        "reason": reason if code else f"it was killed after {limit_s:.0f} s",
+    }
 
 
 def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | None:
     """The exit status of a process in a group of its own, which ends with this process; None: killed at its limit."""
     own = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
-    process = subprocess.Popen(own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    process = subprocess.Popen(
+        own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -122,7 +155,9 @@ def stage_main(chosen: Namespace, results: Results) -> int:
     try:
         if chosen.stage == "answers":
             total = gpu_state().get("memory.total", "0").split()[0]  # MiB
-            measure_answers(Path(chosen.pair), [int(total) << 20] * num_gpus(chosen.device), scale, chosen.data)
+            measure_answers(
+                Path(chosen.pair), [int(total) << 20] * num_gpus(chosen.device), scale, chosen.data
+            )
         else:
             asyncio.run(measure(chosen.stage, scale, chosen.device, results))
     except Exception as error:
@@ -145,7 +180,9 @@ async def measure(name: str, scale: Scale, device: str, results: Results) -> Non
         return await measure_shape(results, scale.draft, scale.draft_sizes, device)
     if name == "tp2":
         return await measure_shape(results, scale.target, scale.tp2_sizes, device, num_gpus=2)
-    await measure_shape(results, scale.target, scale.target_sizes, device, has_hooks=name == "target")
+    await measure_shape(
+        results, scale.target, scale.target_sizes, device, has_hooks=name == "target"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,16 +191,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.stage:
         return stage_main(chosen, Results(chosen.output))
     if chosen.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device here: nothing measured (--scale tiny --device cpu tries the code without one)")
+        print(
+            "no CUDA device here: nothing measured (--scale tiny --device cpu tries the code without one)"
+        )
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stage ends with this process
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that a stage ends with this process
     environment = describe(chosen.device)
-    folder = chosen.output or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
+    folder = (
+        chosen.output
+        or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     chosen.pair = chosen.pair or (HUB_PAIR if chosen.scale == "paper" else str(BUNDLED_PAIR))
     head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
     record = Record(folder, head, chosen.minutes * 60)
-    if record.stages.get("answers", {}).get("facts", {}).get("pair") != folder_of(chosen.pair, folder).name:
+    if (
+        record.stages.get("answers", {}).get("facts", {}).get("pair")
+        != folder_of(chosen.pair, folder).name
+    ):
         record.stages.pop("answers", None)
     for name, of_paper in STAGES.items():
         seconds = of_paper if chosen.scale == "paper" else TINY_S
@@ -176,9 +223,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m semspec.bench.gpu", description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder for gpu.json and logs; default bench/results/gpu-DEVICE")
-    parser.add_argument("--minutes", type=float, default=30.0, help="time budget; stages that do not fit are left out")
-    parser.add_argument("--pair", help="its folder, or DRAFT,TARGET; default: the paper's, if the hub's cache has it")
+    parser.add_argument(
+        "--output", type=Path, help="folder for gpu.json and logs; default bench/results/gpu-DEVICE"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="time budget; stages that do not fit are left out",
+    )
+    parser.add_argument(
+        "--pair",
+        help="its folder, or DRAFT,TARGET; default: the paper's, if the hub's cache has it",
+    )
     parser.add_argument("--data", help="JSONL file of math500, for a machine without the hub")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

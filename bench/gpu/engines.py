@@ -19,7 +19,12 @@ from semspec.commands.plan import Model, read_model
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.vllm.engine import VllmEngine, async_llm
-from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
+from semspec.engine.vllm.options import (
+    check_installed,
+    engine_args,
+    load_model,
+    prepare_environment,
+)
 from semspec.engine.vllm.process import Core
 from semspec.errors import Mismatch
 from semspec.stack.config import BUNDLED_PAIR
@@ -97,30 +102,45 @@ class Started:
     async def compare(self, results: Results) -> None:
         """Note what `semspec plan` has for this engine beside what it takes."""
         options, model = self._settings.vllm_options, read_model(self._settings.model)
-        found = memory(model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens)
+        found = memory(
+            model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens
+        )
         for what, planned, measured in found:
             off = abs(measured / planned - 1)
-            results.row(f"planned, {what}", planned=planned, measured=measured, holds=off <= PLANNED_BAR)
+            results.row(
+                f"planned, {what}", planned=planned, measured=measured, holds=off <= PLANNED_BAR
+            )
 
     async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
         """Without our hooks; returns the number of tokens written."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
-            temperature=temperature, top_p=0.95, seed=seed, max_tokens=length, ignore_eos=True, detokenize=False
+            temperature=temperature,
+            top_p=0.95,
+            seed=seed,
+            max_tokens=length,
+            ignore_eos=True,
+            detokenize=False,
         )
         outputs = self.core.outputs(list(tokens), sampling, f"plain-{next(_numbers)}")
         return max([len(output.outputs[0].token_ids) async for output in outputs])
 
 
-def memory(model: Model, facts: Facts, num_gpus: int, batched: int) -> Iterator[tuple[str, int, int]]:
+def memory(
+    model: Model, facts: Facts, num_gpus: int, batched: int
+) -> Iterator[tuple[str, int, int]]:
     """What, planned bytes and measured ones of each GPU; on a CPU, which computes in fp32, of keys and values only."""
     width = 1 if "used_bytes" in facts else 2
     kept_bytes = width * model.token_bytes(num_gpus, is_fp8=False) * facts["kv_tokens"]
     yield "keys and values", kept_bytes, facts["kv_bytes"]
     if "used_bytes" in facts:
         yield "weights", model.weight_bytes(is_fp8=False) // num_gpus, facts["weights_bytes"]
-        yield "all of a GPU", model.fixed_bytes(num_gpus, False, batched) + kept_bytes, facts["used_bytes"]
+        yield (
+            "all of a GPU",
+            model.fixed_bytes(num_gpus, False, batched) + kept_bytes,
+            facts["used_bytes"],
+        )
 
 
 @asynccontextmanager
@@ -128,15 +148,25 @@ async def started(
     device: str, settings: Facts, extra: Facts, has_hooks: bool = True
 ) -> AsyncIterator[tuple[Started, VllmEngine]]:
     """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `Started` works."""
-    own = {"engine": "vllm", "threads": GPU_THREADS if device == "cuda" else 1, "kv_bytes": CPU_KV_BYTES}
+    own = {
+        "engine": "vllm",
+        "threads": GPU_THREADS if device == "cuda" else 1,
+        "kv_bytes": CPU_KV_BYTES,
+    }
     if device == "cpu":
         options = settings["vllm_options"]
-        own["vllm_options"] = {name: options[name] for name in options if name != "gpu_memory_utilization"}
+        own["vllm_options"] = {
+            name: options[name] for name in options if name != "gpu_memory_utilization"
+        }
     chosen = ModelSettings.model_validate(settings | own)
     prepare_environment(chosen.threads)
     check_installed()
     described, tokenizer = load_model(chosen, Writer.TARGET)
-    arguments = engine_args(chosen, described) | extra | {"worker_cls": "semspec.bench.gpu.worker.MeasuredWorker"}
+    arguments = (
+        engine_args(chosen, described)
+        | extra
+        | {"worker_cls": "semspec.bench.gpu.worker.MeasuredWorker"}
+    )
     if not has_hooks:
         arguments = {name: value for name, value in arguments.items() if name not in HOOKS}
     llm = await asyncio.to_thread(Started, arguments, chosen)

@@ -41,7 +41,9 @@ def linked(pair: str, output: Path) -> Path:
     for role, model in zip(ROLES, models, strict=True):
         found = look_up(model)
         if found.missing_bytes:
-            raise Mismatch(f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`")
+            raise Mismatch(
+                f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
+            )
         places[role] = found.folder.resolve()
     if (given / "probes").is_dir():
         places["probes"] = given / "probes"
@@ -62,7 +64,9 @@ def measure_answers(folder: Path, gpus: Sequence[int], scale: Scale, data: str |
     os.environ |= dict(_services(folder, gpus))
     is_bundled = (folder / "target").resolve() == BUNDLED_PAIR / "target"
     task = load_task("demo" if is_bundled else "math500", data=data, limit=scale.num_questions)
-    plan = Plan(task, [*map(parse, STRATEGIES)], folder, task.temperature, task.top_p, scale.answer_tokens)
+    plan = Plan(
+        task, [*map(parse, STRATEGIES)], folder, task.temperature, task.top_p, scale.answer_tokens
+    )
     perform({folder / "run": plan}, Reporter())
 
 
@@ -70,15 +74,26 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Settings of the services."""
     if not gpus:
         for role in ("DRAFT", "TARGET"):
-            yield from ((f"SEMSPEC_{role}_ENGINE", "vllm"), (f"SEMSPEC_{role}_KV_BYTES", str(CPU_KV_BYTES)))
+            yield from (
+                (f"SEMSPEC_{role}_ENGINE", "vllm"),
+                (f"SEMSPEC_{role}_KV_BYTES", str(CPU_KV_BYTES)),
+            )
         return
     draft, target = (read_model(str(folder / role)) for role in ROLES)
     context = min(CONTEXT, *(context_window(model.config) for model in (draft, target)))
-    fitting = (one for one in layouts(draft, target, gpus, context, SESSIONS) if one.num_tokens >= SESSIONS * context)
+    fitting = (
+        one
+        for one in layouts(draft, target, gpus, context, SESSIONS)
+        if one.num_tokens >= SESSIONS * context
+    )
     if (layout := next(fitting, None)) is None:
-        raise Mismatch(f"the pair does not fit on {len(gpus)} x {gpus[0] >> 30} GiB: `semspec plan` says what does")
+        raise Mismatch(
+            f"the pair does not fit on {len(gpus)} x {gpus[0] >> 30} GiB: `semspec plan` says what does"
+        )
     print(f"as planned: {layout}", flush=True)
-    for name, _, value in (line.partition("=") for line in settings(layout, context) if line[0] != "#"):
+    for name, _, value in (
+        line.partition("=") for line in settings(layout, context) if line[0] != "#"
+    ):
         yield name, value.strip("'")
     yield "SEMSPEC_VERIFIER_DEVICE", "cuda:0"
 
@@ -92,7 +107,10 @@ def rows_of(folder: Path) -> Facts:
         by_label[record.label].append(record)
     rows: list[Facts] = [{"what": label, **_sums(own)} for label, own in by_label.items()]
     refused = read_json(path)["not_applicable"] if path.exists() else {}
-    return {"pair": folder.name, "rows": rows + [{"what": label, "said": why} for label, why in refused.items()]}
+    return {
+        "pair": folder.name,
+        "rows": rows + [{"what": label, "said": why} for label, why in refused.items()],
+    }
 
 
 def _sums(records: Sequence[Record]) -> Facts:

@@ -28,7 +28,10 @@ class Record:
         if self._path.exists():
             known = read_json(self._path)
             if differing := [name for name in head if known.get(name) != head[name]]:
-                print(f"{self._path} has another {' and '.join(differing)}: its stages are measured again", flush=True)
+                print(
+                    f"{self._path} has another {' and '.join(differing)}: its stages are measured again",
+                    flush=True,
+                )
                 for pair in folder.glob("pair-*"):
                     shutil.rmtree(pair)
             else:
@@ -44,14 +47,19 @@ class Record:
         stages: Facts = self._document["stages"]
         return stages
 
-    def stage(self, name: str, least_s: float, limit_s: float, run: Callable[[float], Facts]) -> None:
+    def stage(
+        self, name: str, least_s: float, limit_s: float, run: Callable[[float], Facts]
+    ) -> None:
         """Record what `run` returns, given the seconds it may take; skipped when less than `least_s` are left, or when
         it is done."""
         if self.stages.get(name, {}).get("status") == "done":
             return print(f"{name}: done before", flush=True)
         start = perf_counter()
         if self.left_s < least_s:
-            row: Facts = {"status": "skipped", "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}"}
+            row: Facts = {
+                "status": "skipped",
+                "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}",
+            }
         else:
             row = run(min(limit_s, self.left_s))
         if "reason" in row:
@@ -79,13 +87,22 @@ def summary(stages: Facts) -> Iterator[str]:
             if "ms" in row:
                 work = f"{row['streams']} x {row['tokens']:,} tokens after {row['context']:,}"
                 states = ", states" if row.get("states") else ""
-                floor = f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
+                floor = (
+                    f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
+                )
                 said = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
             elif "num_whole" in row:
-                rate, cut = row["num_tokens"] / row["seconds"], row["num_answers"] - row["num_whole"]
+                rate, cut = (
+                    row["num_tokens"] / row["seconds"],
+                    row["num_answers"] - row["num_whole"],
+                )
                 said = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
             else:
-                numbers = f", {row['planned']:,} planned, {row['measured']:,} measured" if "planned" in row else ""
+                numbers = (
+                    f", {row['planned']:,} planned, {row['measured']:,} measured"
+                    if "planned" in row
+                    else ""
+                )
                 said = f"{numbers}: {row.get('said') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
             yield f"{name}, {row['what']}{said}"
 
@@ -102,7 +119,11 @@ def bundle(folder: Path) -> Path:
     """One file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
     path = folder / "bundle.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for one in (folder / "gpu.json", folder / "summary.txt", *sorted(folder.glob("pair-*/answers.jsonl.gz"))):
+        for one in (
+            folder / "gpu.json",
+            folder / "summary.txt",
+            *sorted(folder.glob("pair-*/answers.jsonl.gz")),
+        ):
             info = tarfile.TarInfo(str(one.relative_to(folder)))
             info.size = one.stat().st_size
             with one.open("rb") as file:

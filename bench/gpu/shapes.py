@@ -27,7 +27,9 @@ class Shape:
     def num_layer_parameters(self) -> int:
         """Parameters of one layer: four projections with biases on three, three matrices of the MLP, two norms."""
         kv_size = self.num_kv_heads * self.head_dim
-        attention = 2 * self.hidden_size * (self.hidden_size + kv_size) + self.hidden_size + 2 * kv_size
+        attention = (
+            2 * self.hidden_size * (self.hidden_size + kv_size) + self.hidden_size + 2 * kv_size
+        )
         return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
 
     @property

@@ -35,10 +35,23 @@ class Light:
         num_kept = row["context"] * (row["streams"] if row["what"] == "decode" else 1) + num_tokens
         num_weights = shape.num_body_parameters + shape.num_head_parameters
         read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * num_kept
-        attention = 4 * shape.num_layers * shape.hidden_size * num_tokens * (row["context"] + (row["tokens"] + 1) / 2)
+        attention = (
+            4
+            * shape.num_layers
+            * shape.hidden_size
+            * num_tokens
+            * (row["context"] + (row["tokens"] + 1) / 2)
+        )
         num_logits = 1 if row["what"] == "prefill" else num_tokens
-        products = 2 * (shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_logits)
-        return float(1e3 * max(read_bytes / self.bandwidth_bytes_per_s, (products + attention) / self.flops_per_s))
+        products = 2 * (
+            shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_logits
+        )
+        return float(
+            1e3
+            * max(
+                read_bytes / self.bandwidth_bytes_per_s, (products + attention) / self.flops_per_s
+            )
+        )
 
 
 def with_floors(facts: Facts, shape: Shape, light: Light) -> Facts:

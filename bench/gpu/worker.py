@@ -14,7 +14,9 @@ class MeasuredWorker(SemspecWorker):
         facts["kv_bytes"] = sum(one.nbytes for one in runner.kv_caches)
         if torch.cuda.is_available():
             facts["weights_bytes"] = int(runner.model_memory_usage)
-            facts["activation_bytes"] = int(getattr(self, "peak_activation_memory", 0))  # of a profile
+            facts["activation_bytes"] = int(
+                getattr(self, "peak_activation_memory", 0)
+            )  # of a profile
             facts["peak_bytes"] = torch.cuda.max_memory_allocated()
             free, total = torch.cuda.mem_get_info()
             facts["used_bytes"] = total - free

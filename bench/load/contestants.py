@@ -73,10 +73,14 @@ def parse_contestant(text: str) -> Contestant:
     sizes = {name: int(value) for name, value in counts if value.isdecimal() and int(value)}
     if len(sizes) < len(counts):
         name = counts[-1][0]
-        raise InvalidRequest(f"{label}: give {name} as one whole number from 1, e.g. {head}:{name}=2", "contestant")
+        raise InvalidRequest(
+            f"{label}: give {name} as one whole number from 1, e.g. {head}:{name}=2", "contestant"
+        )
     if engine == PLAIN and (rest or "targets" in sizes):
         refused = rest[0] if rest else "targets"
-        raise InvalidRequest(f"{label}: {PLAIN} has no knob but threads; leave {refused} out", "contestant")
+        raise InvalidRequest(
+            f"{label}: {PLAIN} has no knob but threads; leave {refused} out", "contestant"
+        )
     configuration = parse("vllm/target" if engine == PLAIN else ":".join((strategy, *rest)))
     return Contestant(label, engine, configuration, **sizes)
 
@@ -120,14 +124,19 @@ class Launcher:
     async def running(self, contestant: Contestant) -> AsyncIterator[Running]:
         """The contestant within the block. Raises: RunnerError, StackError."""
         if contestant.needs_vllm and not self.vllm.exists():
-            raise RunnerError(f"there is no {self.vllm}; run scripts/vllm-venv, or give an interpreter as --vllm")
+            raise RunnerError(
+                f"there is no {self.vllm}; run scripts/vllm-venv, or give an interpreter as --vllm"
+            )
         opened = self._server(contestant) if contestant.is_plain else self._stack(contestant)
         async with opened as running:
             yield running
 
     @asynccontextmanager
     async def _stack(self, contestant: Contestant) -> AsyncIterator[Running]:
-        async with Stack(self.stack_config(contestant)) as stack, client(stack.base_url, stack.api_key) as http:
+        async with (
+            Stack(self.stack_config(contestant)) as stack,
+            client(stack.base_url, stack.api_key) as http,
+        ):
             processes = {name: psutil.Process(child.pid) for name, child in stack.processes.items()}
             fields = {"semspec": contestant.configuration.options}
             yield Running(http, await _model(http), fields, True, processes)
@@ -135,13 +144,18 @@ class Launcher:
     def stack_config(self, contestant: Contestant) -> StackConfig:
         """The stack of a contestant, which admits all streams at once."""
         places = str(max(8, self.max_streams))
-        environment = {"SEMSPEC_GATEWAY_MAX_CONCURRENT": places, "SEMSPEC_GATEWAY_MAX_QUEUED": places}
+        environment = {
+            "SEMSPEC_GATEWAY_MAX_CONCURRENT": places,
+            "SEMSPEC_GATEWAY_MAX_QUEUED": places,
+        }
         python = str(self.vllm.absolute())  # not resolved: an environment's interpreter is a link
         usual, commands = StackConfig.of_pair(self.pair), dict[str, tuple[str, ...]]()
         for role in ENGINES[contestant.engine]:
             environment |= {
                 f"SEMSPEC_{role.upper()}_ENGINE": "vllm",
-                f"SEMSPEC_{role.upper()}_VLLM_OPTIONS": json.dumps({"max_num_seqs": max(64, self.max_streams)}),
+                f"SEMSPEC_{role.upper()}_VLLM_OPTIONS": json.dumps(
+                    {"max_num_seqs": max(64, self.max_streams)}
+                ),
             }
             commands[role] = (python, "-m", f"semspec.services.{role}")
         if contestant.threads:
@@ -160,7 +174,10 @@ class Launcher:
         has_gpu = await sees_gpu(python)
         threads = {}
         if contestant.threads:
-            threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(contestant.threads)}
+            threads = {
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": str(contestant.threads),
+            }
         with tempfile.TemporaryDirectory(prefix="semspec-load-") as folder:
             site = Site(self.pair, python, has_gpu, Path(folder), KV_BYTES)
             write_tokenizer(self.pair / "target", site.tokenizer)
@@ -179,7 +196,9 @@ async def _model(http: httpx.AsyncClient) -> str:
 def usual_contestants() -> list[str]:
     """All engines and strategies, and vLLM's own server with one thread and with all cores."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    stacks = [f"{engine}/{strategy}" for engine in ("fast", "vllm") for strategy in ("target", "semantic")]
+    stacks = [
+        f"{engine}/{strategy}" for engine in ("fast", "vllm") for strategy in ("target", "semantic")
+    ]
     return [*stacks, *(f"{PLAIN}:threads={threads}" for threads in sorted({1, cores}))]
 
 
@@ -187,4 +206,10 @@ def client(base_url: str, api_key: str) -> httpx.AsyncClient:
     """An HTTP client without a connection limit."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=None, trust_env=False)  # noqa: S113, the caller sets the timeout
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers=headers,
+        limits=limits,
+        timeout=None,  # noqa: S113, the caller sets the timeout
+        trust_env=False,
+    )

@@ -76,7 +76,11 @@ class Plan:
         enough, since the context of a repeated one could be cached."""
         sizes = {level: max(self.num_problems, PER_STREAM * level) for level in self.streams}
         before = round_number * sum(sizes.values())
-        before += sum(size for level, size in sizes.items() if self.streams.index(level) < self.streams.index(streams))
+        before += sum(
+            size
+            for level, size in sizes.items()
+            if self.streams.index(level) < self.streams.index(streams)
+        )
         all_ = self.task.questions
         return [all_[(before + index) % len(all_)] for index in range(sizes[streams])]
 
@@ -91,8 +95,13 @@ def check(plan: Plan) -> Plan:
         ("goodput-e2el-ms", [plan.limit_ms], 1),
     ):
         if not values or min(values) < least:
-            raise InvalidRequest(f"{name} is {', '.join(map(str, values)) or 'empty'}; give {least} or more", name)
-    for name, given in (("streams", plan.streams), ("contestant", [one.label for one in plan.contestants])):
+            raise InvalidRequest(
+                f"{name} is {', '.join(map(str, values)) or 'empty'}; give {least} or more", name
+            )
+    for name, given in (
+        ("streams", plan.streams),
+        ("contestant", [one.label for one in plan.contestants]),
+    ):
         if twice := next((one for one in given if list(given).count(one) > 1), None):
             raise InvalidRequest(f"{name} {twice} is named twice; name it once", name)
     return plan
@@ -113,7 +122,11 @@ def schedule(plan: Plan) -> Iterator[Place]:
     contestants = list(plan.contestants)
     for number in range(plan.num_rounds):
         if plan.one_at_a_time:
-            yield from (Place(number, level, one) for one in _rotated(contestants, number) for level in plan.streams)
+            yield from (
+                Place(number, level, one)
+                for one in _rotated(contestants, number)
+                for level in plan.streams
+            )
             continue
         for index, level in enumerate(plan.streams):
             yield from (Place(number, level, one) for one in _rotated(contestants, number + index))
@@ -124,7 +137,9 @@ def _rotated(contestants: Sequence[Contestant], number: int) -> list[Contestant]
     return [*contestants[first:], *contestants[:first]]
 
 
-async def play(running: Running, requests: Iterable[Request], streams: int) -> tuple[float, float, list[Reply]]:
+async def play(
+    running: Running, requests: Iterable[Request], streams: int
+) -> tuple[float, float, list[Reply]]:
     """Send all requests, `streams` at once. Seconds until the last reply, the client's CPU seconds, the replies.
 
     Replies are only received here, and read later: what the client computes would be the servers' time.
@@ -175,7 +190,9 @@ class Tournament:
                 if running is not None:
                     turn = await self._turn(place, running)
                     self._turns.append(turn)
-                    self._say(f"round {place.round_number + 1} of {self._plan.num_rounds}, {turn.describe()}")
+                    self._say(
+                        f"round {place.round_number + 1} of {self._plan.num_rounds}, {turn.describe()}"
+                    )
                 if index + 1 == len(places) or places[index + 1].round_number > place.round_number:
                     self._write()
 
@@ -225,10 +242,17 @@ class Tournament:
         used = {name: after - before[name] for name, after in running.cpu_s().items()}
         results = [reply.result(self._plan.task) for reply in replies]
         return Turn(
-            place.contestant.label, place.round_number, place.streams, duration_s, results, used | {"client": client_s}
+            place.contestant.label,
+            place.round_number,
+            place.streams,
+            duration_s,
+            results,
+            used | {"client": client_s},
         )
 
-    def _requests(self, running: Running, questions: Sequence[Question], round_number: int) -> list[Request]:
+    def _requests(
+        self, running: Running, questions: Sequence[Question], round_number: int
+    ) -> list[Request]:
         plan = self._plan
         common = {
             "model": running.model,
@@ -242,7 +266,9 @@ class Tournament:
         requests = []
         for question in questions:
             messages = [{"role": one.role, "content": one.content} for one in question.messages]
-            seed = derive_seed(plan.seed, question.id, round_number) >> 11  # JSON numbers are exact up to 53 bits
+            seed = (
+                derive_seed(plan.seed, question.id, round_number) >> 11
+            )  # JSON numbers are exact up to 53 bits
             own = {"messages": messages} | ({"seed": seed} if running.takes_seed else {})
             requests.append(Request(question, common | own))
         return requests
@@ -256,7 +282,9 @@ class Tournament:
             "left_out": self._left_out,
         }
         found = summaries(self._turns, plan.contestants, plan.limit_ms)
-        write_json(self._folder / "load.json", facts | {"results": [one.as_json() for one in found]})
+        write_json(
+            self._folder / "load.json", facts | {"results": [one.as_json() for one in found]}
+        )
         contents = page(found, facts)
         write_pictures(self._folder, contents)
         write_text(self._folder / "README.md", as_markdown("Load", contents))

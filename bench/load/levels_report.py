@@ -10,14 +10,28 @@ from matplotlib.figure import Figure
 
 from semspec.bench.load.levels_sums import CONFIDENCE, Interval, Summary
 from semspec.training.report.document import Bullets, Code, Section, Table, Text
-from semspec.training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, panels
+from semspec.training.report.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Picture,
+    panels,
+)
 from semspec.training.report.numbers import NONE, measured_decimal
 
 _HEAD = (
     "contestant", "requests/s", "goodput/s", "output tokens/s", "first segment ms", "latency ms", "pass@1", "requests",
     "over its target", "over vllm serve", "the same a CPU-second",
 )  # fmt: skip
-_PANELS = {"median_e2el_ms": "median latency, s", "median_ttfs_ms": "median time to the first segment, s"}
+_PANELS = {
+    "median_e2el_ms": "median latency, s",
+    "median_ttfs_ms": "median time to the first segment, s",
+}
 _MARKERS = {"fast": "o", "vllm": "s", "vllm-both": "D"}
 
 Json = dict[str, Any]
@@ -30,18 +44,31 @@ def page(found: Sequence[Summary], facts: Mapping[str, Any]) -> list[Section]:
         "load", "Throughput against latency", "Each point is a number of streams; up and to the left is better.",
         "requests per second against latency, a line a contestant", pareto, found,
     )  # fmt: skip
-    left_out = Bullets(tuple(f"`{label}` is left out: {reason}" for label, reason in facts["left_out"].items()))
+    left_out = Bullets(
+        tuple(f"`{label}` is left out: {reason}" for label, reason in facts["left_out"].items())
+    )
     return [
         Section("", (Text(_conditions(facts)), *([left_out] if left_out.items else []), picture)),
         *(_level(level, [one for one in found if one.streams == level]) for level in levels),
-        Section("Again", (Text("All numbers are in `load.json`."), Code((command(facts["settings"]),)))),
+        Section(
+            "Again", (Text("All numbers are in `load.json`."), Code((command(facts["settings"]),)))
+        ),
     ]
 
 
 def command(settings: Mapping[str, Any]) -> str:
     """The command line of a run with these settings."""
     parts = ["semspec bench load"]
-    for name in ("task", "streams", "problems", "rounds", "temperature", "max_tokens", "goodput_e2el_ms", "seed"):
+    for name in (
+        "task",
+        "streams",
+        "problems",
+        "rounds",
+        "temperature",
+        "max_tokens",
+        "goodput_e2el_ms",
+        "seed",
+    ):
         value = settings[name]
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
@@ -52,7 +79,9 @@ def command(settings: Mapping[str, Any]) -> str:
 def _conditions(facts: Mapping[str, Any]) -> str:
     settings, where = facts["settings"], facts["environment"]
     averages = facts["load_average"]
-    kept = "started for each round" if settings["one_at_a_time"] else "all up, with one of them loaded"
+    kept = (
+        "started for each round" if settings["one_at_a_time"] else "all up, with one of them loaded"
+    )
     return (
         f"`{settings['task']}` on {where['processor']} ({where['num_cores']} cores; load average before the turns "
         f"{min(averages):.1f} to {max(averages):.1f}). As many streams as each section says send requests without "
@@ -100,7 +129,11 @@ def _times(numbers: Json, name: str) -> str:
 def _interval(one: Interval | None) -> str:
     if one is None:
         return NONE
-    return f"{one.value:.2f}" if one.low is None else f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
+    return (
+        f"{one.value:.2f}"
+        if one.low is None
+        else f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
+    )
 
 
 def _cpu(one: Summary, role: str) -> str:
@@ -131,6 +164,15 @@ def _draw(axes: Axes, line: Sequence[Summary], name: str, colour: str) -> None:
     x = [one.numbers[name] / 1e3 for one in line]
     y = [one.numbers["request_throughput"] for one in line]
     marker = _MARKERS.get(line[0].contestant.engine, "^")
-    axes.plot(x, y, f"{marker}-", color=colour, label=line[0].contestant.label, markersize=4, linewidth=1)
+    axes.plot(
+        x, y, f"{marker}-", color=colour, label=line[0].contestant.label, markersize=4, linewidth=1
+    )
     for at, height, one in zip(x, y, line, strict=True):
-        axes.annotate(str(one.streams), (at, height), (3, 3), textcoords="offset points", fontsize=7, color=colour)
+        axes.annotate(
+            str(one.streams),
+            (at, height),
+            (3, 3),
+            textcoords="offset points",
+            fontsize=7,
+            color=colour,
+        )

@@ -58,7 +58,14 @@ class Reply:
 
     def result(self, task: Task) -> Result:
         """Read the events and grade the answer."""
-        text, first_s, segment_s, usage, error, is_done = "", None, None, dict[str, int](), self.error, False
+        text, first_s, segment_s, usage, error, is_done = (
+            "",
+            None,
+            None,
+            dict[str, int](),
+            self.error,
+            False,
+        )
         for at_s, data in self._events() if not error else ():
             if data == "[DONE]":
                 is_done = True
@@ -129,7 +136,11 @@ class Turn:
     def describe(self) -> str:
         failed = len(self.results) - len(self.whole)
         told = f"{self.streams} streams, {self.label}: {self.requests_per_s:.2f} requests/s"
-        return told + (f", {failed} failed: {next(one.error for one in self.results if one.error)}" if failed else "")
+        return told + (
+            f", {failed} failed: {next(one.error for one in self.results if one.error)}"
+            if failed
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,11 @@ class Interval:
 def ratio(above: Mapping[int, float], below: Mapping[int, float]) -> Interval | None:
     """Geometric mean, over the rounds of both, of the ratios within a round, with Student's interval of the logarithms'
     mean; None without a round of positive values."""
-    logs = [log(above[key] / below[key]) for key in sorted(above.keys() & below.keys()) if above[key] and below[key]]
+    logs = [
+        log(above[key] / below[key])
+        for key in sorted(above.keys() & below.keys())
+        if above[key] and below[key]
+    ]
     if not logs:
         return None
     value = exp(fmean(logs))
@@ -177,29 +192,45 @@ class Summary:
         return {"label": self.contestant.label} | self.numbers | told
 
 
-def summaries(turns: Sequence[Turn], contestants: Sequence[Contestant], limit_ms: float) -> list[Summary]:
+def summaries(
+    turns: Sequence[Turn], contestants: Sequence[Contestant], limit_ms: float
+) -> list[Summary]:
     """A summary for each level and contestant with turns, in their order."""
     levels = sorted({turn.streams for turn in turns})
     return [one for level in levels for one in _level(turns, contestants, level, limit_ms)]
 
 
-def _level(turns: Sequence[Turn], contestants: Sequence[Contestant], level: int, limit_ms: float) -> Iterator[Summary]:
+def _level(
+    turns: Sequence[Turn], contestants: Sequence[Contestant], level: int, limit_ms: float
+) -> Iterator[Summary]:
     own = {
-        one.label: [turn for turn in turns if (turn.label, turn.streams) == (one.label, level)] for one in contestants
+        one.label: [turn for turn in turns if (turn.label, turn.streams) == (one.label, level)]
+        for one in contestants
     }
     present = [one for one in contestants if own[one.label]]
-    speeds = {label: {turn.round_number: turn.requests_per_s for turn in of} for label, of in own.items()}
-    by_cpu = {label: {turn.round_number: turn.requests_per_target_cpu_s for turn in of} for label, of in own.items()}
+    speeds = {
+        label: {turn.round_number: turn.requests_per_s for turn in of} for label, of in own.items()
+    }
+    by_cpu = {
+        label: {turn.round_number: turn.requests_per_target_cpu_s for turn in of}
+        for label, of in own.items()
+    }
 
     def best(candidates: Sequence[Contestant]) -> str | None:
-        return max((one.label for one in candidates), key=lambda label: fmean(speeds[label].values()), default=None)
+        return max(
+            (one.label for one in candidates),
+            key=lambda label: fmean(speeds[label].values()),
+            default=None,
+        )
 
     plain = best([one for one in present if one.is_plain])
     for one in present:
         mates = [other for other in present if other.engine == one.engine and other.is_target_alone]
         target = None if one.is_plain or one in mates else best(mates)
         against = plain if plain != one.label else None
-        right = np.array([result.is_right for turn in own[one.label] for result in turn.whole], dtype=np.float64)
+        right = np.array(
+            [result.is_right for turn in own[one.label] for result in turn.whole], dtype=np.float64
+        )
         yield Summary(
             one,
             level,
@@ -216,7 +247,10 @@ def numbers(turns: Sequence[Turn], limit_ms: float) -> Json:
     results = [result for turn in turns for result in turn.results]
     whole = [result for result in results if not result.error]
     duration_s = sum(turn.duration_s for turn in turns)
-    total_input, total_output = sum(one.num_prompt_tokens for one in whole), sum(one.num_tokens for one in whole)
+    total_input, total_output = (
+        sum(one.num_prompt_tokens for one in whole),
+        sum(one.num_tokens for one in whole),
+    )
     found: Json = {
         "max_concurrency": turns[0].streams,
         "num_prompts": len(results),
@@ -237,7 +271,11 @@ def numbers(turns: Sequence[Turn], limit_ms: float) -> Json:
         "pass_at_1": fmean(one.is_right for one in whole) if whole else None,
         "cpu_s": cpu_s,
         "rounds": [
-            {"round": turn.round_number, "duration": turn.duration_s, "request_throughput": turn.requests_per_s}
+            {
+                "round": turn.round_number,
+                "duration": turn.duration_s,
+                "request_throughput": turn.requests_per_s,
+            }
             for turn in turns
         ],
     }
@@ -246,6 +284,10 @@ def numbers(turns: Sequence[Turn], limit_ms: float) -> Json:
 def _times(name: str, values: "np.ndarray[Any, np.dtype[np.float64]]") -> Json:
     if not len(values):
         return {}
-    found = {f"mean_{name}": values.mean(), f"median_{name}": np.median(values), f"std_{name}": values.std()}
+    found = {
+        f"mean_{name}": values.mean(),
+        f"median_{name}": np.median(values),
+        f"std_{name}": values.std(),
+    }
     found |= {f"p{share}_{name}": np.percentile(values, share) for share in PERCENTILES}
     return {key: float(value) for key, value in found.items()}

@@ -75,15 +75,28 @@ PLAIN = replace(
 """vLLM without states: 27.0 ms a token of the 32B."""
 
 
-def step_ms(shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_tokens: int) -> float:
+def step_ms(
+    shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_tokens: int
+) -> float:
     """Time of a step with `num_tokens` tokens of `num_sequences` sequences, layers shared by `num_gpus`."""
     num_weights = shape.num_body_parameters + shape.num_head_parameters
-    read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * rates.context_tokens * num_sequences
+    read_bytes = (
+        ELEMENT_BYTES * num_weights
+        + shape.kv_bytes_per_token * rates.context_tokens * num_sequences
+    )
     attention = 4 * shape.num_layers * shape.hidden_size * rates.context_tokens
     read_s = read_bytes / (rates.copy_bytes_per_s * rates.bandwidth_share)
-    products_s = (2 * num_weights + attention) * num_tokens / (rates.flops_per_s * rates.flops_share)
-    shared_ms = 1e3 * max(read_s, products_s) / num_gpus + (rates.chunk_ms if num_tokens > num_sequences else 0.0)
-    own_ms = shared_ms + rates.fixed_ms + (_all_reduces_ms(shape, rates, num_tokens) if num_gpus > 1 else 0.0)
+    products_s = (
+        (2 * num_weights + attention) * num_tokens / (rates.flops_per_s * rates.flops_share)
+    )
+    shared_ms = 1e3 * max(read_s, products_s) / num_gpus + (
+        rates.chunk_ms if num_tokens > num_sequences else 0.0
+    )
+    own_ms = (
+        shared_ms
+        + rates.fixed_ms
+        + (_all_reduces_ms(shape, rates, num_tokens) if num_gpus > 1 else 0.0)
+    )
     return max(own_ms, rates.eager_ms) if num_tokens > GRAPH_TOKENS else own_ms
 
 
@@ -94,7 +107,9 @@ def _all_reduces_ms(shape: Shape, rates: Rates, num_tokens: int) -> float:
 
 def as_csv(shape: Shape, rates: Rates, num_gpus: int) -> str:
     """The table of one model."""
-    return "\n".join([*_head(shape, rates, num_gpus), ",".join(HEADER), *_rows(shape, rates, num_gpus), ""])
+    return "\n".join(
+        [*_head(shape, rates, num_gpus), ",".join(HEADER), *_rows(shape, rates, num_gpus), ""]
+    )
 
 
 def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:

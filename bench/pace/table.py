@@ -64,13 +64,19 @@ def load_times(path: Path) -> StepTimes:
     try:
         text = path.read_text()
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}; name a table of step times", "pace") from error
+        raise InvalidRequest(
+            f"cannot read {path}: {error.strerror}; name a table of step times", "pace"
+        ) from error
     lines = text.splitlines()
     facts = dict(_facts(line) for line in lines if line.startswith("#"))
     if missing := [key for key in KEYS if not facts.get(key)]:
-        raise InvalidRequest(f"{path} has no line `# {missing[0]}: ...`; say what the times are of", "pace")
+        raise InvalidRequest(
+            f"{path} has no line `# {missing[0]}: ...`; say what the times are of", "pace"
+        )
     if not facts["num_gpus"].isdecimal() or int(facts["num_gpus"]) < 1:
-        raise InvalidRequest(f"{path}: num_gpus is {facts['num_gpus']!r}; give a number of at least 1", "pace")
+        raise InvalidRequest(
+            f"{path}: num_gpus is {facts['num_gpus']!r}; give a number of at least 1", "pace"
+        )
     rows = _rows(path, lines)
     by_sequences: dict[int, Points] = {}
     for num_sequences, num_tokens, step_ms in rows:
@@ -85,7 +91,11 @@ def _facts(line: str) -> tuple[str, str]:
 
 
 def _rows(path: Path, lines: Sequence[str]) -> list[Row]:
-    table = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    table = [
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
     if not table or table[0][1].split(",") != HEADER:
         raise InvalidRequest(f"{path}: the first row must be {','.join(HEADER)}", "pace")
     rows: list[Row] = []
@@ -153,7 +163,10 @@ class Pace:
 
     def num_gpus(self, with_draft: bool) -> int:
         """GPUs of the emulated layout."""
-        return self.num_targets * self.target.num_gpus + (with_draft and not self.is_colocated) * self.draft.num_gpus
+        return (
+            self.num_targets * self.target.num_gpus
+            + (with_draft and not self.is_colocated) * self.draft.num_gpus
+        )
 
 
 PACES: Mapping[str, tuple[str, str, int, bool]] = {
@@ -173,6 +186,9 @@ def load_pace(name: str) -> Pace:
         return Pace(name, tables[0], tables[1], num_targets, is_colocated)
     paths = [Path(part) for part in name.split(",")]
     if len(paths) != 2 or any(path.suffix != ".csv" for path in paths):
-        raise InvalidRequest(f"unknown pace {name!r}; choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv", "pace")
+        raise InvalidRequest(
+            f"unknown pace {name!r}; choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv",
+            "pace",
+        )
     draft_times, target_times = map(load_times, paths)
     return Pace(f"{draft_times.name}-{target_times.name}", draft_times, target_times)

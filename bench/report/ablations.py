@@ -44,7 +44,9 @@ class Ablation:
         return run_command(self.run, [*(row.label for _, row in self.rows), *self.missing])
 
     def table(self) -> Table:
-        return Table((self.title, *HEADER), tuple((value, *_cells(row)) for value, row in self.rows))
+        return Table(
+            (self.title, *HEADER), tuple((value, *_cells(row)) for value, row in self.rows)
+        )
 
 
 def features(run: Run) -> Ablation:
@@ -57,8 +59,16 @@ def features(run: Run) -> Ablation:
         if row.configuration.runner == runner and variant in FEATURES:
             groups.setdefault(others, {})[variant] = row
     others, rows_by_variant = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
-    rows = [(name, rows_by_variant[variant]) for variant, name in FEATURES.items() if variant in rows_by_variant]
-    missing = [f"{_LABELS.get(variant, variant)}{others}" for variant in FEATURES if variant not in rows_by_variant]
+    rows = [
+        (name, rows_by_variant[variant])
+        for variant, name in FEATURES.items()
+        if variant in rows_by_variant
+    ]
+    missing = [
+        f"{_LABELS.get(variant, variant)}{others}"
+        for variant in FEATURES
+        if variant not in rows_by_variant
+    ]
     return Ablation(run, "probes see", rows, missing)
 
 

@@ -46,13 +46,21 @@ def _methods(run: Run) -> set[str]:
 
 def _ablated(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     seen = [run for run in runs if {row.configuration.variant for row in run.rows} >= set(PROBED)]
-    yield "probes on all layers, on the last one, and random probabilities", _where("What the probes see", seen)
+    yield (
+        "probes on all layers, on the last one, and random probabilities",
+        _where("What the probes see", seen),
+    )
     drafted = [run for run in runs if not ablations.gammas(run).missing]
     yield "segments drafted at a time (gamma 1 to 3)", _where("Gamma", drafted)
     by_sentence = [
-        run for run in runs if any(row.configuration.knobs.get("segmentation") == "sentence" for row in run.rows)
+        run
+        for run in runs
+        if any(row.configuration.knobs.get("segmentation") == "sentence" for row in run.rows)
     ]
-    yield "sentences instead of paragraphs as segments", _where("In the paper's layout", by_sentence)
+    yield (
+        "sentences instead of paragraphs as segments",
+        _where("In the paper's layout", by_sentence),
+    )
 
 
 def _where(section: str, runs: Sequence[Run]) -> str:
@@ -61,5 +69,11 @@ def _where(section: str, runs: Sequence[Run]) -> str:
 
 def _offline(probes: ProbesReport | None) -> Iterator[tuple[str, str]]:
     curves = "Learning curve and domains"
-    yield "quality of probes by number of samples", curves if probes and probes.learning_curve else "not measured"
-    yield "probes within and across domains", curves if probes and probes.domains else "not measured"
+    yield (
+        "quality of probes by number of samples",
+        curves if probes and probes.learning_curve else "not measured",
+    )
+    yield (
+        "probes within and across domains",
+        curves if probes and probes.domains else "not measured",
+    )

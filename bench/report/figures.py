@@ -62,14 +62,21 @@ def pareto(run: Run) -> Figure:
     figure, axes = panels(2 if len(near) < len(run.rows) else 1, (13.0, 5.0 + 0.1 * len(run.rows)))
     for panel, rows in zip(reversed(axes), (near, run.rows), strict=False):
         for line in thresholds_of(rows):
-            panel.plot([r.speedup.value for r in line], [r.pass_at_1.value for r in line], color=BLUE, linewidth=0.8)
+            panel.plot(
+                [r.speedup.value for r in line],
+                [r.pass_at_1.value for r in line],
+                color=BLUE,
+                linewidth=0.8,
+            )
         for row, style in zip(run.rows, styles(run.rows), strict=True):
             if row in rows:
                 _draw(panel, row, style)
         panel.axhline(base, color=GREY, linewidth=0.8, linestyle="--")
         panel.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel("speed-up over the target alone")
-        name_points(panel, [(row.label, row.speedup.value, row.pass_at_1.value) for row in rows], LINE)
+        name_points(
+            panel, [(row.label, row.speedup.value, row.pass_at_1.value) for row in rows], LINE
+        )
     axes[0].set_ylabel("pass@1")
     if len(axes) > 1:
         axes[0].set_title("all")
@@ -83,8 +90,13 @@ def thresholds_of(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         of = row.configuration
         if "threshold" in of.knobs:
-            groups.setdefault((of.runner, of.method, without(of.knobs, "threshold")), []).append(row)
-    return [sorted(own, key=lambda row: float(row.configuration.knobs["threshold"])) for own in groups.values()]
+            groups.setdefault((of.runner, of.method, without(of.knobs, "threshold")), []).append(
+                row
+            )
+    return [
+        sorted(own, key=lambda row: float(row.configuration.knobs["threshold"]))
+        for own in groups.values()
+    ]
 
 
 def _draw(axes: Axes, row: Row, style: Style) -> None:
@@ -124,7 +136,14 @@ def quality(rows: Sequence[Row], baseline: str = "target") -> Figure:
     for index, row in enumerate(rows):
         low, high = 100 * row.difference_95.low, 100 * row.difference_95.high
         value = 100 * row.difference.value
-        axes.errorbar([value], [index], xerr=[[value - low], [high - value]], fmt="o", color=BLUE, elinewidth=1.2)
+        axes.errorbar(
+            [value],
+            [index],
+            xerr=[[value - low], [high - value]],
+            fmt="o",
+            color=BLUE,
+            elinewidth=1.2,
+        )
     axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
     axes.axvline(-100 * MARGIN, color=RED, linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])

@@ -14,7 +14,13 @@ from semspec.bench.report.tables import main_table, paced_label, quality_table
 from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
 from semspec.training.files import plain, write_json
-from semspec.training.report.document import Section, as_html, as_markdown, write_pictures, write_text
+from semspec.training.report.document import (
+    Section,
+    as_html,
+    as_markdown,
+    write_pictures,
+    write_text,
+)
 
 TITLE = "Bench: speed and quality, side by side"
 _QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
@@ -30,7 +36,10 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None) 
     atomically. Raises: InvalidRequest.
     """
     _check(runs)
-    contents = [*_contents(runs, read_probes(probes) if probes else None), *sections.caveats(runs, probes)]
+    contents = [
+        *_contents(runs, read_probes(probes) if probes else None),
+        *sections.caveats(runs, probes),
+    ]
     write_pictures(output, contents)
     for run in runs:
         table = main_table(run) if run.is_timed else quality_table(run)
@@ -55,15 +64,21 @@ def _check(runs: Sequence[Run]) -> None:
     if not runs:
         raise InvalidRequest("no run to report on; name the folder of one", "run")
     names = [run.name for run in runs]
-    if twice := sorted({name for name in names if names.count(name) > 1} | ({"report"} & set(names))):
-        raise InvalidRequest(f"no two files can be called {twice[0]}.md; rename a run's folder", "run")
+    if twice := sorted(
+        {name for name in names if names.count(name) > 1} | ({"report"} & set(names))
+    ):
+        raise InvalidRequest(
+            f"no two files can be called {twice[0]}.md; rename a run's folder", "run"
+        )
     for run in runs:
         _check_run(run)
 
 
 def _check_run(run: Run) -> None:
     if not run.rows or not run.records:
-        raise InvalidRequest(f"{run.folder} has no answers; make some with `semspec bench run`", "run")
+        raise InvalidRequest(
+            f"{run.folder} has no answers; make some with `semspec bench run`", "run"
+        )
     first = run.rows[0]
     if first.configuration.method != "target":
         raise InvalidRequest(
@@ -72,7 +87,10 @@ def _check_run(run: Run) -> None:
             "run",
         )
     if not first.num_questions:
-        raise InvalidRequest(f"{run.folder} has no question that all configurations answered; let the run go on", "run")
+        raise InvalidRequest(
+            f"{run.folder} has no question that all configurations answered; let the run go on",
+            "run",
+        )
 
 
 def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
@@ -88,16 +106,26 @@ def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
 
 def _table(path: Path) -> str:
     if not path.is_file():
-        raise InvalidRequest(f"the page quotes {path}, which is not there; make the run or change the marker", "readme")
+        raise InvalidRequest(
+            f"the page quotes {path}, which is not there; make the run or change the marker",
+            "readme",
+        )
     return path.read_text().strip()
 
 
 def _plain_steps(run: Run) -> dict[str, Any]:
-    return {label: {role: asdict(counts) for role, counts in roles.items()} for label, roles in run.steps.items()}
+    return {
+        label: {role: asdict(counts) for role, counts in roles.items()}
+        for label, roles in run.steps.items()
+    }
 
 
 def _summary(run: Run) -> dict[str, Any]:
     facts = {"paced": paced_label(run), "steps": _plain_steps(run)} if run.steps else {}
-    facts |= {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
+    facts |= {
+        "settings": run.settings,
+        "environment": run.environment,
+        "not_applicable": run.not_applicable,
+    }
     summary: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
     return summary

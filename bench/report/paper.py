@@ -13,7 +13,12 @@ from pathlib import Path
 from semspec.bench.summary import Run
 
 SOURCE = "arXiv 2602.03708"
-TASKS: Mapping[str, str] = {"amc23": "AMC23", "aime24": "AIME24", "math500": "MATH-500", "gpqa-diamond": "GPQA-Diamond"}
+TASKS: Mapping[str, str] = {
+    "amc23": "AMC23",
+    "aime24": "AIME24",
+    "math500": "MATH-500",
+    "gpqa-diamond": "GPQA-Diamond",
+}
 """Task -> its name in the paper."""
 TARGETS: Mapping[str, str] = {"DeepSeek-R1-Distill-Qwen-32B": "R1-32B", "QwQ-32B": "QwQ-32B"}
 """Target model -> the pair's short name here."""
@@ -53,7 +58,9 @@ class Claim:
 
 def _published(path: Path) -> Iterator[PublishedRow]:
     with path.open(newline="") as file:
-        for (table, pair, method, label), lines in groupby(csv.reader(file.readlines()[1:]), key=lambda line: line[:4]):
+        for (table, pair, method, label), lines in groupby(
+            csv.reader(file.readlines()[1:]), key=lambda line: line[:4]
+        ):
             cells = {line[4]: Published(*map(float, filter(None, line[5:]))) for line in lines}
             yield PublishedRow(int(table), pair, method, label, cells)
 
@@ -62,17 +69,29 @@ RESULTS = tuple(_published(Path(__file__).with_suffix(".csv")))
 
 CLAIMS = (
     Claim("SpecReason", "1.4 to 3.0", "lossy: steps kept by the target's score"),
-    Claim("Lookahead Reasoning", "1.14 to 1.71; with token-level speculation 1.63 to 2.11", "lossy: steps, by meaning"),
-    Claim("SENSE (arXiv 2606.00021)", "up to 3.26", "lossy: retrieved tokens, soft gate, greedy only"),
+    Claim(
+        "Lookahead Reasoning",
+        "1.14 to 1.71; with token-level speculation 1.63 to 2.11",
+        "lossy: steps, by meaning",
+    ),
+    Claim(
+        "SENSE (arXiv 2606.00021)", "up to 3.26", "lossy: retrieved tokens, soft gate, greedy only"
+    ),
     Claim("EAGLE-3 (arXiv 2503.01840)", "up to 6.5", "lossless: tokens, a trained head"),
     Claim(
         "DFlash (arXiv 2602.06036)",
         "4.7; 2.2 with 32 at a time (Qwen3.5-27B, B200)",
         "lossless: tokens, a trained head",
     ),
-    Claim("MTP", "3.2; 1.9 with 32 at a time (Qwen3.5-27B, B200)", "lossless: tokens, a head trained with the target"),
+    Claim(
+        "MTP",
+        "3.2; 1.9 with 32 at a time (Qwen3.5-27B, B200)",
+        "lossless: tokens, a head trained with the target",
+    ),
     Claim("PEARL", "up to 3.95", "lossless: tokens, drafting while verifying"),
-    Claim("SSD / Saguaro (arXiv 2603.03251)", "up to 5", "lossless: tokens, draft on a GPU of its own"),
+    Claim(
+        "SSD / Saguaro (arXiv 2603.03251)", "up to 5", "lossless: tokens, draft on a GPU of its own"
+    ),
 )
 
 
@@ -84,7 +103,11 @@ def paper_pair(run: Run) -> str | None:
 def paper_pair_of(names: Sequence[str]) -> str | None:
     """Return the paper's pair if `names` contain the names of both of its models."""
     named = " ".join(names)
-    return next((pair for target, pair in TARGETS.items() if target in named), None) if DRAFT in named else None
+    return (
+        next((pair for target, pair in TARGETS.items() if target in named), None)
+        if DRAFT in named
+        else None
+    )
 
 
 def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
@@ -98,5 +121,7 @@ def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -
 
 def speedup_of(row: PublishedRow, task: str) -> float:
     """Latency of the pair's target divided by this row's."""
-    [target] = [result for result in RESULTS if result.pair == row.pair and result.label == "target"]
+    [target] = [
+        result for result in RESULTS if result.pair == row.pair and result.label == "target"
+    ]
     return target.cells[task].latency_s / row.cells[task].latency_s

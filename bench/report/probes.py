@@ -54,15 +54,22 @@ def offline(probes: ProbesReport | None) -> Iterator[Block]:
         )
         yield Code((TRAIN_COMMAND,))
     if probes and probes.domains:
-        yield Text(f"AUROC of p/q of probes for {probes.name} that learned from one domain, on questions of another:")
+        yield Text(
+            f"AUROC of p/q of probes for {probes.name} that learned from one domain, on questions of another:"
+        )
         yield domain_table(probes.domains)
     else:
-        yield Text("Not measured: within and across domains. It takes questions of two domains or more.")
+        yield Text(
+            "Not measured: within and across domains. It takes questions of two domains or more."
+        )
         yield Code((TRAIN_COMMAND,))
 
 
 def _report(found: Json) -> ProbesReport:
-    variants = [(one["name"], _measures(one["verifications"][found["criterion"]])) for one in found["variants"]]
+    variants = [
+        (one["name"], _measures(one["verifications"][found["criterion"]]))
+        for one in found["variants"]
+    ]
     return ProbesReport(
         name=found["name"],
         variants=[(name, one["auroc"], one["wrong_accepted"]) for name, one in variants],
@@ -79,7 +86,9 @@ def _fields(kind: type[T], found: Json) -> T:
 def _measures(found: Json) -> dict[str, Any]:
     """The fields with each `{value, standard_error}` as `Measured`; null in the report means nan."""
     return {
-        name: Measured(*(nan if number is None else number for number in (one["value"], one["standard_error"])))
+        name: Measured(
+            *(nan if number is None else number for number in (one["value"], one["standard_error"]))
+        )
         if isinstance(one, dict) and "standard_error" in one
         else one
         for name, one in found.items()

@@ -10,7 +10,18 @@ from matplotlib.ticker import MaxNLocator
 
 from semspec.bench.record import STAGES, Record
 from semspec.bench.summary import Row, Run
-from semspec.training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PERCENT, PURPLE, SKY, error_line, panels
+from semspec.training.report.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PERCENT,
+    PURPLE,
+    SKY,
+    error_line,
+    panels,
+)
 from semspec.training.report.numbers import Measured
 
 STAGE_NAMES = {
@@ -49,7 +60,10 @@ def mean_round(run: Run, row: Row) -> Round | None:
     judged = [segment for record in _records(run, row) for segment in _judged(record)]
     if not judged:
         return None
-    times = {name: float(np.mean([one["times"].get(name, 0.0) for one in judged])) for name in (*STAGES, "wire_ms")}
+    times = {
+        name: float(np.mean([one["times"].get(name, 0.0) for one in judged]))
+        for name in (*STAGES, "wire_ms")
+    }
     num_tokens = float(np.mean([one["num_tokens"] for one in judged]))
     base = run.rows[0]
     return Round(
@@ -65,21 +79,38 @@ def mean_round(run: Run, row: Row) -> Round | None:
 def waterfall(round_: Round) -> Figure:
     """The consecutive stages, and the time of the target alone for as many tokens."""
     figure, (axes,) = panels(1, (9.0, 3.0))
-    left, rows = 0.0, [*STAGE_NAMES.values(), "other", "wire (part of the four)", "target alone, as many tokens"]
+    left, rows = (
+        0.0,
+        [*STAGE_NAMES.values(), "other", "wire (part of the four)", "target alone, as many tokens"],
+    )
     for name, title in STAGE_NAMES.items():
         axes.barh(title, round_.stages_ms[name], left=left, color=_COLOURS[name])
         left += round_.stages_ms[name]
     axes.barh("other", round_.other_ms, left=left, color=GREY)
-    axes.barh(rows[5], round_.wire_ms, left=left - round_.wire_ms, color="white", edgecolor=GREEN, hatch="////")
+    axes.barh(
+        rows[5],
+        round_.wire_ms,
+        left=left - round_.wire_ms,
+        color="white",
+        edgecolor=GREEN,
+        hatch="////",
+    )
     axes.barh(rows[6], round_.target_ms, color=BLACK)
     lengths = [*round_.stages_ms.values(), round_.other_ms, round_.wire_ms, round_.target_ms]
     starts = [*np.cumsum([0.0, *round_.stages_ms.values()]), left - round_.wire_ms, 0.0]
     for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         axes.annotate(
-            f"{length:.2f} ms", (start + length, index), (4, 0), textcoords="offset points", va="center", fontsize=7.5
+            f"{length:.2f} ms",
+            (start + length, index),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
         )
     axes.set_xlim(0, 1.1 * max(left + round_.other_ms, round_.target_ms))
-    axes.set_xlabel(f"milliseconds, mean of {round_.num_rounds:,} judged segments of {round_.num_tokens:.1f} tokens")
+    axes.set_xlabel(
+        f"milliseconds, mean of {round_.num_rounds:,} judged segments of {round_.num_tokens:.1f} tokens"
+    )
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     return figure
@@ -91,12 +122,16 @@ def by_depth(run: Run, row: Row) -> list[Depth]:
     for record in _records(run, row):
         for index, segment in enumerate(_judged(record), 1):
             verdicts.setdefault(index, []).append(segment["verdict"] == "accepted")
-    return [_depth(index, own) for index, own in sorted(verdicts.items()) if len(own) >= LEAST_SEGMENTS]
+    return [
+        _depth(index, own) for index, own in sorted(verdicts.items()) if len(own) >= LEAST_SEGMENTS
+    ]
 
 
 def _depth(index: int, accepted: Sequence[bool]) -> Depth:
     share = float(np.mean(accepted))
-    return Depth(index, len(accepted), Measured(share, float(np.sqrt(share * (1 - share) / len(accepted)))))
+    return Depth(
+        index, len(accepted), Measured(share, float(np.sqrt(share * (1 - share) / len(accepted))))
+    )
 
 
 def acceptance_by_depth(depths: Sequence[Depth]) -> Figure:

@@ -60,7 +60,11 @@ def _fastest_rival(run: Run) -> Row | None:
 def measured(run: Run) -> Section:
     """One run: its tables and pictures."""
     title = f"{run.name}: {setting(run)}, {sample_size(run)}"
-    blocks: list[Block] = [tables.main_table(run), Text(_COLUMNS if run.is_timed else _UNTIMED), *paced.blocks(run)]
+    blocks: list[Block] = [
+        tables.main_table(run),
+        Text(_COLUMNS if run.is_timed else _UNTIMED),
+        *paced.blocks(run),
+    ]
     blocks += [tables.quality_table(run), Text(_QUALITY), *_run_pictures(run)]
     if run.is_timed:
         blocks += [
@@ -116,7 +120,9 @@ def _run_pictures(run: Run) -> Iterator[Picture]:
 
 def _round_pictures(run: Run, row: Row) -> Iterator[Picture]:
     if round_ := rounds.mean_round(run, row):
-        spent = ", ".join(f"{title} {round_.stages_ms[name]:.2f} ms" for name, title in rounds.STAGE_NAMES.items())
+        spent = ", ".join(
+            f"{title} {round_.stages_ms[name]:.2f} ms" for name, title in rounds.STAGE_NAMES.items()
+        )
         yield Picture.drawn(
             f"{run.name}-round", "One round",
             f"`{row.label}`, {setting(run)}. The stages follow one another; drafting that hides behind reading is not "
@@ -143,9 +149,15 @@ def paper_layout(runs: Sequence[Run]) -> Iterator[Section]:
         short = paper.paper_pair(own[0])
         published = [row for row in paper.RESULTS if short and row.pair.startswith(short)]
         yield Section(f"Pair {pair}", (tables.by_task(own, published),), level=3)
-    yield Section("The paper's own values, for orientation", (Text(_PAPER), tables.published_table()), level=3)
-    claims = Text("Speed-ups that other papers claim for their methods, on models and machines of their own:")
-    yield Section("Other methods' claims, for orientation", (claims, tables.claims_table()), level=3)
+    yield Section(
+        "The paper's own values, for orientation", (Text(_PAPER), tables.published_table()), level=3
+    )
+    claims = Text(
+        "Speed-ups that other papers claim for their methods, on models and machines of their own:"
+    )
+    yield Section(
+        "Other methods' claims, for orientation", (claims, tables.claims_table()), level=3
+    )
 
 
 _LAYOUT = (
@@ -173,7 +185,8 @@ def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]
 
 
 _ABLATIONS = (
-    "Rows of one run that differ in one thing only, and what the probes' own report says of held-out questions."
+    "Rows of one run that differ in one thing only, "
+    "and what the probes' own report says of held-out questions."
 )
 
 
@@ -203,7 +216,9 @@ def _gamma_pictures(found: Sequence[ablations.Ablation]) -> Iterator[Picture]:
     if several := [one for one in found if one.is_comparison]:
         caption = "`semantic`, bars: one standard error."
         alt = "Speed-up and pass@1 by gamma; the numbers are in the tables."
-        yield Picture.drawn("gamma", "Segments drafted a round", caption, alt, figures.gammas, several)
+        yield Picture.drawn(
+            "gamma", "Segments drafted a round", caption, alt, figures.gammas, several
+        )
 
 
 def caveats(runs: Sequence[Run], probes: Path | None) -> Iterator[Section]:

@@ -33,7 +33,9 @@ CELL = "pass@1 / tokens per s / latency s / target ratio"
 def main_table(run: Run) -> Table:
     """One row per configuration; those that are not applicable come last, with the reason."""
     reasons = {label: f"not applicable: {reason}" for label, reason in run.not_applicable.items()}
-    reasons |= {label: f"no result, the host was too slow: {reason}" for label, reason in run.late.items()}
+    reasons |= {
+        label: f"no result, the host was too slow: {reason}" for label, reason in run.late.items()
+    }
     refused = [(label, reason, *(NONE,) * (len(MAIN) - 2)) for label, reason in reasons.items()]
     return Table(_headed(run, MAIN), (*(_main_row(run, row) for row in run.rows), *refused))
 
@@ -80,7 +82,11 @@ def quality_table(run: Run) -> Table:
 
 def quality_row(row: Row, is_baseline: bool = False) -> tuple[str, ...]:
     """A row of `QUALITY`."""
-    right = (row.label, f"{row.num_right:,} of {row.num_answers:,}", percent(row.pass_at_1.value, row.pass_at_1_95))
+    right = (
+        row.label,
+        f"{row.num_right:,} of {row.num_answers:,}",
+        percent(row.pass_at_1.value, row.pass_at_1_95),
+    )
     if is_baseline:
         return (*right, *(NONE,) * (len(QUALITY) - len(right)))
     loss = -row.difference_95.low
@@ -118,13 +124,21 @@ def _details_row(row: Row) -> tuple[str, ...]:
 def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -> Table:
     """A row per method, a column per task, as in the paper; its values for the same pair come last. A row whose method
     the pair does not support says so; a published method that was not run has dashes."""
-    labels = dict.fromkeys(label for run in runs for label in (*(row.label for row in run.rows), *run.not_applicable))
+    labels = dict.fromkeys(
+        label for run in runs for label in (*(row.label for row in run.rows), *run.not_applicable)
+    )
     known = {parse_recorded(label).variant for label in labels}
     labels |= dict.fromkeys(one.label for one in published if one.label not in known)
     found = {(run.name, row.label): row for run in runs for row in run.rows}
-    ours = [(label, *(_ours(found.get((run.name, label)), run, label) for run in runs)) for label in labels]
+    ours = [
+        (label, *(_ours(found.get((run.name, label)), run, label) for run in runs))
+        for label in labels
+    ]
     theirs = [
-        (f"published: {named(one)}", *(_theirs(one.cells.get(run.settings["task"])) for run in runs))
+        (
+            f"published: {named(one)}",
+            *(_theirs(one.cells.get(run.settings["task"])) for run in runs),
+        )
         for one in published
     ]
     return Table(("configuration", *columns(runs).values()), (*ours, *theirs))
@@ -141,7 +155,10 @@ def columns(runs: Sequence[Run]) -> Mapping[str, str]:
 
 def published_table() -> Table:
     """The paper's values for its pairs."""
-    rows = [(f"{one.pair}: {named(one)}", *(_with_speed(one, task) for task in paper.TASKS)) for one in paper.RESULTS]
+    rows = [
+        (f"{one.pair}: {named(one)}", *(_with_speed(one, task) for task in paper.TASKS))
+        for one in paper.RESULTS
+    ]
     return Table(("pair: method", *paper.TASKS.values()), tuple(rows))
 
 
@@ -150,7 +167,11 @@ def named(row: paper.PublishedRow) -> str:
 
 
 def _with_speed(row: paper.PublishedRow, task: str) -> str:
-    return f"{_theirs(row.cells[task])} ({paper.speedup_of(row, task):.2f}x)" if task in row.cells else NONE
+    return (
+        f"{_theirs(row.cells[task])} ({paper.speedup_of(row, task):.2f}x)"
+        if task in row.cells
+        else NONE
+    )
 
 
 def claims_table() -> Table:
@@ -165,10 +186,16 @@ def _ours(row: Row | None, run: Run, label: str) -> str:
 
 
 def _theirs(cell: paper.Published | None) -> str:
-    return NONE if cell is None else _cell(cell.pass_at_1, cell.tokens_per_s, cell.latency_s, cell.target_ratio)
+    return (
+        NONE
+        if cell is None
+        else _cell(cell.pass_at_1, cell.tokens_per_s, cell.latency_s, cell.target_ratio)
+    )
 
 
-def _cell(pass_at_1: float, tokens_per_s: float, latency_s: float, target_ratio: float | None) -> str:
+def _cell(
+    pass_at_1: float, tokens_per_s: float, latency_s: float, target_ratio: float | None
+) -> str:
     return f"{pass_at_1:.3f} / {_three_digits(tokens_per_s)} / {_three_digits(latency_s)} / {decimal(target_ratio, 2)}"
 
 
@@ -187,7 +214,9 @@ def lost(row: Row) -> str:
 def setting(run: Run) -> str:
     """Task and temperature, for headings: `math500, T 0.6`; for a paced run also what it emulates."""
     label = paced_label(run)
-    return f"{run.settings['task']}, T {run.settings['temperature']:g}{f', {label}' if label else ''}"
+    return (
+        f"{run.settings['task']}, T {run.settings['temperature']:g}{f', {label}' if label else ''}"
+    )
 
 
 def sample_size(run: Run) -> str:
@@ -209,7 +238,9 @@ def main_row(run: Run) -> Row | None:
     """The row of the semantic strategy as served: through the gateway if possible, with the fewest options."""
     rows = [row for row in run.rows if row.configuration.method == "semantic"]
     return min(
-        rows, key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)), default=None
+        rows,
+        key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)),
+        default=None,
     )
 
 

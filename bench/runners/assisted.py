@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.architecture import context_window
@@ -39,13 +44,19 @@ class _Model:
     @classmethod
     def load(cls, folder: Path) -> "_Model":
         """fp32 on the CPU, bf16 on a GPU. Raises: RunnerError."""
-        device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+        device, dtype = (
+            ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+        )
         try:
             tokenizer = load_tokenizer(str(folder))
             network = load_weights(AutoModelForCausalLM, str(folder), str(folder), dtype)
-            ends = sorted(eos_ids(str(folder), tokenizer, network.get_input_embeddings().num_embeddings))
+            ends = sorted(
+                eos_ids(str(folder), tokenizer, network.get_input_embeddings().num_embeddings)
+            )
         except (OSError, ValueError, Mismatch) as error:
-            raise RunnerError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
+            raise RunnerError(
+                f"transformers cannot load {folder}: {_one_line(error)}; give another --pair"
+            ) from error
         pad_id = ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # Replaces the checkpoint's own, whose sampling settings would apply where a request sets none.
         network.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=pad_id)
@@ -72,14 +83,20 @@ class _Model:
         """Raises: RunnerError."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # templates may raise anything
-            raise RunnerError(f"the target's chat template refuses the question: {_one_line(error)}") from error
+            raise RunnerError(
+                f"the target's chat template refuses the question: {_one_line(error)}"
+            ) from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
 
 class TransformersRunner:
@@ -112,7 +129,9 @@ class TransformersRunner:
                 f"{target.num_window_tokens}; give a lower --max-tokens"
             )
         torch.manual_seed(ask.seed)
-        ids = _generate(target, prompt, ask, options | {"stopping_criteria": [_given_up(is_given_up)]})
+        ids = _generate(
+            target, prompt, ask, options | {"stopping_criteria": [_given_up(is_given_up)]}
+        )
         return Outcome(
             text=target.decode(ids),
             finish_reason="stop" if ids[-1] in target.eos_ids else "length",
@@ -159,9 +178,16 @@ def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, 
 
     Raises: NotApplicable, when the vocabularies differ in a way that transformers does not detect.
     """
-    schedule = {} if tokens is None else {"num_assistant_tokens": tokens, "num_assistant_tokens_schedule": "constant"}
+    schedule = (
+        {}
+        if tokens is None
+        else {"num_assistant_tokens": tokens, "num_assistant_tokens_schedule": "constant"}
+    )
     # Reset for each request: one label's settings must not affect the next.
-    known = {name: getattr(draft.network.generation_config, name) for name in ("eos_token_id", "pad_token_id")}
+    known = {
+        name: getattr(draft.network.generation_config, name)
+        for name in ("eos_token_id", "pad_token_id")
+    }
     draft.network.generation_config = GenerationConfig(**known, **schedule)
     if target.fingerprint == draft.fingerprint:
         if target.vocab_size != draft.vocab_size:
@@ -184,15 +210,26 @@ def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, An
     ids = torch.tensor([prompt], device=target.network.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if ask.temperature > 0:
-        sampling = {"do_sample": True, "temperature": ask.temperature, "top_p": ask.top_p, "top_k": 0}
+        sampling = {
+            "do_sample": True,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "top_k": 0,
+        }
     method = ask.configuration.method
     try:
         output = target.network.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=ask.max_tokens, **sampling, **options
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=ask.max_tokens,
+            **sampling,
+            **options,
         )
     except Exception as error:  # it may raise anything
         broken = NotApplicable if method == "assisted" else RunnerError
-        raise broken(f"transformers cannot do {method} with this pair: {_one_line(error)}") from error
+        raise broken(
+            f"transformers cannot do {method} with this pair: {_one_line(error)}"
+        ) from error
     answer: list[int] = output[0, len(prompt) :].tolist()
     return answer
 

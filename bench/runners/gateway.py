@@ -53,7 +53,10 @@ class GatewayRunner:
 async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
     """Run the whole stack within the block, with the strategies of experiments. Raises: StackError."""
     commands = {**config.commands, "gateway": (sys.executable, "-m", "semspec.bench.strategies")}
-    async with Stack(replace(config, commands=commands)) as stack, _http(stack.base_url, stack.api_key) as http:
+    async with (
+        Stack(replace(config, commands=commands)) as stack,
+        _http(stack.base_url, stack.api_key) as http,
+    ):
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRunner(await ChatClient.connect(http), processes)
 
@@ -105,4 +108,6 @@ def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
 def _http(base_url: str, key: str | None) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {checked_key(key)}"} if key else {}
     timeout, limits = httpx.Timeout(3600, connect=10), httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=base_url, headers=headers, timeout=timeout, limits=limits, trust_env=False
+    )

@@ -53,7 +53,9 @@ class InProcessRunner:
         if reason := served.unsupported_reason(strategy):
             raise NotApplicable(reason)
         if ask.configuration.options.get("exact_answer"):
-            generation = replace(generation, answer_strategy=answer_strategy(generation, strategy, served))
+            generation = replace(
+                generation, answer_strategy=answer_strategy(generation, strategy, served)
+            )
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = replace(
             generation,
@@ -92,7 +94,9 @@ def with_options(defaults: Defaults, configuration: Configuration) -> Generation
     options = operators.options(configuration.method, given)
     accepts_repeats = configuration.knobs.get("repeats") == "allowed"
     generation = operators.generation(configuration.method)
-    return replace(generation, options=options, segmentation=segmentation, accepts_repeats=accepts_repeats)
+    return replace(
+        generation, options=options, segmentation=segmentation, accepts_repeats=accepts_repeats
+    )
 
 
 @asynccontextmanager
@@ -101,7 +105,11 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     config = StackConfig.of_pair(pair)
     verifier = _verifier(config)
     release = config.release
-    likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release and release.likelihood else None
+    likelihood = (
+        load_calibration(release.folder / CALIBRATION_FILE)
+        if release and release.likelihood
+        else None
+    )
     datastore = Datastore.load(config.datastore) if config.datastore else None
     engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
     draft = RetrievingDraft(engine, datastore) if datastore else engine

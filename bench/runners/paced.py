@@ -37,7 +37,10 @@ class Pacing:
             "name": self.pace.name,
             "dilation": self.dilation,
             "num_targets": self.pace.num_targets,
-            "tables": {role: {"name": one.name, "digest": one.digest, **one.facts} for role, one in tables.items()},
+            "tables": {
+                role: {"name": one.name, "digest": one.digest, **one.facts}
+                for role, one in tables.items()
+            },
         }
 
 
@@ -76,7 +79,9 @@ def config_of(config: StackConfig, pacing: Pacing, folder: Path) -> StackConfig:
     """`config` with paced engines and a model name that says so."""
     times = {"draft": pacing.pace.draft, "target": pacing.pace.target}
     ends = (f"{pacing.dilation:g}", str(folder), *(("gpu",) if pacing.pace.is_colocated else ()))
-    commands = {role: (*_SERVICE, role, str(one.path.resolve()), *ends) for role, one in times.items()}
+    commands = {
+        role: (*_SERVICE, role, str(one.path.resolve()), *ends) for role, one in times.items()
+    }
     environment = {
         "SEMSPEC_GATEWAY_MODEL_NAME": f"paced/{pacing.pace.name}",
         "SEMSPEC_GATEWAY_GENERATION_DEADLINE_S": HOUR_S,

@@ -86,7 +86,10 @@ class Site:
 
     def _speculation(self, configuration: Configuration) -> dict[str, Any]:
         tokens = configuration.knobs.get("tokens", NUM_SPECULATIVE_TOKENS)
-        speculation: dict[str, Any] = {"method": configuration.method, "num_speculative_tokens": tokens}
+        speculation: dict[str, Any] = {
+            "method": configuration.method,
+            "num_speculative_tokens": tokens,
+        }
         if configuration.method == "draft_model":
             speculation["model"] = str(self.pair / "draft")
         return speculation
@@ -145,7 +148,9 @@ class Server:
 
     def broke(self, how: str) -> ServerBroke:
         """The error to raise, with the reason from the log; the end of the log is a note."""
-        error = ServerBroke(f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}")
+        error = ServerBroke(
+            f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}"
+        )
         error.add_note(self.child.log_tail())
         return error
 
@@ -163,7 +168,9 @@ class VllmRunner:
         label = ask.configuration.label
         try:
             if label not in self._servers:
-                self._servers[label] = await self._stack.enter_async_context(served(self._site, ask.configuration))
+                self._servers[label] = await self._stack.enter_async_context(
+                    served(self._site, ask.configuration)
+                )
             outcome = await self._servers[label].ask(ask, self._site.has_gpu)
         except ServerBroke as error:
             if ask.configuration.method == "target" or label in self._proven:
@@ -179,7 +186,10 @@ class VllmRunner:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(server.child.pid)
                 found[label] = process.pid
-                found |= {f"{label} {child.name()}": child.pid for child in process.children(recursive=True)}
+                found |= {
+                    f"{label} {child.name()}": child.pid
+                    for child in process.children(recursive=True)
+                }
         return found
 
 
@@ -207,14 +217,20 @@ def write_tokenizer(model: Path, folder: Path) -> None:
         raise RunnerError(f"cannot read the tokenizer of {model}; give another --pair") from error
     path = folder / "tokenizer_config.json"
     if (folder / "tokenizer.json").exists():
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+        path.write_text(
+            json.dumps(
+                json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+            )
+        )
 
 
 def reason(log: str) -> str:
     """Why a server ended, from its log: the first error, or else the last line."""
     if found := _REFUSED_VALUE.search(log) or _ERROR.search(log):
         return found[1].strip()[:400]
-    return next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing")[:400]
+    return next(
+        (line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing"
+    )[:400]
 
 
 @asynccontextmanager
@@ -223,10 +239,15 @@ async def served(
 ) -> AsyncIterator[Server]:
     """A healthy server of this configuration; `environment` is added to the site's. Raises: ServerBroke."""
     port = _free_port()
-    command, variables = site.command(configuration, port), {**site.environment, **(environment or {})}
+    command, variables = (
+        site.command(configuration, port),
+        {**site.environment, **(environment or {})},
+    )
     child = await Child.start(configuration.label, command, variables, site.folder / f"{port}.log")
     client = httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(3600, connect=10), trust_env=False
+        base_url=f"http://127.0.0.1:{port}",
+        timeout=httpx.Timeout(3600, connect=10),
+        trust_env=False,
     )
     async with _reaped(child), client as http:
         server = Server(child, http)
@@ -261,13 +282,17 @@ async def sees_gpu(python: Path) -> bool:
     remedy = "give the interpreter of an environment with vLLM as --vllm"
     try:
         process = await asyncio.create_subprocess_exec(
-            *(str(python), "-I", "-c", _FACTS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *(str(python), "-I", "-c", _FACTS),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
         raise RunnerError(f"cannot run {python}: {error.strerror}; {remedy}") from error
     output, errors = await process.communicate()
     if process.returncode:
-        raise RunnerError(f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}")
+        raise RunnerError(
+            f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}"
+        )
     return bool(json.loads(output))
 
 
@@ -275,7 +300,9 @@ def _body(ask: Ask, takes_seed: bool) -> dict[str, Any]:
     """The request. vLLM's sampler for the CPU crashes on a request's seed."""
     return {
         "model": MODEL,
-        "messages": [{"role": message.role, "content": message.content} for message in ask.messages],
+        "messages": [
+            {"role": message.role, "content": message.content} for message in ask.messages
+        ],
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "max_tokens": ask.max_tokens,

@@ -56,10 +56,14 @@ def load_task(name: str, data: str | None = None, limit: int | None = None, skip
     return replace(task, questions=_window(name, task.questions, limit, skip))
 
 
-def _window(name: str, questions: Sequence[Question], limit: int | None, skip: int) -> Sequence[Question]:
+def _window(
+    name: str, questions: Sequence[Question], limit: int | None, skip: int
+) -> Sequence[Question]:
     num_left = len(questions) - skip
     if skip < 0 or num_left < 1:
         raise InvalidRequest(f"cannot skip {skip} of {name}'s {len(questions)} questions", "skip")
     if limit is not None and not 1 <= limit <= num_left:
-        raise InvalidRequest(f"limit is {limit}; {name} has {num_left} questions here: give 1 to {num_left}", "limit")
+        raise InvalidRequest(
+            f"limit is {limit}; {name} has {num_left} questions here: give 1 to {num_left}", "limit"
+        )
     return questions[skip : None if limit is None else skip + limit]

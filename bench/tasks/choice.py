@@ -34,7 +34,10 @@ def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
 
 def _shuffled(question: str, options: Mapping[str, str]) -> list[tuple[str, str]]:
     """Field and text of each option, in an order that depends only on the question."""
-    return sorted(options.items(), key=lambda option: hashlib.sha256(f"{question}\0{option}".encode()).digest())
+    return sorted(
+        options.items(),
+        key=lambda option: hashlib.sha256(f"{question}\0{option}".encode()).digest(),
+    )
 
 
 def choice_prompt(question: str, options: Mapping[str, str]) -> str:

@@ -54,7 +54,11 @@ class Judge:
                 self._worker = _Worker(self._script)
             answer = self._worker.ask(json.dumps([reference, text]), self._limit_s)
             if answer is None:
-                _log.warning("no verdict within %g s, graded as wrong; reference: %s", self._limit_s, reference)
+                _log.warning(
+                    "no verdict within %g s, graded as wrong; reference: %s",
+                    self._limit_s,
+                    reference,
+                )
                 self._worker.stop()
                 self._worker = None
             return answer == "true"
@@ -108,7 +112,9 @@ def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None
         raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}", "task")
     questions = make_questions(read_rows(own, data), id_field, _parts)
     judge = Judge()
-    return Task(name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text)))
+    return Task(
+        name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text))
+    )
 
 
 def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:

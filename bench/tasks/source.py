@@ -37,12 +37,24 @@ class Row:
         name = next((name for name in names if name in self.values), None)
         if name is None:
             fields = ", ".join(self.values) or "none"
-            raise InvalidRequest(f"{self.place} has no field {' or '.join(names)}; its fields are {fields}", "data")
+            raise InvalidRequest(
+                f"{self.place} has no field {' or '.join(names)}; its fields are {fields}", "data"
+            )
         value = self.values[name]
-        if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-            raise InvalidRequest(f"{self.place}: field {name} must be text or a number, not {value!r}", "data")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or not str(value).strip()
+        ):
+            raise InvalidRequest(
+                f"{self.place}: field {name} must be text or a number, not {value!r}", "data"
+            )
         # A table with a column of floats writes 27 as 27.0.
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+        return (
+            str(int(value))
+            if isinstance(value, float) and value.is_integer()
+            else str(value).strip()
+        )
 
     def has(self, name: str) -> bool:
         return self.values.get(name) not in (None, "")
@@ -66,12 +78,19 @@ def _is_file(data: str) -> bool:
     path = Path(data)
     if path.is_dir():
         return False
-    return path.is_file() or path.is_absolute() or path.suffix in (".json", ".jsonl") or len(path.parts) > 2
+    return (
+        path.is_file()
+        or path.is_absolute()
+        or path.suffix in (".json", ".jsonl")
+        or len(path.parts) > 2
+    )
 
 
 def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
-        raise InvalidRequest(f"{title} holds no question; give a JSON lines file, one question a line", "data")
+        raise InvalidRequest(
+            f"{title} holds no question; give a JSON lines file, one question a line", "data"
+        )
     return rows
 
 
@@ -79,8 +98,12 @@ def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
     import datasets  # slow to import and used only here
 
     try:
-        splits: Mapping[str, Iterable[Mapping[str, Any]]] = datasets.load_dataset(dataset.id, dataset.config)
-    except Exception as error:  # what its readers raise: pyarrow's errors, the hub's client's and its own
+        splits: Mapping[str, Iterable[Mapping[str, Any]]] = datasets.load_dataset(
+            dataset.id, dataset.config
+        )
+    except (
+        Exception
+    ) as error:  # what its readers raise: pyarrow's errors, the hub's client's and its own
         raise InvalidRequest(_unavailable(dataset, error), "data") from error
     rows = splits[_split(dataset, list(splits))]
     for number, row in enumerate(rows, 1):
@@ -100,20 +123,31 @@ def _split(dataset: HubDataset, known: list[str]) -> str:
 
 def _unavailable(dataset: HubDataset, error: Exception) -> str:
     reason = " ".join(str(error).split())[:300].rstrip(".")
-    remedies = ["give a JSON lines file with --data", "or set HF_HUB_OFFLINE=1 where the hub's cache holds it"]
+    remedies = [
+        "give a JSON lines file with --data",
+        "or set HF_HUB_OFFLINE=1 where the hub's cache holds it",
+    ]
     if dataset.is_gated:
         page = f"https://huggingface.co/datasets/{dataset.id}"
-        remedies.insert(0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or")
+        remedies.insert(
+            0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or"
+        )
     return f"cannot load dataset {dataset.id}: {reason}; {' '.join(remedies)}"
 
 
-def make_questions(rows: Sequence[Row], id_field: str, parts: Callable[[Row], Parts]) -> list[Question]:
+def make_questions(
+    rows: Sequence[Row], id_field: str, parts: Callable[[Row], Parts]
+) -> list[Question]:
     """Each record's question, in order, named by its `id_field` or, without one, by a digest of its text."""
     questions: list[Question] = []
     taken: set[str] = set()
     for row in rows:
         text, messages, reference = parts(row)
-        name = row.text(id_field) if row.has(id_field) else hashlib.sha256(text.encode()).hexdigest()[:12]
+        name = (
+            row.text(id_field)
+            if row.has(id_field)
+            else hashlib.sha256(text.encode()).hexdigest()[:12]
+        )
         name = _free(name, taken)
         taken.add(name)
         questions.append(Question(name, messages, reference))

@@ -45,7 +45,9 @@ class _Request:
 class Admission:
     """A queue for slots, fair between owners. State changes contain no await, so they are atomic on the event loop."""
 
-    def __init__(self, limits: Limits, metrics: Metrics | None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, limits: Limits, metrics: Metrics | None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
@@ -90,13 +92,17 @@ class Admission:
                 await request.settled.wait()
         except TimeoutError:
             if not request.is_running:
-                raise self._overloaded(request.owner, f"no free slot for {self._limits.timeout_s:g} s") from None
+                raise self._overloaded(
+                    request.owner, f"no free slot for {self._limits.timeout_s:g} s"
+                ) from None
         if request.refusal is not None:
             raise request.refusal
 
     def _admit(self) -> None:
         """Admit queued requests while slots are free. None overtakes the next one, or large requests would starve."""
-        while (request := self._next()) and self.num_running + request.num_generations <= self._limits.capacity:
+        while (
+            request := self._next()
+        ) and self.num_running + request.num_generations <= self._limits.capacity:
             self._dequeue(request)
             self._running[request.owner] += request.num_generations
             arrival, request.since = request.since, self._clock()
@@ -109,14 +115,22 @@ class Admission:
     def _next(self) -> _Request | None:
         """The next request: that of the owner below its limit with the fewest running generations, ties by arrival."""
         heads = (requests[0] for requests in self._waiting.values())
-        able = [head for head in heads if self._running[head.owner] + head.num_generations <= self._limits.per_owner]
+        able = [
+            head
+            for head in heads
+            if self._running[head.owner] + head.num_generations <= self._limits.per_owner
+        ]
         return min(able, key=lambda head: (self._running[head.owner], head.number), default=None)
 
     def _refuse_one(self, newcomer: str) -> None:
         """Refuse the latest request of the owner with the most queued ones; ties go against the newcomer."""
-        greediest = max(self._waiting, key=lambda owner: (len(self._waiting[owner]), owner == newcomer))
+        greediest = max(
+            self._waiting, key=lambda owner: (len(self._waiting[owner]), owner == newcomer)
+        )
         request = self._waiting[greediest][-1]
-        request.refusal = self._overloaded(greediest, f"{self._limits.max_queued} requests are queued already")
+        request.refusal = self._overloaded(
+            greediest, f"{self._limits.max_queued} requests are queued already"
+        )
         self._dequeue(request)
         request.settled.set()
 
@@ -136,9 +150,13 @@ class Admission:
 
     def _overloaded(self, owner: str, reason: str) -> Overloaded:
         """Estimates `Retry-After`: the time for all queued generations to run, each as long as the latest requests."""
-        num_queued = sum(request.num_generations for requests in self._waiting.values() for request in requests)
+        num_queued = sum(
+            request.num_generations for requests in self._waiting.values() for request in requests
+        )
         num_own = sum(request.num_generations for request in self._waiting[owner])
         num_rounds = max(num_queued / self._limits.capacity, num_own / self._limits.per_owner)
-        retry_after_s = min(max(math.ceil(num_rounds * fmean(self._durations_s)), 1), MAX_RETRY_AFTER_S)
+        retry_after_s = min(
+            max(math.ceil(num_rounds * fmean(self._durations_s)), 1), MAX_RETRY_AFTER_S
+        )
         full = f"{self.num_running} of {self._limits.capacity} slots are taken, {reason}"
         return Overloaded(f"{full}; retry in {retry_after_s} s", retry_after_s=retry_after_s)

@@ -61,7 +61,9 @@ class Case:
     @cached_property
     def num_bytes(self) -> int:
         """Approximate memory in bytes."""
-        messages = sum(len(message.content) + len(message.tool_calls) for message in self.request.messages)
+        messages = sum(
+            len(message.content) + len(message.tool_calls) for message in self.request.messages
+        )
         return 4 * messages + sum(piece.num_bytes for piece in self.context.pieces)
 
     @property
@@ -116,13 +118,26 @@ class Audit:
         if record.accepted is None or judgement is None or not self._is_audited(choice):
             return
         audited = self._known(choice.served) or self._begin(choice.served)
-        ratio = judgement.target_probability / judgement.draft_probability if judgement.draft_probability else 1e9
+        ratio = (
+            judgement.target_probability / judgement.draft_probability
+            if judgement.draft_probability
+            else 1e9
+        )
         audited.ratios.append(ratio)
-        is_drawn = uniform(generation.sampling.seed, "audit", record.index) < self._settings.audit.share
+        is_drawn = (
+            uniform(generation.sampling.seed, "audit", record.index) < self._settings.audit.share
+        )
         if not (record.accepted and is_drawn):
             return
         context = generation.context.extended(*(one.segment for one in choice.records))
-        case = Case(choice.request, generation, choice.served, context, record.segment, judgement.target_probability)
+        case = Case(
+            choice.request,
+            generation,
+            choice.served,
+            context,
+            record.segment,
+            judgement.target_probability,
+        )
         self._cases.append(case)
         self._drop_surplus()
         self._changed.set()
@@ -131,7 +146,11 @@ class Audit:
         """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor another rule
         than the default, if it is stricter than that."""
         strictness = self._settings.audit.strictness
-        if strictness is None or not self._has_alarm(served) or not self._is_default(strategy, served):
+        if (
+            strictness is None
+            or not self._has_alarm(served)
+            or not self._is_default(strategy, served)
+        ):
             return None
         own = strategy.options.acceptance
         threshold = at_strictness(strictness, served.verifier.operating_points).threshold
@@ -140,7 +159,10 @@ class Audit:
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
         """Whether the pair's main probes judge by the gateway's default rule."""
         default = served.default(served.defaults(self._settings.defaults), strategy.name)
-        return strategy.is_judged_by_main_probes and strategy.options.acceptance == default.options.acceptance
+        return (
+            strategy.is_judged_by_main_probes
+            and strategy.options.acceptance == default.options.acceptance
+        )
 
     async def watch(self) -> None:
         """Judge the kept segments again, one after another, until cancelled."""
@@ -150,7 +172,9 @@ class Audit:
                     del self._audited[label]
                     self._metrics.forget(label)
                 self._changed.clear()
-                with suppress(TimeoutError):  # a service that comes back changes nothing in the admission
+                with suppress(
+                    TimeoutError
+                ):  # a service that comes back changes nothing in the admission
                     await asyncio.wait_for(self._changed.wait(), PAUSE_S)
             case = self._cases.popleft()
             try:
@@ -170,7 +194,9 @@ class Audit:
     def _is_audited(self, choice: Choice) -> bool:
         request, served = choice.request, choice.served
         strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
-        is_tightened = chosen is not None and request.strictness == chosen and self._has_alarm(served)
+        is_tightened = (
+            chosen is not None and request.strictness == chosen and self._has_alarm(served)
+        )
         is_default = request.strictness is None and self._is_default(strategy, served)
         is_served = any(_identity(one) == _identity(served) for one in self._readiness.status.every)
         return is_served and strategy.is_judged_by_main_probes and (is_default or is_tightened)
@@ -178,7 +204,9 @@ class Audit:
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission
         is_well = status.served is not None and status.error is None and status.missing is None
-        has_room = admission.num_running <= self._settings.audit.max_running and not admission.num_waiting
+        has_room = (
+            admission.num_running <= self._settings.audit.max_running and not admission.num_waiting
+        )
         return has_room and is_well and not self._readiness.is_draining
 
     async def _while_idle(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -199,14 +227,21 @@ class Audit:
     async def _finding(self, case: Case) -> Finding:
         """Raises: what the target and the verifier raise."""
         backends, generation = case.served.pinned, case.generation
-        params = replace(Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True)
+        params = replace(
+            Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True
+        )
         seed = derive_seed(generation.sampling.seed, "audit", len(case.context.pieces))
         sampling = replace(
-            params.sampling, temperature=params.sampling.temperature or self._settings.defaults.temperature
+            params.sampling,
+            temperature=params.sampling.temperature or self._settings.defaults.temperature,
         )
-        seeds = [derive_seed(seed, "sample", number) for number in range(self._settings.audit.samples)]
+        seeds = [
+            derive_seed(seed, "sample", number) for number in range(self._settings.audit.samples)
+        ]
         written = await together(
-            write_all(backends.target, case.context, replace(params, sampling=replace(sampling, seed=own)))
+            write_all(
+                backends.target, case.context, replace(params, sampling=replace(sampling, seed=own))
+            )
             for own in seeds
         )
         if not all(written):
@@ -229,13 +264,22 @@ class Audit:
         self._metrics.judged(release, result.support > 0, support, reference, fmean(audited.gaps))
         self._metrics.tested(release, test.evidence, test.has_alarm)
         if test.has_alarm and not had_alarm:
-            numbers = {"support": round(support, 3), "reference": round(reference, 3), "release": release}
+            numbers = {
+                "support": round(support, 3),
+                "reference": round(reference, 3),
+                "release": release,
+            }
             numbers |= {"num_segments": test.num_segments, "tolerance": test.tolerance}
-            _log.error("audit: the target supports accepted segments less often than its own", extra=numbers)
+            _log.error(
+                "audit: the target supports accepted segments less often than its own",
+                extra=numbers,
+            )
 
     def _begin(self, served: Served) -> Audited:
         """In place of what is known of other probes or models of the release."""
-        self._audited[served.label] = audited = Audited(served, LossTest(self._settings.audit.tolerance))
+        self._audited[served.label] = audited = Audited(
+            served, LossTest(self._settings.audit.tolerance)
+        )
         self._metrics.tested(served.label, audited.test.evidence, has_alarm=False)
         self._metrics.ratio_drift.labels(served.label).set_function(audited.ratio_drift)
         return audited
@@ -251,16 +295,23 @@ class Audit:
         return audited is not None and audited.test.has_alarm
 
     def _drop_surplus(self) -> None:
-        while len(self._cases) > MAX_WAITING or sum(case.num_bytes for case in self._cases) > MAX_WAITING_BYTES:
+        while (
+            len(self._cases) > MAX_WAITING
+            or sum(case.num_bytes for case in self._cases) > MAX_WAITING_BYTES
+        ):
             self._cases.popleft()
-            self._skip("no spare capacity", "raise max_running or lower share of SEMSPEC_GATEWAY_AUDIT")
+            self._skip(
+                "no spare capacity", "raise max_running or lower share of SEMSPEC_GATEWAY_AUDIT"
+            )
 
     def _skip(self, reason: str, detail: str = "") -> None:
         """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""
         self._metrics.skipped.labels(reason).inc()
         if monotonic() - self._said >= SAID_S:
             self._said = monotonic()
-            _log.warning("audit: skips segments: %s", reason, extra={"detail": detail} if detail else None)
+            _log.warning(
+                "audit: skips segments: %s", reason, extra={"detail": detail} if detail else None
+            )
 
 
 def _identity(served: Served) -> tuple[str, ...]:

@@ -21,7 +21,15 @@ from semspec.gateway.served import Served
 from semspec.gateway.store.store import Store, reading
 from semspec.reasoning import ReasoningParser
 from semspec.records import read_stored, share, statistics
-from semspec.types import Drafted, FinishReason, Message, OpenText, Piece, SegmentRecord, TokenLogprob
+from semspec.types import (
+    Drafted,
+    FinishReason,
+    Message,
+    OpenText,
+    Piece,
+    SegmentRecord,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,7 +100,13 @@ class Choice:
     """What is generated for one choice of a request, and what is written of it so far."""
 
     def __init__(
-        self, request: Request, index: int, prompts: Prompts, max_tokens: int, served: Served, num_turns: int
+        self,
+        request: Request,
+        index: int,
+        prompts: Prompts,
+        max_tokens: int,
+        served: Served,
+        num_turns: int,
     ) -> None:
         """`num_turns`: number of the session's turns before the request."""
         self.request, self.index, self.prompts = request, index, prompts
@@ -104,7 +118,9 @@ class Choice:
         """The rendered prompt that the target receives."""
         reasoning_parser = ReasoningParser.after(self.prompt) if request.messages else None
         call_parser = CallParser(self.id, request.tool_names) if request.tools else None
-        self.stop_checker = StopChecker(request.stops, request.keep_stop, reasoning_parser, call_parser)
+        self.stop_checker = StopChecker(
+            request.stops, request.keep_stop, reasoning_parser, call_parser
+        )
         self.records: list[SegmentRecord] = []
         self.num_characters = 0
         """Length of all text written, visible or not."""
@@ -149,8 +165,14 @@ class Choice:
         if not text.startswith(self.open_text):
             raise _changed()
         self._logprobs = list(record.logprobs or ())
-        num_seen = self.seen_by_client.num_characters if self.seen_by_client.num_segments == len(self.records) else 0
-        self._show(text[len(self.open_text) : num_seen], record.segment.token_ids[-1] if num_seen else 0)
+        num_seen = (
+            self.seen_by_client.num_characters
+            if self.seen_by_client.num_segments == len(self.records)
+            else 0
+        )
+        self._show(
+            text[len(self.open_text) : num_seen], record.segment.token_ids[-1] if num_seen else 0
+        )
         delta = self.stop_checker.add(text[len(self.open_text) :])
         logprobs, offset = self._next_logprobs(len(self._logprobs))
         self.records.append(record)
@@ -163,7 +185,9 @@ class Choice:
     def _show(self, text: str, token_id: int) -> None:
         """Emit the next text of the open segment, cut where the text ends that the client has."""
         seen, num_before = self.seen_by_client, len(self.open_text)
-        num_first = seen.num_characters - num_before if seen.num_segments == len(self.records) else 0
+        num_first = (
+            seen.num_characters - num_before if seen.num_segments == len(self.records) else 0
+        )
         for part in (text[:num_first], text[num_first:]) if 0 < num_first < len(text) else (text,):
             self.open_text += part
             place = Place(len(self.records), len(self.open_text), crc32(self.open_text.encode()))
@@ -171,7 +195,9 @@ class Choice:
                 raise _changed()
             delta = self.stop_checker.add(part)
             if delta != Delta():
-                logprobs, offset = self._next_logprobs(_num_tokens_of(self._logprobs, len(self.open_text)))
+                logprobs, offset = self._next_logprobs(
+                    _num_tokens_of(self._logprobs, len(self.open_text))
+                )
                 self._was_shown = True
                 self.emit(Written(delta, place, token_id, logprobs, offset))
 
@@ -179,7 +205,10 @@ class Choice:
         """Return the logprobs up to number `stop` that were not shown, with the position of the first in all text."""
         if self.generation.num_logprobs is None:
             return None, self.num_characters
-        shown, self._num_logprobs_shown = self._num_logprobs_shown, max(stop, self._num_logprobs_shown)
+        shown, self._num_logprobs_shown = (
+            self._num_logprobs_shown,
+            max(stop, self._num_logprobs_shown),
+        )
         offset = sum(len(token.data.decode(errors="replace")) for token in self._logprobs[:shown])
         return tuple(self._logprobs[shown : self._num_logprobs_shown]), self.num_characters + offset
 
@@ -248,7 +277,10 @@ class Choice:
         start, num_tokens = 0, 0
         for segment in (record.segment for record in self.records):
             stop = start + len(segment.text)
-            inside = (min(stop, stop if end is None else end) - max(start, begin) for begin, end in parser.spans)
+            inside = (
+                min(stop, stop if end is None else end) - max(start, begin)
+                for begin, end in parser.spans
+            )
             share = sum(max(0, num_characters) for num_characters in inside)
             num_tokens += len(segment.token_ids) * share // (stop - start) if share else 0
             start = stop
@@ -270,7 +302,9 @@ class Choice:
 
 def _changed() -> Conflict:
     """Return the error of a generation that cannot go on as it began: the client has text that is not written again."""
-    return Conflict("the models wrote other text than before the interruption; start a new generation", "id")
+    return Conflict(
+        "the models wrote other text than before the interruption; start a new generation", "id"
+    )
 
 
 def _num_tokens_of(tokens: Sequence[TokenLogprob], num_characters: int) -> int:
@@ -284,7 +318,14 @@ def _num_tokens_of(tokens: Sequence[TokenLogprob], num_characters: int) -> int:
 
 
 _COUNTED = (
-    *("num_segments", "num_accepted", "num_rejected", "acceptance_rate", "target_ratio", "fallback"),
+    *(
+        "num_segments",
+        "num_accepted",
+        "num_rejected",
+        "acceptance_rate",
+        "target_ratio",
+        "fallback",
+    ),
     *("num_proposed_tokens", "num_accepted_tokens"),
 )
 
@@ -308,14 +349,18 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     firsts = choices[:: choices[0].request.num_choices_per_prompt]
     num_prompt = sum(choice.num_prompt_tokens for choice in firsts)
     num_completion = sum(choice.num_tokens for choice in choices)
-    reasoning = [choice.num_reasoning_tokens for choice in choices if choice.num_reasoning_tokens is not None]
+    reasoning = [
+        choice.num_reasoning_tokens for choice in choices if choice.num_reasoning_tokens is not None
+    ]
     cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
         **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
-        **({"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}),
+        **(
+            {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}
+        ),
     }
 
 
@@ -326,7 +371,12 @@ _PIECE = TypeAdapter(Piece)
 def stored_fields(choice: Choice) -> dict[str, str]:
     """Return the fields of one choice that Redis stores when it begins; its segments are stored separately."""
     request = choice.request
-    return {"status": "running", "request": request.id, "owner": request.owner, "index": str(choice.index)}
+    return {
+        "status": "running",
+        "request": request.id,
+        "owner": request.owner,
+        "index": str(choice.index),
+    }
 
 
 def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
@@ -344,7 +394,9 @@ def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
         prompts = choice.prompts
         fields |= {
             f"prompt:{number}": _PIECE.dump_json(prompts.target).decode(),
-            f"draft_prompt:{number}": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
+            f"draft_prompt:{number}": _PIECE.dump_json(prompts.draft).decode()
+            if prompts.draft
+            else "",
             f"fallback:{number}": prompts.fallback or "",
             f"budget:{number}": str(choice.generation.max_tokens),
         }
@@ -357,7 +409,9 @@ def stored_request(id: str, meta: Mapping[str, str]) -> Request:
         request = _REQUEST.validate_json(meta["call"])
         if "request" not in meta:  # stored by version 0.2
             return request
-        return replace(request, tools=meta["tools"], plan=replace(request.plan, grammar=meta["grammar"]))
+        return replace(
+            request, tools=meta["tools"], plan=replace(request.plan, grammar=meta["grammar"])
+        )
 
 
 def stored_owner(id: str, meta: Mapping[str, str]) -> str:
@@ -372,15 +426,23 @@ async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRec
         return list(map(read_stored, lines))
 
 
-def stored_choice(id: str, meta: Mapping[str, str], served: Served, request: Request | None = None) -> Choice:
+def stored_choice(
+    id: str, meta: Mapping[str, str], served: Served, request: Request | None = None
+) -> Choice:
     """Return the choice stored in the fields of the generation `id`; `request`, if they were read before.
 
     Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
     """
     request = request or stored_request(id, meta)
     with reading(f"generation {id}"):
-        if meta["status"] not in ("finished", "cancelled") and json.loads(meta["models"]) != served.identity:
-            raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
+        if (
+            meta["status"] not in ("finished", "cancelled")
+            and json.loads(meta["models"]) != served.identity
+        ):
+            raise Conflict(
+                "the models or probes have changed since this generation began; start a new one",
+                "id",
+            )
         index = int(meta["index"])
         prompts, max_tokens = _stored_prompts(request, index, meta)
         return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
@@ -396,8 +458,13 @@ def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Genera
 
 def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
-    suffix = f":{index // request.num_choices_per_prompt}" if "request" in meta else ""  # none by version 0.2
-    return {name: meta.get(f"{name}{suffix}", "") for name in ("prompt", "draft_prompt", "fallback", "budget")}
+    suffix = (
+        f":{index // request.num_choices_per_prompt}" if "request" in meta else ""
+    )  # none by version 0.2
+    return {
+        name: meta.get(f"{name}{suffix}", "")
+        for name in ("prompt", "draft_prompt", "fallback", "budget")
+    }
 
 
 def _stored_prompts(request: Request, index: int, meta: Mapping[str, str]) -> tuple[Prompts, int]:

@@ -65,7 +65,9 @@ class CollectedAnswer(Body):
     @classmethod
     def of(cls, choice: Choice, segments: Iterable[Segment]) -> Self:
         request, prompts = choice.request, choice.prompts
-        turns = [message.content for message in request.messages if message.role == "user"] or [choice.prompt]
+        turns = [message.content for message in request.messages if message.role == "user"] or [
+            choice.prompt
+        ]
         first = f"session {request.owner}/{request.session}" if request.session else turns[0]
         bounded = takewhile(lambda segment: segment.end is SegmentEnd.BOUNDARY, segments)
         return cls(
@@ -95,7 +97,12 @@ class Collection:
     """Lists finished answers of keys with the option `consents`, and hands them to keys with `collector`."""
 
     def __init__(
-        self, leases: Leases, keys: Keys, readiness: Readiness, metrics: Metrics, settings: GatewaySettings
+        self,
+        leases: Leases,
+        keys: Keys,
+        readiness: Readiness,
+        metrics: Metrics,
+        settings: GatewaySettings,
     ) -> None:
         self._leases, self._store = leases, leases.store
         self._keys, self._readiness = keys, readiness
@@ -108,7 +115,12 @@ class Collection:
         plan, settings = request.plan, self._settings
         is_usual = not plan.grammar and plan.segmentation is settings.defaults.segmentation
         is_drawn = uniform(crc32(request.id.encode()), "collect", 0) < settings.collect.share
-        return request.may_be_collected and is_usual and is_drawn and self._keys.has(request.owner, CONSENTS)
+        return (
+            request.may_be_collected
+            and is_usual
+            and is_drawn
+            and self._keys.has(request.owner, CONSENTS)
+        )
 
     def may_read(self, owner: str) -> bool:
         return self._keys.has(owner, COLLECTOR)
@@ -119,7 +131,9 @@ class Collection:
             self._leases.background.spawn(self._list(choice))
 
     async def _list(self, choice: Choice) -> None:
-        own_prompt = choice.request.messages and renders_its_own(choice.served.draft, choice.served.target)
+        own_prompt = choice.request.messages and renders_its_own(
+            choice.served.draft, choice.served.target
+        )
         result = "listed"
         try:
             if self._is_excepted(choice.prompt + choice.text):
@@ -173,5 +187,8 @@ class Collection:
         try:
             self._except.validate_python(text)
         except ValidationError as error:  # also of a text that cannot be searched
-            return error.errors(include_input=False, include_context=False)[0]["type"] != "string_pattern_mismatch"
+            return (
+                error.errors(include_input=False, include_context=False)[0]["type"]
+                != "string_pattern_mismatch"
+            )
         return True

@@ -39,7 +39,9 @@ Work = Callable[[Choice], Coroutine[None, None, None]]
 class Run:
     """An async context manager that generates all choices; leaving it cancels their calls to the models."""
 
-    def __init__(self, choices: Sequence[Choice], work: Work, was_cancelled: asyncio.Event, deadline_s: float) -> None:
+    def __init__(
+        self, choices: Sequence[Choice], work: Work, was_cancelled: asyncio.Event, deadline_s: float
+    ) -> None:
         """`was_cancelled` is set when the request is cancelled, here or through another gateway."""
         self.choices = choices
         self.request, self.served = choices[0].request, choices[0].served
@@ -61,8 +63,12 @@ class Run:
         return item
 
     async def __aenter__(self) -> Self:
-        error = DeadlineExceeded("the generation took longer than this server allows; ask for fewer tokens")
-        self._timer = asyncio.get_running_loop().call_later(self._deadline_s, self._queue.put_nowait, error)
+        error = DeadlineExceeded(
+            "the generation took longer than this server allows; ask for fewer tokens"
+        )
+        self._timer = asyncio.get_running_loop().call_later(
+            self._deadline_s, self._queue.put_nowait, error
+        )
         self._tasks = [asyncio.create_task(self._generate(choice)) for choice in self.choices]
         self._tasks.append(asyncio.create_task(self._watch()))
         return self
@@ -105,8 +111,12 @@ class Generations:
         Raises: every error with which a resolved request may be refused.
         """
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.admission.admitted(request.owner, request.num_choices))
-            lease = await self.leases.session(request.session, request.owner, f"{request.id} {FIRST_FENCE}", stack)
+            await stack.enter_async_context(
+                self.admission.admitted(request.owner, request.num_choices)
+            )
+            lease = await self.leases.session(
+                request.session, request.owner, f"{request.id} {FIRST_FENCE}", stack
+            )
             turns = lease.turns if lease else ()
             check_session_size(request, turns, self.runner.settings.max_session_bytes)
             choices = await self.preparation.choices(request, turns, served)
@@ -120,18 +130,25 @@ class Generations:
                 await journal.begin(stored_fields(choice), is_kept)
                 await self.runner.run(choice, journal, lease)
 
-            async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
+            async with Run(
+                choices, work, was_cancelled, deadline_s(choices, self.runner.settings)
+            ) as run:
                 yield run
 
     @asynccontextmanager
-    async def attach(self, id: str, seen: Sequence[Place] = (), shows_text: bool = False) -> AsyncIterator[Run]:
+    async def attach(
+        self, id: str, seen: Sequence[Place] = (), shows_text: bool = False
+    ) -> AsyncIterator[Run]:
         """Attach to a request's generations, by the id of one of them; `seen` is what the client has of each choice.
 
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         meta = await self.leases.store.generation(id)
         first = stored_choice(id, meta, self.readiness.known(meta.get("models", "")))
-        choices = [await self._stored_choice(first, index, meta) for index in range(first.request.num_choices)]
+        choices = [
+            await self._stored_choice(first, index, meta)
+            for index in range(first.request.num_choices)
+        ]
         for choice, place in zip(choices, seen, strict=False):
             choice.seen_by_client = place
         for choice in choices:
@@ -145,14 +162,18 @@ class Generations:
                 nonlocal have_slots
                 async with lock:
                     if not have_slots:
-                        admitted = self.admission.admitted(first.request.owner, first.request.num_choices)
+                        admitted = self.admission.admitted(
+                            first.request.owner, first.request.num_choices
+                        )
                         await stack.enter_async_context(admitted)
                         have_slots = True
 
             async def work(choice: Choice) -> None:
                 await self._follow(choice, was_cancelled, take_slots)
 
-            async with Run(choices, work, was_cancelled, deadline_s(choices, self.runner.settings)) as run:
+            async with Run(
+                choices, work, was_cancelled, deadline_s(choices, self.runner.settings)
+            ) as run:
                 yield run
 
     async def _stored_choice(self, first: Choice, index: int, meta: Mapping[str, str]) -> Choice:
@@ -160,16 +181,23 @@ class Generations:
         gateway stopped before beginning it."""
         request, id = first.request, first.request.choice_id(index)
         try:
-            return stored_choice(id, {**meta, **await self.leases.store.state(id)}, first.served, request)
+            return stored_choice(
+                id, {**meta, **await self.leases.store.state(id)}, first.served, request
+            )
         except NotFound:
             if "request" not in meta:  # stored by version 0.2
                 raise
             choice = stored_choice(id, {**meta, "index": str(index)}, first.served, request)
-            await self.leases.journal(id, _account(request), asyncio.Event()).begin(stored_fields(choice))
+            await self.leases.journal(id, _account(request), asyncio.Event()).begin(
+                stored_fields(choice)
+            )
             return choice
 
     async def _follow(
-        self, choice: Choice, was_cancelled: asyncio.Event, take_slots: Callable[[], Awaitable[None]]
+        self,
+        choice: Choice,
+        was_cancelled: asyncio.Event,
+        take_slots: Callable[[], Awaitable[None]],
     ) -> None:
         """Emit all events from the first segment on.
 
@@ -183,14 +211,18 @@ class Generations:
                 choice.emit(await self._outcome(choice))
                 return
             event = await self.leases.store.next_event(choice.id, event, POLL_S)
-        async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
+        async with (
+            AsyncExitStack() as stack
+        ):  # this gateway is the writer now; if it fails, another may resume
             journal = self.leases.journal(choice.id, _account(choice.request), was_cancelled, fence)
             journal.beat()
             stack.callback(journal.leave)
             await take_slots()
             await self._emit_stored(choice, choice.seen_by_client.num_segments)
             request = choice.request
-            lease = await self.leases.session(request.session, request.owner, f"{request.id} {fence}", stack)
+            lease = await self.leases.session(
+                request.session, request.owner, f"{request.id} {fence}", stack
+            )
             await self.runner.run(choice, journal, lease)
 
     async def _taken(self, choice: Choice) -> int | str:
@@ -199,7 +231,11 @@ class Generations:
         status = (await self.leases.store.state(choice.id))["status"]
         if status == "running":
             return "held"
-        return "ended" if status in ("finished", "cancelled") else await self.leases.store.take(choice.id)
+        return (
+            "ended"
+            if status in ("finished", "cancelled")
+            else await self.leases.store.take(choice.id)
+        )
 
     async def _emit_stored(self, choice: Choice, num_seen: int = 0) -> None:
         """Emit the segments stored since the last call.

@@ -49,11 +49,15 @@ def regex_grammar(regex: str, field: str) -> str:
     """A text that matches `regex` as a whole; no look-around, no references to groups."""
     from llguidance import LLMatcher  # native code, which other requests do without
 
-    escaped = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"].removeprefix("start: ")
+    escaped = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0][
+        "lark_grammar"
+    ].removeprefix("start: ")
     return _rule("answer", escaped, field)
 
 
-def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]) -> str:
+def tools_grammar(
+    functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]
+) -> str:
     """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
 
     Each call has the form that the chat templates of Hermes and Qwen ask for; if none is required, an answer may
@@ -63,8 +67,14 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
     rules = [f"body: {_quoted(chr(10))} ({' | '.join(names)}) {_quoted(chr(10) + END_OF_CALL)}"]
     for name, function, field in zip(names, functions, fields, strict=True):
         parameters = function.get("parameters") or ANY_OBJECT
-        rules.append(f"{name}: {_quoted(beginning_of_call(function['name']))} {name}_arguments {_quoted('}')}")
-        rules.append(_rule(f"{name}_arguments", _json(parameters, bool(function.get("strict"))), field).rstrip())
+        rules.append(
+            f"{name}: {_quoted(beginning_of_call(function['name']))} {name}_arguments {_quoted('}')}"
+        )
+        rules.append(
+            _rule(
+                f"{name}_arguments", _json(parameters, bool(function.get("strict"))), field
+            ).rstrip()
+        )
     more = f"(/[ \\n]{{1,4}}/? {_quoted(CALL)} body)*" if is_parallel else ""
     if is_required:
         first = [f"answer: {_quoted(CALL)} body {more}"]
@@ -75,7 +85,10 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
             "FREE: /(.|\\n)*/",
             f"trigger[lazy]: FREE {_quoted(CALL)}",
             f"bare_call: ({' | '.join(f'bare_{name} (/ /)? {name}_arguments' for name in names)}) {_END_OF_BARE_CALL}",
-            *(f"bare_{name}[lazy]: {_bare_call(one['name'])}" for name, one in zip(names, functions, strict=True)),
+            *(
+                f"bare_{name}[lazy]: {_bare_call(one['name'])}"
+                for name, one in zip(names, functions, strict=True)
+            ),
         ]
     return "\n".join([*first, *rules]) + "\n"
 
@@ -86,7 +99,9 @@ _END_OF_BARE_CALL, _END_OF_BLOCK = r"/[ \n]{0,8}\}/", r"/[ \n]{0,4}(```)?[ \n]{0
 def _bare_call(name: str) -> str:
     """The beginning of a call that stands in a text by itself, or in a code block. See `CallParser`."""
     block = r"[ \n]{0,4}(```(json)?[ \n]{1,4})?"
-    return rf'/{block}\{{[ \n]{{0,8}}"name": ?{_escaped(json.dumps(name))},[ \n]{{0,8}}"arguments":/'
+    return (
+        rf'/{block}\{{[ \n]{{0,8}}"name": ?{_escaped(json.dumps(name))},[ \n]{{0,8}}"arguments":/'
+    )
 
 
 def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:

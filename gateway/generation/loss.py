@@ -79,7 +79,9 @@ class LossTest:
         start = _weight_left(self.num_segments) - _weight_left(self.num_segments + 1)
         self.num_segments += 1
         gains = [1 + bet * (loss - self.tolerance) for bet in BETS]
-        self._products = [(old + start) * gain for old, gain in zip(self._products, gains, strict=True)]
+        self._products = [
+            (old + start) * gain for old, gain in zip(self._products, gains, strict=True)
+        ]
         self.evidence = sum(self._products) / len(BETS) + _weight_left(self.num_segments)
         self.has_alarm = self.evidence >= 1 / self.alpha
 

@@ -24,7 +24,11 @@ class ToolCall:
     @property
     def openai(self) -> dict[str, Any]:
         """The call as OpenAI's API has it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,9 @@ class Delta:
     calls: tuple[ToolCall, ...] = ()
 
     def __add__(self, other: "Delta") -> "Delta":
-        return Delta(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
+        return Delta(
+            self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls
+        )
 
     @property
     def calls_json(self) -> str:
@@ -111,14 +117,20 @@ class CallParser:
     them, in a code block or not (llama.cpp reads them alike).
     """
 
-    _BEGINNING = re.compile(re.escape(beginning_of_call("NAME")).replace("NAME", "([A-Za-z0-9_.-]+)"))
-    _BARE = re.compile(r'\s*(?:```(?:json)?\s+)?\{\s*"name":\s*"([A-Za-z0-9_.-]+)",\s*"arguments":\s*')
+    _BEGINNING = re.compile(
+        re.escape(beginning_of_call("NAME")).replace("NAME", "([A-Za-z0-9_.-]+)")
+    )
+    _BARE = re.compile(
+        r'\s*(?:```(?:json)?\s+)?\{\s*"name":\s*"([A-Za-z0-9_.-]+)",\s*"arguments":\s*'
+    )
     _FENCE = re.compile(r"\s*```(?:json)?\s*(?=" + re.escape(CALL) + ")")
 
     def __init__(self, id: str, names: Sequence[str] = ()) -> None:
         """`id`: of the choice; those of its calls begin with a part of it. `names`: of the offered functions."""
         self._id = id.partition("-")[2]
-        self._bare = tuple(fence + bare_beginning_of_call(name) for fence in FENCES for name in names)
+        self._bare = tuple(
+            fence + bare_beginning_of_call(name) for fence in FENCES for name in names
+        )
         self._num_calls = 0
         self._buffer = ""
         self._is_bare: bool | None = None

@@ -11,7 +11,13 @@ from typing import TypeVar
 
 from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
 from semspec.decoding.generation import AnswerStrategy
-from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
+from semspec.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    SemspecError,
+)
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.choice import Choice
 from semspec.gateway.generation.collection import Collection
@@ -49,7 +55,10 @@ ENCODE_DEADLINE_S = 10.0
 NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
 """Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
 
-JSON_BEFORE, JSON_TEXT = 'Objects in JSON: {"name": "Ann", "age": 31}\n', '{"name": "Bob", "age": 47}'
+JSON_BEFORE, JSON_TEXT = (
+    'Objects in JSON: {"name": "Ann", "age": 31}\n',
+    '{"name": "Bob", "age": 47}',
+)
 JSON_MARGIN = 3.0
 """Nats. A target that finds the tokens of JSON less likely than tokens drawn at random, by more than this in the mean,
 does not write it: held to it, it rarely ends a text or a number."""
@@ -85,7 +94,9 @@ class Preparation:
     def close(self) -> None:
         self._compiler.close()
 
-    async def choices(self, request: Request, turns: Sequence[Message], served: Served) -> list[Choice]:
+    async def choices(
+        self, request: Request, turns: Sequence[Message], served: Served
+    ) -> list[Choice]:
         """All choices of a request, whose session has these `turns`.
 
         Raises: InvalidRequest, ContextTooLong, Overloaded, DeadlineExceeded, and what the target raises.
@@ -109,11 +120,18 @@ class Preparation:
     async def _check_json(self, served: Served) -> None:
         """Raises: InvalidRequest when the target is known not to write JSON."""
         if (target := served.target).fingerprint not in self._writes_json:
-            mean = await self.tokenized(lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR)
-            self._writes_json[target.fingerprint] = mean > -math.log(target.num_token_ids or 1 << 20) - JSON_MARGIN
+            mean = await self.tokenized(
+                lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR
+            )
+            self._writes_json[target.fingerprint] = (
+                mean > -math.log(target.num_token_ids or 1 << 20) - JSON_MARGIN
+            )
         if not self._writes_json[target.fingerprint]:
             reason = "finds JSON less likely than tokens drawn at random, and would seldom end it"
-            raise InvalidRequest(f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target", GRAMMAR)
+            raise InvalidRequest(
+                f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target",
+                GRAMMAR,
+            )
 
     async def _prompts(
         self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
@@ -124,12 +142,16 @@ class Preparation:
         if (request.tools or request.variables) and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools, request.variables)
         backends = served.pinned
-        encoded = asyncio.ensure_future(self.tokenized(lambda: backends.target.encode(prompt), "prompt"))
+        encoded = asyncio.ensure_future(
+            self.tokenized(lambda: backends.target.encode(prompt), "prompt")
+        )
         if Writer.DRAFT in served.strategy(request.plan).writers:
             return await self._with_draft(request, prompt, encoded, served)
         if self._collection and self._collection.wants(request):
             with suppress(ContextTooLong):  # the draft's prompt is for the collection only
-                return replace(await self._with_draft(request, prompt, encoded, served), fallback=None)
+                return replace(
+                    await self._with_draft(request, prompt, encoded, served), fallback=None
+                )
         return Prompts(await encoded)
 
     async def _with_draft(
@@ -138,7 +160,9 @@ class Preparation:
         """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
         drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
         try:
-            return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
+            return await prompts_of(
+                prompt, encoded, drafter, served.draft, served.target, deadline_s
+            )
         except ContextTooLong as error:
             is_of_draft = encoded.done() and not encoded.cancelled() and encoded.exception() is None
             remedy = _larger_window(served) if is_of_draft else ""
@@ -155,10 +179,14 @@ class Preparation:
                     return await call()
         except TimeoutError:
             self._readiness.suspect()
-            raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
+            raise DeadlineExceeded(
+                "the target took too long to tokenize the prompt; retry"
+            ) from None
         except InvalidRequest as error:
             is_of_template = error.parameter in ("tools", "chat_template_kwargs")
-            raise type(error)(error.message, error.parameter if is_of_template else parameter) from error
+            raise type(error)(
+                error.message, error.parameter if is_of_template else parameter
+            ) from error
         except SemspecError:
             self._readiness.suspect()
             raise
@@ -179,17 +207,31 @@ def check(request: Request, strategy: Strategy, served: Served) -> None:
 
 def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[tuple[str, str]]:
     """What the services do not support, with the remedy, and the parameter that asks for it."""
-    plan, penalties, writers, target = request.plan, request.plan.penalties, served.writers(strategy), served.target
+    plan, penalties, writers, target = (
+        request.plan,
+        request.plan.penalties,
+        served.writers(strategy),
+        served.target,
+    )
     if plan.segmentation not in (supported := served.segmentations(strategy)):
         name, names = plan.segmentation.value, ", ".join(sorted(supported))
-        yield f"the services do not support the segmentation {name!r} for this strategy, only: {names}", "segmentation"
+        yield (
+            f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
+            "segmentation",
+        )
     if plan.answer_strategy and plan.options.retrieval.gate == "soft" and strategy.needs_datastore:
         message = "exact_answer: the gate 'soft' of retrieval keeps what the target might not write"
         yield f"{message}; send the gate 'exact', or leave exact_answer out", "exact_answer"
     is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
     if plan.grammar and not is_held:
-        message = f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        remedy = "or choose 'target'" if strategy.verifies_tokens else "choose 'target', or send exact_answer"
+        message = (
+            f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
+        )
+        remedy = (
+            "or choose 'target'"
+            if strategy.verifies_tokens
+            else "choose 'target', or send exact_answer"
+        )
         yield f"{message}; leave it out, {remedy}", "strategy"
     if plan.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
         remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
@@ -199,19 +241,42 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         yield f"{message}; leave out one of them", "thinking_token_budget"
     if plan.min_tokens and (strategy.verifies_tokens or plan.grammar):
         message = "neither in a format nor with a strategy that verifies tokens"
-        yield f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out", "min_tokens"
+        yield (
+            f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out",
+            "min_tokens",
+        )
     if plan.min_tokens and not all(one.supports_penalties for one in writers):
-        yield "min_tokens, ignore_eos: a server writes for one of the models; leave them out", "min_tokens"
+        yield (
+            "min_tokens, ignore_eos: a server writes for one of the models; leave them out",
+            "min_tokens",
+        )
     if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
-        yield "min_p: a server writes for one of the models that may not know it; leave it out", "min_p"
+        yield (
+            "min_p: a server writes for one of the models that may not know it; leave it out",
+            "min_p",
+        )
     if not (penalties.is_neutral or strategy.supports_grammars):
         message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
-        yield f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'", "strategy"
-    if not penalties.is_neutral and (unable := [one.model for one in writers if not one.supports_penalties]):
-        message = f"penalties: {unable[0]} takes no penalties, as a server writes for one of the models"
+        yield (
+            f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
+            "strategy",
+        )
+    if not penalties.is_neutral and (
+        unable := [one.model for one in writers if not one.supports_penalties]
+    ):
+        message = (
+            f"penalties: {unable[0]} takes no penalties, as a server writes for one of the models"
+        )
         yield f"{message}; leave it out", "penalties"
-    if penalties.logit_bias and Writer.DRAFT in strategy.writers and served.draft.tokenizer != target.tokenizer:
-        yield "logit_bias: draft and target have other token ids; leave it out, or choose 'target'", "logit_bias"
+    if (
+        penalties.logit_bias
+        and Writer.DRAFT in strategy.writers
+        and served.draft.tokenizer != target.tokenizer
+    ):
+        yield (
+            "logit_bias: draft and target have other token ids; leave it out, or choose 'target'",
+            "logit_bias",
+        )
     last = max((token for token, _ in penalties.logit_bias), default=-1)
     smallest = min(writers, key=attrgetter("num_token_ids"))
     if last >= smallest.num_token_ids:
@@ -219,12 +284,17 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
         yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
     for name in json.loads(request.variables or "{}"):
         if name not in target.template_variables:
-            field, known = f"chat_template_kwargs.{name}", ", ".join(target.template_variables) or "none"
+            field, known = (
+                f"chat_template_kwargs.{name}",
+                ", ".join(target.template_variables) or "none",
+            )
             message = f"{field}: the chat template of {target.model} has no variable {name!r} that a request may set"
             yield f"{message}; leave it out (it has: {known})", field
 
 
-def check_strategy(strategy: Strategy, plan: Generation, served: Served, defaults: Defaults) -> None:
+def check_strategy(
+    strategy: Strategy, plan: Generation, served: Served, defaults: Defaults
+) -> None:
     """Check that the pair supports `strategy`; `defaults`: the options of other requests.
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
@@ -238,7 +308,9 @@ def check_strategy(strategy: Strategy, plan: Generation, served: Served, default
     raise InvalidRequest(unsupported_reason, "rewrite" if strategy.verifies_tokens else "probes")
 
 
-def supported_logprobs(num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served) -> int | None:
+def supported_logprobs(
+    num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served
+) -> int | None:
     """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
     if num_logprobs is None or served.supports_logprobs(strategy):
         return num_logprobs
@@ -259,7 +331,9 @@ def answer_strategy(plan: Generation, strategy: Strategy, served: Served) -> Ans
     is_shaped = plan.grammar or plan.min_tokens or not plan.penalties.is_neutral
     if is_shaped or plan.num_logprobs is not None or "token-level" not in served.strategies:
         return "target"
-    is_supported = served.unsupported_reason(served.strategy(replace(plan, strategy="token-level"))) is None
+    is_supported = (
+        served.unsupported_reason(served.strategy(replace(plan, strategy="token-level"))) is None
+    )
     return "token-level" if is_supported else "target"
 
 
@@ -269,7 +343,9 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
         return at_strictness(strictness, served.likelihood.curve)
     if not strategy.is_judged_by_main_probes:
         message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic' and no probes", "strictness")
+        raise InvalidRequest(
+            f"{message}; leave it out, or choose 'semantic' and no probes", "strictness"
+        )
     return at_strictness(strictness, served.verifier.operating_points)
 
 
@@ -289,7 +365,11 @@ def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
 def _larger_window(served: Served) -> str:
     """The remedy for a prompt that may fit the target's window alone; empty if that is not larger than the draft's."""
     window = served.target.max_context_tokens
-    return f"; or choose 'target', whose window has {window}" if window > served.draft.max_context_tokens else ""
+    return (
+        f"; or choose 'target', whose window has {window}"
+        if window > served.draft.max_context_tokens
+        else ""
+    )
 
 
 def budget(request: Request, prompts: Prompts, served: Served, operator_default: int | None) -> int:
@@ -297,12 +377,22 @@ def budget(request: Request, prompts: Prompts, served: Served, operator_default:
     rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in served.strategy(request.plan).writers:
         own_ids = prompts.draft.token_ids if prompts.draft else ()
-        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids), "the draft's window"))
+        rooms.append(
+            (
+                served.draft.max_context_tokens,
+                len(own_ids or prompts.target.token_ids),
+                "the draft's window",
+            )
+        )
     window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
-        raise ContextTooLong(message if len(rooms) == 1 else message + _larger_window(served), "prompt")
-    default = operator_default or min(max(1, window // DEFAULT_SHARE), request.default_max_tokens or window)
+        raise ContextTooLong(
+            message if len(rooms) == 1 else message + _larger_window(served), "prompt"
+        )
+    default = operator_default or min(
+        max(1, window // DEFAULT_SHARE), request.default_max_tokens or window
+    )
     return request.max_tokens or min(default, num_free)

@@ -64,7 +64,11 @@ class Parameters(_Sampling):
         options, gate = generation.options, asdict(generation.options.soft_gate)
         sampling, penalties = generation.sampling, generation.penalties
         return cls(
-            **{one.name: getattr(options, one.name) for one in fields(options) if one.name != "soft_gate"},
+            **{
+                one.name: getattr(options, one.name)
+                for one in fields(options)
+                if one.name != "soft_gate"
+            },
             soft_gate={name: number for name, number in gate.items() if name != "recent"},
             strategy=generation.strategy,
             segmentation=generation.segmentation,
@@ -115,7 +119,9 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
         )
     thresholds = sorted(curve)
     lowest, highest = thresholds[0], thresholds[-1]
-    threshold = highest if strictness == 1 else min(lowest + strictness * (highest - lowest), highest)
+    threshold = (
+        highest if strictness == 1 else min(lowest + strictness * (highest - lowest), highest)
+    )
     upper = min(bisect_right(thresholds, threshold), len(thresholds) - 1)
     lower = max(upper - 1, 0)
     span = thresholds[upper] - thresholds[lower]
@@ -211,8 +217,14 @@ class Request:
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
         that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
-        seed, of_prompt, grammar = self.seed % (1 << 64), index % self.num_choices_per_prompt, self.plan.grammar
-        sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed)
+        seed, of_prompt, grammar = (
+            self.seed % (1 << 64),
+            index % self.num_choices_per_prompt,
+            self.plan.grammar,
+        )
+        sampling = replace(
+            self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed
+        )
         return replace(
             self.plan,
             context=Context((prompts.target,)),

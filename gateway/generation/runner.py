@@ -141,8 +141,12 @@ class ChoiceRunner:
         )
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
-        async with aclosing(decode(generation, choice.served.pinned, choice.served.strategies)) as events:
-            while choice.stop_checker.stop is None or choice.open_text:  # a segment that was begun is completed
+        async with aclosing(
+            decode(generation, choice.served.pinned, choice.served.strategies)
+        ) as events:
+            while (
+                choice.stop_checker.stop is None or choice.open_text
+            ):  # a segment that was begun is completed
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
@@ -174,7 +178,9 @@ class ChoiceRunner:
             return False
         ids, tokenizer = tuple(token.id for token in tokens), choice.prompts.target.tokenizer
         segment = Segment(text, ids, tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
-        await self._keep(choice, journal, SegmentRecord(len(choice.records), segment, accepted=None))
+        await self._keep(
+            choice, journal, SegmentRecord(len(choice.records), segment, accepted=None)
+        )
         return True
 
     async def _keep(self, choice: Choice, journal: Journal, record: SegmentRecord) -> None:
@@ -211,7 +217,9 @@ class ChoiceRunner:
         if lease is not None:
             turns = [*choice.request.messages, choice.answer]
             committed = await lease.commit(turns, choice.num_turns)
-        await journal.finish("finished", finish_reason=ended.reason.value, usage=json.dumps(usage([choice])))
+        await journal.finish(
+            "finished", finish_reason=ended.reason.value, usage=json.dumps(usage([choice]))
+        )
         choice.degraded = journal.degraded or not committed
         if self.collection is not None and not journal.degraded:
             self.collection.offer(choice)
@@ -221,9 +229,16 @@ class ChoiceRunner:
         if status == "interrupted" and journal.cancelled.is_set():
             status = "cancelled"
         self.metrics.in_flight.dec()
-        self.metrics.generation(choice.generation.strategy, status, choice.latency_s, choice.request.owner)
+        self.metrics.generation(
+            choice.generation.strategy, status, choice.latency_s, choice.request.owner
+        )
         if status == "finished":
-            self.metrics.used(self.settings.model_name, choice.latency_s, choice.num_prompt_tokens, choice.num_tokens)
+            self.metrics.used(
+                self.settings.model_name,
+                choice.latency_s,
+                choice.num_prompt_tokens,
+                choice.num_tokens,
+            )
         _log_end(choice, status, self.settings.log_prompts)
         if journal.degraded or choice.degraded:
             self.metrics.degraded_generations.inc()
@@ -260,7 +275,11 @@ class TargetRetry:
         Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
         """
         if num_segments > self._num_segments:
-            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._timeout_s, FIRST_PAUSE_S
+            self._num_segments, self._until, self._pause_s = (
+                num_segments,
+                monotonic() + self._timeout_s,
+                FIRST_PAUSE_S,
+            )
             self._num_failures = 0
             _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure.message)
         self._num_failures += isinstance(failure, Unavailable)
@@ -277,7 +296,14 @@ class TargetRetry:
         try:
             async with asyncio.timeout(ANSWER_S):
                 info = await self._target.info()
-        except (Unavailable, Overloaded, DeadlineExceeded, InvalidRequest, InternalError, TimeoutError):
+        except (
+            Unavailable,
+            Overloaded,
+            DeadlineExceeded,
+            InvalidRequest,
+            InternalError,
+            TimeoutError,
+        ):
             return False
         if info.fingerprint != self._fingerprint:
             raise Mismatch("the target that came back serves another model; start a new generation")

@@ -50,7 +50,12 @@ class Journal:
     """
 
     def __init__(
-        self, leases: "Leases", generation: str, account: Account, cancelled: asyncio.Event, fence: int
+        self,
+        leases: "Leases",
+        generation: str,
+        account: Account,
+        cancelled: asyncio.Event,
+        fence: int,
     ) -> None:
         """`cancelled` is set when the generation is cancelled, here or through another gateway."""
         self._leases, self._store = leases, leases.store
@@ -102,7 +107,9 @@ class Journal:
             fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
             await self._try(self._store.finish(self._generation, self._fence, fields))
             is_last = self._account.request not in self._leases.num_running
-            self._leases.background.spawn(self._count(0.0 if is_last else self._leases.writer_lease_s))
+            self._leases.background.spawn(
+                self._count(0.0 if is_last else self._leases.writer_lease_s)
+            )
 
     def leave(self) -> None:
         """Release the generation; if it has not ended, another writer can resume it."""
@@ -138,7 +145,9 @@ class Journal:
         """Store what is missing; False if Redis does not answer."""
         async with self._storing:
             while self._missing and not self._is_refused:
-                if not await self._try(self._store.append(self._generation, self._fence, *self._missing[0])):
+                if not await self._try(
+                    self._store.append(self._generation, self._fence, *self._missing[0])
+                ):
                     return self._is_refused or self.cancelled.is_set()
                 self._num_uncounted_bytes += len(self._missing[0][1].encode())
                 del self._missing[0]
@@ -227,7 +236,9 @@ class SessionLease:
         try:
             await operation
         except SemspecError as error:
-            _log.warning("session %s could not be stored or released: %s", self._session, error.message)
+            _log.warning(
+                "session %s could not be stored or released: %s", self._session, error.message
+            )
             return False
         self._open = False
         return True
@@ -242,7 +253,9 @@ class SessionLease:
                 _log.warning("session %s was claimed by another request", self._session)
                 return
             except SemspecError as error:
-                _log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
+                _log.warning(
+                    "the lease of session %s was not renewed: %s", self._session, error.message
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +268,17 @@ class Leases:
     num_running: Counter[str] = field(default_factory=Counter)
     """Choices that this gateway writes at present, by request."""
 
-    def journal(self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
+    def journal(
+        self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE
+    ) -> Journal:
         return Journal(self, generation, account, cancelled, fence)
 
     async def keep_request(self, account: Account, fields: Mapping[str, str]) -> bool:
         """Store what all choices of a request share; False, with a line in the log, if that fails."""
-        num_bytes = sum(len(value.encode()) for value in fields.values()) + OVERHEAD_BYTES * account.num_choices
+        num_bytes = (
+            sum(len(value.encode()) for value in fields.values())
+            + OVERHEAD_BYTES * account.num_choices
+        )
         try:
             await self.store.account(account.owner, account.name, num_bytes, self.writer_lease_s)
             await self.store.keep_request(account.request, fields)
@@ -269,7 +287,9 @@ class Leases:
             return False
         return True
 
-    async def session(self, session: str | None, owner: str, writer: str, stack: AsyncExitStack) -> SessionLease | None:
+    async def session(
+        self, session: str | None, owner: str, writer: str, stack: AsyncExitStack
+    ) -> SessionLease | None:
         """Claim an owner's session, if there is one, until `stack` is closed; `writer` is a generation's id and fence.
 
         Raises: Conflict when another generation has the session; Unavailable when Redis does not answer, since an
@@ -278,6 +298,8 @@ class Leases:
         if session is None:
             return None
         lease = SessionLease(self, session, owner, f"{writer} {secrets.token_hex(4)}")
-        stack.callback(lambda: self.background.spawn(lease.release()))  # also if `claim` is interrupted
+        stack.callback(
+            lambda: self.background.spawn(lease.release())
+        )  # also if `claim` is interrupted
         await lease.claim()
         return lease

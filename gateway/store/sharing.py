@@ -26,7 +26,9 @@ class Shared:
         """Wait for calls whose callers were cancelled."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _result(self, key: Hashable, call: Callable[[], Awaitable[T]], is_joined_underway: bool) -> T:
+    async def _result(
+        self, key: Hashable, call: Callable[[], Awaitable[T]], is_joined_underway: bool
+    ) -> T:
         async def run() -> T:
             if not is_joined_underway:
                 del self._joinable[key]
@@ -41,6 +43,8 @@ class Shared:
             task = self._joinable[key] = asyncio.create_task(run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all callers may be cancelled
+            task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # all callers may be cancelled
         result: T = await asyncio.shield(task)
         return result

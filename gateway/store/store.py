@@ -29,7 +29,13 @@ from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
@@ -50,7 +56,9 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
     "conflict": lambda subject: Conflict(f"{subject} was changed or is used by another request"),
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
-    "quota": lambda subject: Conflict(f"{subject} fill the key's share of the store, and are all in use"),
+    "quota": lambda subject: Conflict(
+        f"{subject} fill the key's share of the store, and are all in use"
+    ),
 }
 
 MAX_LISTED = 50
@@ -75,7 +83,9 @@ def reading(subject: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, StopIteration) as error:
-        _log.error("what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0])
+        _log.error(
+            "what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0]
+        )
         message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
         raise Unavailable(message) from error
 
@@ -105,9 +115,15 @@ class Store:
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
         folder = files("semspec.gateway").joinpath("store", "lua")
-        self._scripts = {name: client.register_script(folder.joinpath(f"{name}.lua").read_text()) for name in _SCRIPTS}
+        self._scripts = {
+            name: client.register_script(folder.joinpath(f"{name}.lua").read_text())
+            for name in _SCRIPTS
+        }
         self._calls: set[asyncio.Future[Any]] = set()
-        self._connections, self._watches = asyncio.Semaphore(NUM_CONNECTIONS), asyncio.Semaphore(NUM_WATCHES)
+        self._connections, self._watches = (
+            asyncio.Semaphore(NUM_CONNECTIONS),
+            asyncio.Semaphore(NUM_WATCHES),
+        )
         self._shared = Shared()
         self.max_owner_bytes = UNLIMITED_OWNER_BYTES
         """Bytes that an owner may store, by the last `check`."""
@@ -151,7 +167,14 @@ class Store:
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
         """Create a generation, whose writer gets `FIRST_FENCE`. Raises: Conflict, Unavailable."""
-        await self._run("begin", generation, self._ttl_s, self._lease_ms, secrets.token_hex(8), *chain(*meta.items()))
+        await self._run(
+            "begin",
+            generation,
+            self._ttl_s,
+            self._lease_ms,
+            secrets.token_hex(8),
+            *chain(*meta.items()),
+        )
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
@@ -195,7 +218,9 @@ class Store:
 
     async def keep_handshake(self, target: str, served: str) -> None:
         """Store what is served with a target (by its fingerprint), for gateways started later. Raises: Unavailable."""
-        await self._guarded("keep", self._client.set(f"semspec:handshake:{target}", served), "the handshake")
+        await self._guarded(
+            "keep", self._client.set(f"semspec:handshake:{target}", served), "the handshake"
+        )
 
     async def handshake(self, target: str) -> str | None:
         """What was served with this target at the last complete handshake. Raises: Unavailable."""
@@ -259,15 +284,21 @@ class Store:
         Returns: the id of the last event; `after` if none came within `timeout_s`, or within that of a caller who has
         waited for the same event before. Raises: Unavailable.
         """
-        block_ms = max(1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2)))  # 0: without a timeout
+        block_ms = max(
+            1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2))
+        )  # 0: without a timeout
 
         async def read() -> str:
-            call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
+            call = self._client.xread(
+                {_key("generation", generation, "events"): after}, count=1, block=block_ms
+            )
             reply = await self._guarded("read", call, f"generation {generation}", self._watches)
             if not reply:
                 return after
             with reading(f"generation {generation}"):
-                [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
+                [entries] = (
+                    reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
+                )
                 return str(entries[-1][0])
 
         return await self._shared.underway(("event", generation, after), read)
@@ -281,7 +312,9 @@ class Store:
     async def turns(self, session: str) -> tuple[Message, ...]:
         """The turns of a session; none if it does not exist. Raises: Unavailable."""
         subject = f"session {session}"
-        lines = await self._guarded("read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject)
+        lines = await self._guarded(
+            "read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject
+        )
         with reading(subject):
             return tuple(map(_MESSAGE.validate_json, lines))
 
@@ -300,13 +333,17 @@ class Store:
 
     async def listed(self, owner: str) -> list[tuple[str, float]]:
         """An owner's last sessions and times of their last turns, s since 1970, latest first. Raises: Unavailable."""
-        reply = self._client.zrange(f"semspec:sessions:{{{owner}}}", 0, -1, desc=True, withscores=True)
+        reply = self._client.zrange(
+            f"semspec:sessions:{{{owner}}}", 0, -1, desc=True, withscores=True
+        )
         pairs = await self._guarded("list", reply, "the list of sessions")
         return [(str(name), float(at)) for name, at in pairs]
 
     async def unlist(self, owner: str, name: str) -> None:
         """Take a session from its owner's list. Raises: Unavailable."""
-        await self._guarded("list", self._client.zrem(f"semspec:sessions:{{{owner}}}", name), f"session {name}")
+        await self._guarded(
+            "list", self._client.zrem(f"semspec:sessions:{{{owner}}}", name), f"session {name}"
+        )
 
     async def collect(self, generation: str, max_listed: int) -> None:
         """List a generation for the collection, and drop the oldest beyond `max_listed`. Raises: Unavailable."""
@@ -329,7 +366,9 @@ class Store:
         """Renew a session's lease. Raises: Conflict, Unavailable."""
         await self._run("renew", session, token, int(lease_s * 1000))
 
-    async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
+    async def commit(
+        self, session: str, token: str, version: int, turns: Sequence[Message]
+    ) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
         lines = [json.dumps(asdict(turn)) for turn in turns]
         await self._run("commit", session, token, version, self._ttl_s, *lines)
@@ -351,7 +390,11 @@ class Store:
         return lines
 
     async def _guarded(
-        self, operation: str, reply: Awaitable[Any], subject: str, places: asyncio.Semaphore | None = None
+        self,
+        operation: str,
+        reply: Awaitable[Any],
+        subject: str,
+        places: asyncio.Semaphore | None = None,
     ) -> Any:
         """Return the reply of Redis to an operation on `subject`; one without a name may fail.
 
@@ -366,7 +409,9 @@ class Store:
         call = asyncio.ensure_future(placed())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be cancelled
+        call.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # its caller may be cancelled
         try:
             with reading(subject):
                 return await asyncio.shield(call)
@@ -430,4 +475,7 @@ def _keys_of(owner: str, name: str) -> list[str]:
         return [_key(kind, stored_name(id, owner), "turns")]
     choices = [choice_id(id, index) for index in range(*map(int, numbers))]
     parts = ("meta", "segments", "writer", "events")
-    return [_key(kind, id, "request"), *(_key(kind, choice, part) for choice in choices for part in parts)]
+    return [
+        _key(kind, id, "request"),
+        *(_key(kind, choice, part) for choice in choices for part in parts),
+    ]

@@ -65,8 +65,12 @@ class EntailmentEquivalence:
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
         own_texts = [distinct_texts(group.segments) for group in groups]
-        found = self._in_lock_step([self._walk(*both) for both in zip(groups, own_texts, strict=True)])
-        by_text = [dict(zip(texts, own, strict=True)) for texts, own in zip(own_texts, found, strict=True)]
+        found = self._in_lock_step(
+            [self._walk(*both) for both in zip(groups, own_texts, strict=True)]
+        )
+        by_text = [
+            dict(zip(texts, own, strict=True)) for texts, own in zip(own_texts, found, strict=True)
+        ]
         clusters = [
             in_order_of_appearance([own[normalized(segment)] for segment in group.segments])
             for group, own in zip(groups, by_text, strict=True)
@@ -98,7 +102,9 @@ class EntailmentEquivalence:
         return results
 
     def _walk(self, group: Alternatives, texts: dict[str, str]) -> Walk:
-        encoded = self._judge.encode(context_of(group) if self._with_context else "", list(texts.values()))
+        encoded = self._judge.encode(
+            context_of(group) if self._with_context else "", list(texts.values())
+        )
         sides = {key: side for key, side in zip(texts, encoded, strict=True) if side is not None}
         numbers = dict(zip(sides, (yield from self._numbers(sides)), strict=True))
         return [numbers.get(key) for key in texts]

@@ -70,7 +70,10 @@ def clusters_of_whole(
 def in_order_of_appearance(meanings: Sequence[Hashable]) -> list[int | None]:
     """Equal meanings as equal numbers, from 0 by first appearance; None stays None."""
     numbers: dict[Hashable, int] = {}
-    return [None if meaning is None else numbers.setdefault(meaning, len(numbers)) for meaning in meanings]
+    return [
+        None if meaning is None else numbers.setdefault(meaning, len(numbers))
+        for meaning in meanings
+    ]
 
 
 def resolve(path: str) -> Any:

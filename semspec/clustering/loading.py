@@ -32,7 +32,9 @@ _REMEDY = "name a JSON file with the `equivalence` of a training configuration i
 _CONFIG: TypeAdapter[EntailmentConfig | PythonEquivalence] = TypeAdapter(EquivalenceConfig)
 
 
-def load_equivalence(config: EntailmentConfig | PythonEquivalence, max_segment_tokens: int = 0) -> Equivalence:
+def load_equivalence(
+    config: EntailmentConfig | PythonEquivalence, max_segment_tokens: int = 0
+) -> Equivalence:
     """Raises: Mismatch when the NLI model cannot be used; InvalidRequest when there is no such class."""
     if isinstance(config, EntailmentConfig):
         return EntailmentEquivalence.load(config, max_segment_tokens)
@@ -46,17 +48,23 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
     if source == OF_THE_CARD:
         fields = training.get("equivalence")
         if fields is None:
-            raise Mismatch(f"the card of the target's probe names no equivalence of meaning; {_REMEDY}")
+            raise Mismatch(
+                f"the card of the target's probe names no equivalence of meaning; {_REMEDY}"
+            )
     else:
         try:
             fields = read_json(Path(source))
         except (OSError, ValueError) as error:
-            raise Mismatch(f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}") from error
+            raise Mismatch(
+                f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}"
+            ) from error
     try:
         config = _CONFIG.validate_python(fields)
         name = config.model if isinstance(config, EntailmentConfig) else config.object
         return name, load_equivalence(config)
     except ValidationError as error:
-        raise Mismatch(f"equivalence of meaning {source}: {first_error(error, 'all of it')}; {_REMEDY}") from error
+        raise Mismatch(
+            f"equivalence of meaning {source}: {first_error(error, 'all of it')}; {_REMEDY}"
+        ) from error
     except InvalidRequest as error:
         raise Mismatch(f"equivalence of meaning {source}: {error.message}; or {_REMEDY}") from error

@@ -6,7 +6,11 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from semspec.engine.checkpoint import load_tokenizer, loading
 from semspec.engine.device import device_of
@@ -29,21 +33,31 @@ class EntailmentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["entailment"] = "entailment"
-    model: str = Field(min_length=1, description="NLI model with safetensors weights: folder or hub id")
+    model: str = Field(
+        min_length=1, description="NLI model with safetensors weights: folder or hub id"
+    )
     revision: str | None = None
     max_tokens: int | None = Field(
-        None, ge=16, description="of a pair; unset: what the model and its tokenizer allow, at most 512"
+        None,
+        ge=16,
+        description="of a pair; unset: what the model and its tokenizer allow, at most 512",
     )
     context_tokens: int | None = Field(
-        None, ge=0, description="of the context, before each text of a pair; unset: an eighth of the window"
+        None,
+        ge=0,
+        description="of the context, before each text of a pair; unset: an eighth of the window",
     )
     batch_size: int = Field(32, ge=1, description="pairs a forward")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: float32 on a CPU, else bfloat16"
     )
-    entailment_label: int | str | None = Field(None, description="if the model's labels do not say which one it is")
-    with_context: bool = Field(True, description="read each segment after the question and the reasoning so far")
+    entailment_label: int | str | None = Field(
+        None, description="if the model's labels do not say which one it is"
+    )
+    with_context: bool = Field(
+        True, description="read each segment after the question and the reasoning so far"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +73,27 @@ class PairFormat:
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFormat":
         """The format of the tokenizer's own pairs. Raises: Mismatch when it does not report each text's position."""
         if not tokenizer.is_fast:
-            raise Mismatch("the NLI model's tokenizer is a slow tokenizer; convert it to a tokenizer.json")
+            raise Mismatch(
+                "the NLI model's tokenizer is a slow tokenizer; convert it to a tokenizer.json"
+            )
         encoding = tokenizer("1", "1", return_token_type_ids=True)
         tokens = list(zip(encoding["input_ids"], encoding["token_type_ids"], strict=True))
         sides = encoding.sequence_ids(0)
         first, second = sides.index(0), sides.index(1)
         first_end, second_end = (len(sides) - sides[::-1].index(side) for side in (0, 1))
         types = (tokens[first][1], tokens[second][1])
-        return cls(tuple(tokens[:first]), tuple(tokens[first_end:second]), tuple(tokens[second_end:]), types)
+        return cls(
+            tuple(tokens[:first]),
+            tuple(tokens[first_end:second]),
+            tuple(tokens[second_end:]),
+            types,
+        )
 
     def join(self, pair: TextPair) -> tuple[list[int], list[int]]:
         """Token ids and token types of a pair."""
-        premise, hypothesis = ([(token, kind) for token in side] for side, kind in zip(pair, self.types, strict=True))
+        premise, hypothesis = (
+            [(token, kind) for token in side] for side, kind in zip(pair, self.types, strict=True)
+        )
         tokens = [*self.before, *premise, *self.between, *hypothesis, *self.after]
         return [token for token, _ in tokens], [kind for _, kind in tokens]
 
@@ -78,12 +101,16 @@ class PairFormat:
 class NliModel:
     """An NLI model with its tokenizer. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EntailmentConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EntailmentConfig
+    ) -> None:
         self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
         self._batch_size = config.batch_size
         self._format = own = PairFormat.of(tokenizer)
         window = _window(model, tokenizer, config.max_tokens)
-        self._context_tokens = window // 8 if config.context_tokens is None else config.context_tokens
+        self._context_tokens = (
+            window // 8 if config.context_tokens is None else config.context_tokens
+        )
         self.side_tokens = (window - len(own.before + own.between + own.after)) // 2
         """Tokens of a text and the context before it: half of what the window leaves to a pair."""
         self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
@@ -99,7 +126,9 @@ class NliModel:
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         with loading(name, config.revision) as folder:
-            model = load_weights(AutoModelForSequenceClassification, name, folder, getattr(torch, dtype)).to(device)
+            model = load_weights(
+                AutoModelForSequenceClassification, name, folder, getattr(torch, dtype)
+            ).to(device)
             tokenizer = load_tokenizer(folder)
         return cls(model, tokenizer, config)
 
@@ -111,7 +140,9 @@ class NliModel:
         whatever the lengths of the texts beside it. Without a context a text may fill its side.
         """
         head = context.rstrip(" ")
-        gap = context[len(head) :]  # a word and the space before it are one token for many tokenizers
+        gap = context[
+            len(head) :
+        ]  # a word and the space before it are one token for many tokenizers
         num_kept = self._context_tokens
         tail = self._ids(head[-num_kept * LONGEST_TOKEN :])[-num_kept:] if num_kept else []
         limit = self.longest_text(bool(context))
@@ -132,7 +163,9 @@ class NliModel:
         entails = [False] * len(pairs)
         for start in range(0, len(order), self._batch_size):
             part = order[start : start + self._batch_size]
-            for index, label in zip(part, self._forward([pairs[index] for index in part]), strict=True):
+            for index, label in zip(
+                part, self._forward([pairs[index] for index in part]), strict=True
+            ):
                 entails[index] = label == self._entailment
         return entails
 
@@ -154,15 +187,21 @@ def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
         found = [index for index, name in labels.items() if name.lower().startswith("entail")]
         if len(found) == 1:
             return found[0]
-        raise Mismatch(f"there is no entailment label among {dict(labels)}; set entailment_label, or take an NLI model")
+        raise Mismatch(
+            f"there is no entailment label among {dict(labels)}; set entailment_label, or take an NLI model"
+        )
     for index, name in labels.items():
         if wanted == index or str(wanted).lower() == name.lower():
             return index
     raise Mismatch(f"there is no label {wanted!r} among {dict(labels)}; correct entailment_label")
 
 
-def _window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> int:
+def _window(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None
+) -> int:
     limit = min(int(model.config.max_position_embeddings), int(tokenizer.model_max_length))
     if max_tokens is not None and max_tokens > limit:
-        raise Mismatch(f"max_tokens is {max_tokens}, but the NLI model allows {limit}; lower max_tokens")
+        raise Mismatch(
+            f"max_tokens is {max_tokens}, but the NLI model allows {limit}; lower max_tokens"
+        )
     return max_tokens or min(limit, WINDOW_LIMIT)

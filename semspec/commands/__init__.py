@@ -29,4 +29,8 @@ KNOWN = (
 def program() -> str:
     """Return the command `semspec` as a shell here can run it: with its path, unless the PATH leads to it."""
     installed = Path(sys.executable).with_name("semspec")
-    return str(installed) if installed.exists() and shutil.which("semspec") != str(installed) else "semspec"
+    return (
+        str(installed)
+        if installed.exists() and shutil.which("semspec") != str(installed)
+        else "semspec"
+    )

@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
 class Chat:
     """Sends questions to one model and shows the streamed answers."""
 
-    def __init__(self, gateway: Gateway, arguments: argparse.Namespace, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, gateway: Gateway, arguments: argparse.Namespace, runner: asyncio.Runner
+    ) -> None:
         self._gateway, self._runner = gateway, runner
         self._is_plain = arguments.plain or not sys.stdout.isatty()
         self._options: Json = {**vars(arguments), "trace": not self._is_plain}
@@ -123,7 +125,11 @@ class Chat:
 
         own = given("trace", "strictness", "gamma", "exact_answer", "session")
         messages = [*self._before, {"role": "user", "content": prompt}]
-        return {"messages": messages, "semspec": own, **given("model", "temperature", "seed", "max_tokens")}
+        return {
+            "messages": messages,
+            "semspec": own,
+            **given("model", "temperature", "seed", "max_tokens"),
+        }
 
 
 def _new_session() -> str:
@@ -163,5 +169,7 @@ def _given_prompt(arguments: argparse.Namespace) -> str | None:
         return None
     prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     if not prompt.strip():
-        raise InvalidRequest("the prompt is empty; give one as an argument or on standard input", "prompt")
+        raise InvalidRequest(
+            "the prompt is empty; give one as an argument or on standard input", "prompt"
+        )
     return prompt.strip()

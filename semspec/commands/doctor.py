@@ -23,14 +23,22 @@ TIMEOUT_S = 4.0
 
 def run(arguments: argparse.Namespace) -> int:
     checks = []
-    running = (attempt("running", partial(_running, arguments.url, arguments.api_key)),) if arguments.url else None
+    running = (
+        (attempt("running", partial(_running, arguments.url, arguments.api_key)),)
+        if arguments.url
+        else None
+    )
     for check in running or checks_of(stack_config(arguments)):
         checks.append(check)
         if not arguments.json:
             print(line(check), flush=True)
     levels = Counter(check.level for check in checks)
     if arguments.json:
-        print(json.dumps({"ok": not levels["fail"], "checks": [asdict(check) for check in checks]}, indent=2))
+        print(
+            json.dumps(
+                {"ok": not levels["fail"], "checks": [asdict(check) for check in checks]}, indent=2
+            )
+        )
     else:
         print(f"\n{levels['ok']} ok, {levels['warn']} to look at, {levels['fail']} to fix")
     return 1 if levels["fail"] else 0
@@ -52,11 +60,15 @@ def _running(url: str, api_key: str | None) -> Check | str:
             async with asyncio.timeout(TIMEOUT_S), aclosing(Gateway.at(url, api_key)) as gateway:
                 return await gateway.readiness(), [model["id"] for model in await gateway.models()]
         except TimeoutError as error:
-            raise Unavailable(f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there") from error
+            raise Unavailable(
+                f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there"
+            ) from error
 
     detail, models = asyncio.run(ask())
     if detail != "ready":
-        return warn("running", f"{url} is {detail}", "start it again; until then the gateway does without")
+        return warn(
+            "running", f"{url} is {detail}", "start it again; until then the gateway does without"
+        )
     return f"{url} is ready and serves {', '.join(models)}"
 
 

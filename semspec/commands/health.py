@@ -18,7 +18,12 @@ def run(arguments: argparse.Namespace) -> int:
     address = _address(arguments.address)
     try:
         if address.scheme in ("grpc", "grpcs"):
-            check_health(address.netloc, arguments.service, arguments.timeout_s, _certificates(address, arguments))
+            check_health(
+                address.netloc,
+                arguments.service,
+                arguments.timeout_s,
+                _certificates(address, arguments),
+            )
         else:
             _check_http(address, arguments)
     except OSError as error:
@@ -30,7 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _address(text: str) -> SplitResult:
     address = urlsplit(text)
     try:
-        known = address.scheme in ("grpc", "grpcs", "http", "https") and address.hostname and address.port
+        known = (
+            address.scheme in ("grpc", "grpcs", "http", "https")
+            and address.hostname
+            and address.port
+        )
     except ValueError:
         known = False
     if not known:
@@ -42,11 +51,15 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
     if address.scheme == "grpc":
         return None
     if arguments.ca is None:
-        raise InvalidRequest("grpcs wants --ca, the PEM file of the authority that signed the service's certificate")
+        raise InvalidRequest(
+            "grpcs wants --ca, the PEM file of the authority that signed the service's certificate"
+        )
     return Certificates(arguments.ca, arguments.certificate, arguments.key)
 
 
-def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
+def check_health(
+    address: str, service: str, timeout_s: float, certificates: Certificates | None = None
+) -> None:
     """Return if the service at `address` (host:port) is serving; the service "" is the whole process. Raises:
     Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound."""
     with _channel(address, certificates) as channel:
@@ -56,7 +69,9 @@ def check_health(address: str, service: str, timeout_s: float, certificates: Cer
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFound(f"{address} has no service {service!r}") from error
-            raise Unavailable(f"{address} does not answer: {error.details() or error.code().name}") from error
+            raise Unavailable(
+                f"{address} does not answer: {error.details() or error.code().name}"
+            ) from error
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         raise Unavailable(f"{service or 'the process'} at {address} is {status}")

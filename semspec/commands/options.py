@@ -19,9 +19,13 @@ API_KEY = "SEMSPEC_API_KEY"
 def serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="where the gateway listens (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
-    parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
     parser.add_argument(
-        "--pair", metavar="NAME", help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)"
+        "--start-timeout-s", type=float, help="for the models to load (default 120)"
+    )
+    parser.add_argument(
+        "--pair",
+        metavar="NAME",
+        help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)",
     )
     _models_option(parser)
     for role in ("draft", "target"):
@@ -38,11 +42,16 @@ def pairs_options(parser: argparse.ArgumentParser) -> None:
 
 def _models_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--models", metavar="FOLDER", type=Path, help="where files of named pairs lie (default: the hub's cache)"
+        "--models",
+        metavar="FOLDER",
+        type=Path,
+        help="where files of named pairs lie (default: the hub's cache)",
     )
 
 
-def stack_config(arguments: argparse.Namespace, tell: Callable[[str], object] | None = None) -> StackConfig:
+def stack_config(
+    arguments: argparse.Namespace, tell: Callable[[str], object] | None = None
+) -> StackConfig:
     """The stack's configuration with the options of the command line. With `tell`, which gets lines about the progress,
     files of a named pair that are missing are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
@@ -51,14 +60,17 @@ def stack_config(arguments: argparse.Namespace, tell: Callable[[str], object] | 
         return replace(pair_config(arguments.pair, arguments.models, tell), **given)
     if arguments.models is not None:
         raise InvalidRequest(
-            "--models: only with --pair NAME, whose files it has; `semspec pairs` lists names", "models"
+            "--models: only with --pair NAME, whose files it has; `semspec pairs` lists names",
+            "models",
         )
     if not given.keys().isdisjoint({"draft_model", "target_model"}):
         given["pair"] = None
     return StackConfig(**given)
 
 
-def pair_config(name: str, models: Path | None, tell: Callable[[str], object] | None) -> StackConfig:
+def pair_config(
+    name: str, models: Path | None, tell: Callable[[str], object] | None
+) -> StackConfig:
     """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError."""
     if pair := named_pair(name):
         return StackConfig.of_named(pair, locate(pair, models, tell))
@@ -68,35 +80,70 @@ def pair_config(name: str, models: Path | None, tell: Callable[[str], object] | 
 
 
 def chat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation"
+    )
     _gateway_options(parser, DEFAULT_URL)
-    parser.add_argument("--model", metavar="NAME[:STRATEGY]", help="one that GET /v1/models lists (default: its first)")
-    parser.add_argument("--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest")
-    parser.add_argument("--gamma", type=int, metavar="N", help="segments drafted before the target reads them")
-    parser.add_argument("--exact-answer", action="store_true", default=None, help="only the reasoning is drafted")
+    parser.add_argument(
+        "--model",
+        metavar="NAME[:STRATEGY]",
+        help="one that GET /v1/models lists (default: its first)",
+    )
+    parser.add_argument(
+        "--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest"
+    )
+    parser.add_argument(
+        "--gamma", type=int, metavar="N", help="segments drafted before the target reads them"
+    )
+    parser.add_argument(
+        "--exact-answer", action="store_true", default=None, help="only the reasoning is drafted"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, reasoning included")
-    parser.add_argument("--session", metavar="ID", help="conversation to go on with (default: a new one)")
-    parser.add_argument("--plain", action="store_true", help="text only, as where the output is no terminal")
-    parser.add_argument("--verbose", action="store_true", help="show the judgements and the drafts that were refused")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="longest answer, reasoning included"
+    )
+    parser.add_argument(
+        "--session", metavar="ID", help="conversation to go on with (default: a new one)"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="text only, as where the output is no terminal"
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show the judgements and the drafts that were refused",
+    )
 
 
 def key_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="whose it is; two keys of one name see the same")
+    parser.add_argument(
+        "name", metavar="NAME", help="whose it is; two keys of one name see the same"
+    )
 
 
 def plan_options(parser: argparse.ArgumentParser) -> None:
     for role in ("draft", "target"):
         parser.add_argument(
-            f"--{role}-model", metavar="NAME", required=True, help="hub id, or a folder with config.json"
+            f"--{role}-model",
+            metavar="NAME",
+            required=True,
+            help="hub id, or a folder with config.json",
         )
     parser.add_argument("--gpus", type=int, default=2, metavar="N", help="how many (default 2)")
-    parser.add_argument("--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each (default 80)")
     parser.add_argument(
-        "--context", type=int, default=34_816, metavar="N", help="prompt and output, in tokens (default 34816)"
+        "--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each (default 80)"
     )
-    parser.add_argument("--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=34_816,
+        metavar="N",
+        help="prompt and output, in tokens (default 34816)",
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)"
+    )
 
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:
@@ -106,23 +153,47 @@ def doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def health_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="ADDRESS", help="grpc://host:port, grpcs://..., http://... or https://...")
     parser.add_argument(
-        "--service", default="", metavar="NAME", help="such as semspec.v2.Target (default: the process)"
+        "address",
+        metavar="ADDRESS",
+        help="grpc://host:port, grpcs://..., http://... or https://...",
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=4, metavar="S", help="longest wait for an answer (default 4)"
+        "--service",
+        default="",
+        metavar="NAME",
+        help="such as semspec.v2.Target (default: the process)",
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="authority that signed the certificate, PEM")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="to show to a service that asks for one, PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="private key of that certificate, PEM")
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=4,
+        metavar="S",
+        help="longest wait for an answer (default 4)",
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="authority that signed the certificate, PEM"
+    )
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="to show to a service that asks for one, PEM",
+    )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="private key of that certificate, PEM"
+    )
 
 
 def _gateway_options(parser: argparse.ArgumentParser, default: str | None) -> None:
     usual = f"default {default}" if default else "default: none is asked"
     parser.add_argument("--url", default=default, help=f"a gateway that runs ({usual})")
     parser.add_argument(
-        "--api-key", type=api_key, metavar="KEY", default=os.environ.get(API_KEY), help=f"its key (default: ${API_KEY})"
+        "--api-key",
+        type=api_key,
+        metavar="KEY",
+        default=os.environ.get(API_KEY),
+        help=f"its key (default: ${API_KEY})",
     )
 
 

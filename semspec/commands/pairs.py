@@ -32,4 +32,9 @@ def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]
         except Mismatch as error:
             yield role, error.message
         else:
-            yield role, str(place or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}")
+            yield (
+                role,
+                str(
+                    place or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"
+                ),
+            )

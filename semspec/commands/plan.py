@@ -49,7 +49,9 @@ class Model:
     def divided(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """As many of `gpus`, from the last on, as tensor parallel can divide this model over."""
         sizes = self.config.num_attention_heads, self.config.intermediate_size
-        return tuple(gpus[-next(n for n in range(len(gpus), 0, -1) if not any(size % n for size in sizes)) :])
+        return tuple(
+            gpus[-next(n for n in range(len(gpus), 0, -1) if not any(size % n for size in sizes)) :]
+        )
 
     def weight_bytes(self, is_fp8: bool) -> int:
         if is_fp8:
@@ -67,7 +69,13 @@ class Model:
         pooled_and_graphs = self.state_size * (6 * POOLED_ROWS + 4 * HIDDEN_SIZES[0] + GRAPH_BYTES)
         logits = 12 * LOGITS_ROWS * self.config.vocab_size
         process = PROCESS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
-        return int(self.weight_bytes(is_fp8) // tensor_parallel + activations + pooled_and_graphs + logits + process)
+        return int(
+            self.weight_bytes(is_fp8) // tensor_parallel
+            + activations
+            + pooled_and_graphs
+            + logits
+            + process
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +101,47 @@ def read_model(name: str) -> Model:
     """Read a configuration; downloads nothing else. Raises: Mismatch."""
     if name.endswith(".gguf"):
         message = f"cannot plan for {name}: vLLM does not serve a GGUF file"
-        raise Mismatch(f"{message}; {safetensors_advice(name)}, or serve it as it is on a CPU, without a plan")
+        raise Mismatch(
+            f"{message}; {safetensors_advice(name)}, or serve it as it is on a CPU, without a plan"
+        )
     file_bytes = look_up(name).weight_bytes
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
         text = config.get_text_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text)
-        tables = {id(layer.weight): layer.weight.numel() for layer in (model.get_input_embeddings(), model.lm_head)}
+        tables = {
+            id(layer.weight): layer.weight.numel()
+            for layer in (model.get_input_embeddings(), model.lm_head)
+        }
         _ = text.intermediate_size, context_window(text)  # which the sums need
     except Exception as error:  # of transformers, which may also lack a package
         reason = " ".join(str(error).split())[:200]
-        raise Mismatch(f"cannot plan for {name}: {reason}; give a language model of Qwen2's or Llama's kind") from error
+        raise Mismatch(
+            f"cannot plan for {name}: {reason}; give a language model of Qwen2's or Llama's kind"
+        ) from error
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return Model(name, text, num_parameters, sum(tables.values()), file_bytes)
 
 
-def layouts(draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int) -> Iterator[Layout]:
+def layouts(
+    draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int
+) -> Iterator[Layout]:
     """Every layout; `gpus`: bytes of each. Those that leave the models' numbers as they are come first."""
     places: dict[str, tuple[int, ...]] = {"together": (0,)}
     if len(gpus) > 1:
-        places = {"colocated": target.divided(range(len(gpus))), "separate": target.divided(range(1, len(gpus)))}
+        places = {
+            "colocated": target.divided(range(len(gpus))),
+            "separate": target.divided(range(1, len(gpus))),
+        }
     batched = VllmOptions().max_num_batched_tokens
     draft_kv = sessions * context * draft.token_bytes(1, is_fp8=False)
-    for is_fp8, is_kv_fp8, (name, target_gpus) in product((False, True), (False, True), places.items()):
-        taken = [draft.fixed_bytes(1, False, batched) + draft_kv + VERIFIER_BYTES] + [0] * (len(gpus) - 1)
+    for is_fp8, is_kv_fp8, (name, target_gpus) in product(
+        (False, True), (False, True), places.items()
+    ):
+        taken = [draft.fixed_bytes(1, False, batched) + draft_kv + VERIFIER_BYTES] + [0] * (
+            len(gpus) - 1
+        )
         for gpu in target_gpus:
             taken[gpu] += target.fixed_bytes(len(target_gpus), is_fp8, batched)
         left = min(int(USABLE * gpus[gpu]) - taken[gpu] for gpu in target_gpus)
@@ -158,14 +182,24 @@ def run(arguments: argparse.Namespace) -> int:
     context, sessions = arguments.context, arguments.sessions
     for model in (draft, target):
         if context > (window := context_window(model.config)):
-            raise InvalidRequest(f"--context: the window of {model.name} has {window} tokens", "context")
+            raise InvalidRequest(
+                f"--context: the window of {model.name} has {window} tokens", "context"
+            )
         weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
-        print(f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token")
-    found = list(layouts(draft, target, [arguments.gpu_gib << 30] * arguments.gpus, context, sessions))
-    print(f"\n{'layout':<10} {'weights':<9} {'KV':<5} {'KV tokens':>10}  answers of {context:,} tokens at a time")
+        print(
+            f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token"
+        )
+    found = list(
+        layouts(draft, target, [arguments.gpu_gib << 30] * arguments.gpus, context, sessions)
+    )
+    print(
+        f"\n{'layout':<10} {'weights':<9} {'KV':<5} {'KV tokens':>10}  answers of {context:,} tokens at a time"
+    )
     for layout in found:
         weights, kv = layout.precision
-        print(f"{layout.name:<10} {weights:<9} {kv:<5} {layout.num_tokens:>10,}  {layout.num_tokens // context}")
+        print(
+            f"{layout.name:<10} {weights:<9} {kv:<5} {layout.num_tokens:>10,}  {layout.num_tokens // context}"
+        )
     chosen = next((layout for layout in found if layout.num_tokens >= sessions * context), None)
     if chosen is None:
         best = max(found, key=lambda layout: layout.num_tokens)
@@ -175,8 +209,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"KV {best.precision[1]}); give less --context or --sessions, or more GPUs"
         )
     if chosen.is_fp8 or chosen.is_kv_fp8:
-        print("\nFP8 changes the target's numbers: its fingerprint is another, and it takes probes of its own.")
+        print(
+            "\nFP8 changes the target's numbers: its fingerprint is another, and it takes probes of its own."
+        )
     print(
-        f"\n# {chosen.name}, {sessions} answers of {context:,} tokens at a time", *settings(chosen, context), sep="\n"
+        f"\n# {chosen.name}, {sessions} answers of {context:,} tokens at a time",
+        *settings(chosen, context),
+        sep="\n",
     )
     return 0

@@ -10,7 +10,13 @@ from semspec.reasoning import ENDS
 GREY, BOLD, REFUSED = "90", "1", "2;31"
 SIGNS = {"accepted": ("✓", "32"), "target": ("✎", "33"), "draft": ("·", "39")}
 """Sign and colour of a segment: accepted, or else of its writer."""
-NUMBERS = {"draft_probability": "q", "target_probability": "p", "ratio": "p/q", "draw": "draw", "score": "score"}
+NUMBERS = {
+    "draft_probability": "q",
+    "target_probability": "p",
+    "ratio": "p/q",
+    "draw": "draw",
+    "score": "score",
+}
 FORMS = {
     "acceptance_rate": "{:.0%} accepted",
     "target_ratio": "{:.0%} written by the target",
@@ -41,16 +47,25 @@ class Screen:
     def show(self, chunk: Json) -> None:
         delta = (chunk.get("choices") or [{}])[0].get("delta") or {}
         extension = chunk.get("semspec") or {}
-        reasoning, content = delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
+        reasoning, content = (
+            delta.get("reasoning_content") or delta.get("reasoning") or "",
+            delta.get("content") or "",
+        )
         if self._is_plain:
-            self._print(printable(reasoning + content) if sys.stdout.isatty() else reasoning + content)
+            self._print(
+                printable(reasoning + content) if sys.stdout.isatty() else reasoning + content
+            )
             return
         self._show_text(reasoning, content)
         if "segment" in extension:
             self._end_segment(extension["segment"])
         if "id" in extension:
             told = {form: extension.get(name) for name, form in FORMS.items()}
-            parts = [form.format(value) for form, value in told.items() if value is not None and value is not False]
+            parts = [
+                form.format(value)
+                for form, value in told.items()
+                if value is not None and value is not False
+            ]
             self.end()
             self._print(f"{painted(' · '.join(parts), GREY)}\n")
 
@@ -71,7 +86,9 @@ class Screen:
         if end is not None and not self._is_answer:
             reasoning, _, content = content.partition(end)
             self._write(reasoning)
-        self._is_answer = self._is_answer or end is not None or bool(self._has_reasoning and content)
+        self._is_answer = (
+            self._is_answer or end is not None or bool(self._has_reasoning and content)
+        )
         self._write(content)
 
     def _write(self, text: str) -> None:
@@ -88,8 +105,14 @@ class Screen:
         if not self._verbose:
             return
         if record.get("rejected"):
-            self._print(f"\n{painted('✗ ' + printable(record['rejected']['text']).strip(), REFUSED)}")
-        numbers = [f"{name} {record[key]:.3g}" for key, name in NUMBERS.items() if record.get(key) is not None]
+            self._print(
+                f"\n{painted('✗ ' + printable(record['rejected']['text']).strip(), REFUSED)}"
+            )
+        numbers = [
+            f"{name} {record[key]:.3g}"
+            for key, name in NUMBERS.items()
+            if record.get(key) is not None
+        ]
         if words := "  ".join(filter(None, [*numbers, record.get("fallback")])):
             self._print(f"\n{painted(printable(words), GREY)}")
         self._space = self._space if self._space.startswith("\n") else "\n"
@@ -106,4 +129,6 @@ def painted(text: str, colour: str) -> str:
 
 def printable(text: str) -> str:
     """The text without control characters, which could control the terminal."""
-    return "".join(character for character in text if character in "\n\t" or category(character) != "Cc")
+    return "".join(
+        character for character in text if character in "\n\t" or category(character) != "Cc"
+    )

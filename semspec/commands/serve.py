@@ -64,7 +64,9 @@ async def _first_request(stack: Stack, config: StackConfig) -> str:
     notes = (
         "" if config.pair else WITHOUT_PROBES.format(strategy),
         _support(models),
-        f"The report of the probes says: {config.bad_verdicts} To do: {BAD_VERDICT}." if config.bad_verdicts else "",
+        f"The report of the probes says: {config.bad_verdicts} To do: {BAD_VERDICT}."
+        if config.bad_verdicts
+        else "",
         KNOWN if is_bundled else "",
         REQUEST.format(
             program=program(),

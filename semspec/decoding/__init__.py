@@ -1,7 +1,15 @@
 """Decoding strategies: async algorithms that choose which model writes each segment, over three protocols."""
 
 from semspec.decoding.generation import Generation, Options, RetrievalOptions, Strategies, Strategy
-from semspec.decoding.loop import PREFERRED, STRATEGIES, Prompts, at_the_same_point, decode, prompts_of, renders_its_own
+from semspec.decoding.loop import (
+    PREFERRED,
+    STRATEGIES,
+    Prompts,
+    at_the_same_point,
+    decode,
+    prompts_of,
+    renders_its_own,
+)
 from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
 
 __all__ = [

@@ -16,7 +16,9 @@ from semspec.reasoning import answer_start
 from semspec.types import Segment, SegmentEnd, SegmentRecord, Writer
 
 
-async def rounds(progress: Progress, backends: Backends, reason: Rounds, answer: Rounds) -> AsyncGenerator[Step, None]:
+async def rounds(
+    progress: Progress, backends: Backends, reason: Rounds, answer: Rounds
+) -> AsyncGenerator[Step, None]:
     """Run `reason` until the reasoning ends, then `answer`; and `reason` again if the target opens a reasoning.
 
     Raises: BackendUnavailable, and what the target raises.
@@ -46,10 +48,14 @@ def _answer_start(progress: Progress, *following: Segment) -> int | None:
     """Where the answer begins in the text of all segments and `following`; None: not in there."""
     pieces = progress.context.pieces
     prompt = "".join(piece.text for piece in pieces if not isinstance(piece, Segment))
-    return answer_start(prompt, "".join(segment.text for segment in (*progress.segments, *following)))
+    return answer_start(
+        prompt, "".join(segment.text for segment in (*progress.segments, *following))
+    )
 
 
-async def _up_to_answer(progress: Progress, record: SegmentRecord, target: Target) -> SegmentRecord | None:
+async def _up_to_answer(
+    progress: Progress, record: SegmentRecord, target: Target
+) -> SegmentRecord | None:
     """Return `record` without what the draft wrote of the answer; None if nothing remains that can be kept."""
     segment, start = record.segment, _answer_start(progress, record.segment)
     if start is None or segment.writer is Writer.TARGET:
@@ -63,7 +69,9 @@ async def _up_to_answer(progress: Progress, record: SegmentRecord, target: Targe
         return _cut_between_tokens(record, text)
     ids = tuple(token.id for token in await target.tokenize(text))
     tokenizer = progress.context.pieces[0].tokenizer
-    return replace(record, segment=Segment(text, ids, tokenizer, segment.writer, SegmentEnd.BOUNDARY))
+    return replace(
+        record, segment=Segment(text, ids, tokenizer, segment.writer, SegmentEnd.BOUNDARY)
+    )
 
 
 def _cut_between_tokens(record: SegmentRecord, text: str) -> SegmentRecord | None:
@@ -72,6 +80,8 @@ def _cut_between_tokens(record: SegmentRecord, text: str) -> SegmentRecord | Non
     for num_kept, token in enumerate(logprobs, start=1):
         data += token.data
         if data == text.encode():
-            cut = replace(segment, text=text, token_ids=segment.token_ids[:num_kept], end=SegmentEnd.BOUNDARY)
+            cut = replace(
+                segment, text=text, token_ids=segment.token_ids[:num_kept], end=SegmentEnd.BOUNDARY
+            )
             return replace(record, segment=cut, logprobs=logprobs[:num_kept])
     return None

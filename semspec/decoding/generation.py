@@ -145,13 +145,21 @@ class Progress:
 
     def repeated_index(self, drafted: Segment) -> int | None:
         """Index of the segment that `drafted`, the next one, repeats, so that it must not be accepted; None: none."""
-        return None if self.generation.accepts_repeats else repeats.repeated_index(drafted, self.segments)
+        return (
+            None
+            if self.generation.accepts_repeats
+            else repeats.repeated_index(drafted, self.segments)
+        )
 
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))
 
     def params(
-        self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
+        self,
+        purpose: str,
+        max_segments: int,
+        want_states: bool = False,
+        max_tokens: int | None = None,
     ) -> GenerationParams:
         """Parameters for the next call, with the random stream `purpose`; `max_tokens` is capped at `tokens_left`."""
         generation = self.generation
@@ -160,7 +168,9 @@ class Progress:
             sampling=replace(generation.sampling, seed=seed),
             segmentation=generation.segmentation,
             max_segments=max_segments,
-            max_tokens=self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left),
+            max_tokens=self.tokens_left
+            if max_tokens is None
+            else min(max_tokens, self.tokens_left),
             min_tokens=max(0, generation.min_tokens - (generation.max_tokens - self.tokens_left)),
             want_states=want_states,
             num_logprobs=generation.num_logprobs,

@@ -16,10 +16,25 @@ from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.retrieval import strategy as retrieval
-from semspec.decoding.steps import BackendUnavailable, cancel_task, or_backend_unavailable, written_by_target
+from semspec.decoding.steps import (
+    BackendUnavailable,
+    cancel_task,
+    or_backend_unavailable,
+    written_by_target,
+)
 from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.reasoning import FORMS
-from semspec.types import Conversation, Event, Finished, FinishReason, ModelInfo, Piece, Prompt, SegmentRecord, TokenIds
+from semspec.types import (
+    Conversation,
+    Event,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Piece,
+    Prompt,
+    SegmentRecord,
+    TokenIds,
+)
 
 STRATEGIES: Strategies = {
     "semantic": semantic.strategy,
@@ -111,7 +126,9 @@ async def prompts_of(
         return Prompts(await encoded)
     if isinstance(prompt, Conversation):
         prompt = prompt.with_known(draft_info.template_variables)
-    own = asyncio.create_task(or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s)))
+    own = asyncio.create_task(
+        or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s))
+    )
     try:
         target = await encoded
         return Prompts(target, at_the_same_point(await own, target))
@@ -144,7 +161,9 @@ def at_the_same_point(draft: Piece, target: Piece) -> Piece:
     A text changed here has no token ids; the draft tokenizes it.
     """
     own, other = _reasoning(draft.text), _reasoning(target.text)
-    if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (_is_closed(own) and not other):
+    if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (
+        _is_closed(own) and not other
+    ):
         return draft
     return Piece(draft.text.removesuffix(own) + other, (), "")
 

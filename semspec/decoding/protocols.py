@@ -43,13 +43,17 @@ class Model(Protocol):
         tokens for the output; Unavailable.
         """
 
-    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         """Yield each segment when it is complete. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
 
-    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """Yield what `generate` yields, and before each segment its text as it is written, if the model can tell it.
 
         A call that is retried elsewhere yields the text of the open segment again from its beginning.
@@ -86,7 +90,11 @@ class Target(Model, Protocol):
         """
 
     async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
     ) -> VerifiedTokens:
         """Exact speculative sampling (Leviathan et al. 2023): keep token x of the proposal with probability
         min(1, p(x)/q(x)). At the first rejection draw from norm(max(0, p - q)); without one draw a bonus token from p.
@@ -99,7 +107,12 @@ class Target(Model, Protocol):
         """
 
     async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+        self,
+        context: Context,
+        question: str,
+        prefill: str,
+        options: Sequence[str],
+        session: str = "",
     ) -> ChoiceScores:
         """Probability of each option as the next token of an answer to `question`.
 

@@ -18,7 +18,16 @@ from math import inf
 from typing import Literal
 
 from semspec.decoding import steps, token_level
-from semspec.decoding.generation import Generation, Limits, Options, Progress, RewriteName, Rounds, Step, Strategy
+from semspec.decoding.generation import (
+    Generation,
+    Limits,
+    Options,
+    Progress,
+    RewriteName,
+    Rounds,
+    Step,
+    Strategy,
+)
 from semspec.decoding.protocols import Backends
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
@@ -59,7 +68,9 @@ class Judge:
     """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply
     to the states for it."""
 
-    judge: Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
+    judge: Callable[
+        [int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]
+    ]
     """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
     acceptance: Acceptance
     draft_projection: str = ""
@@ -71,8 +82,12 @@ def by_probes(backends: Backends, options: Options) -> Judge:
     """Judge by semantic probabilities of the verifier, from the probes that `options` name."""
     probes = options.probes
 
-    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        return await backends.verifier.judge([_states(generated) for generated in drafted], scores, probes)
+    async def judge(
+        index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]
+    ) -> list[Judgement]:
+        return await backends.verifier.judge(
+            [_states(generated) for generated in drafted], scores, probes
+        )
 
     own = next((one for one in backends.projections if one.probes == probes), None)
     digests = () if own is None else (own.draft, own.target)
@@ -81,7 +96,10 @@ def by_probes(backends: Backends, options: Options) -> Judge:
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     """Whether to accept a segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
-    draft_probability, target_probability = judgement.draft_probability, judgement.target_probability
+    draft_probability, target_probability = (
+        judgement.draft_probability,
+        judgement.target_probability,
+    )
     if acceptance.rule == "threshold":
         return target_probability >= THRESHOLD.of(acceptance.threshold) * draft_probability
     return draw * draft_probability < target_probability or draft_probability == 0
@@ -128,7 +146,9 @@ class Batch:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Segments that follow one another: of alternatives the first."""
-        return tuple(generated.segment for generated in self.drafted[: 1 if self.are_alternatives else None])
+        return tuple(
+            generated.segment for generated in self.drafted[: 1 if self.are_alternatives else None]
+        )
 
 
 class Speculation:
@@ -151,7 +171,11 @@ class Speculation:
         batch = Batch(drafted, StageTimes(), num_alternatives(progress) > 1)
         num_following = len(batch.segments)
         # The network's part of a wait for draft-ahead is unknown: the engine may have finished long before.
-        engine_ms = draft_ms if ahead else sum(generated.duration_ms for generated in drafted[:num_following])
+        engine_ms = (
+            draft_ms
+            if ahead
+            else sum(generated.duration_ms for generated in drafted[:num_following])
+        )
         assumed = progress.after(*batch.segments)
         if progress.generation.options.draft_ahead and assumed.finish_reason is None:
             self._ahead = asyncio.create_task(self._write(assumed, is_ahead=True))
@@ -166,7 +190,11 @@ class Speculation:
         if num_candidates == 1:
             return await write_all(self._drafter, progress.draft_context, params)
         drafted = await together(
-            write_all(self._drafter, progress.draft_context, _of_alternative(params, len(progress.segments), number))
+            write_all(
+                self._drafter,
+                progress.draft_context,
+                _of_alternative(params, len(progress.segments), number),
+            )
             for number in range(num_candidates)
         )
         return [generated for segments in drafted for generated in segments]
@@ -181,20 +209,26 @@ class Speculation:
         scores = await of_drafted(self._scores(progress, batch))
         read_ms = clock.lap_ms()
         first = index * num_alternatives(progress)
-        judgements = await or_backend_unavailable("verifier", self._judge.judge(first, batch.drafted, scores))
+        judgements = await or_backend_unavailable(
+            "verifier", self._judge.judge(first, batch.drafted, scores)
+        )
         times = total(
             batch.times,
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
         records, kept = list[SegmentRecord](), progress
-        for number, (generated, judgement) in enumerate(zip(batch.drafted, judgements, strict=True)):
+        for number, (generated, judgement) in enumerate(
+            zip(batch.drafted, judgements, strict=True)
+        ):
             place = index if batch.are_alternatives else index + number
             purpose = alternative("accept", number) if batch.are_alternatives else "accept"
             draw = uniform(progress.generation.sampling.seed, purpose, place)
             repeats = kept.repeated_index(generated.segment)
             accepted = repeats is None and accepts(judgement, self._judge.acceptance, draw)
-            record = SegmentRecord(place, generated.segment, accepted, judgement, draw, repeats=repeats)
+            record = SegmentRecord(
+                place, generated.segment, accepted, judgement, draw, repeats=repeats
+            )
             records.append(replace(record, logprobs=generated.logprobs))
             if not batch.are_alternatives:
                 if not accepted:
@@ -206,7 +240,10 @@ class Speculation:
                 await self.aclose()  # the segment drafted ahead follows the first
             records = [chosen]
         cached = scores[0].num_cached_tokens
-        return [replace(record, times=shared(times, len(records)), num_cached_tokens=cached) for record in records]
+        return [
+            replace(record, times=shared(times, len(records)), num_cached_tokens=cached)
+            for record in records
+        ]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
         """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""
@@ -214,7 +251,9 @@ class Speculation:
         if not batch.are_alternatives:
             return await self._target.score(progress.context, batch.segments, session, projection)
         scores = await together(
-            self._target.score(progress.context, [one.segment], alternative(session, number), projection)
+            self._target.score(
+                progress.context, [one.segment], alternative(session, number), projection
+            )
             for number, one in enumerate(batch.drafted)
         )
         return [score for (score,) in scores]

@@ -14,7 +14,15 @@ from functools import partial
 
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Target
-from semspec.decoding.steps import Stopwatch, drafted_segment, of_drafted, rewritten, total, waited, written_by_target
+from semspec.decoding.steps import (
+    Stopwatch,
+    drafted_segment,
+    of_drafted,
+    rewritten,
+    total,
+    waited,
+    written_by_target,
+)
 from semspec.types import ChoiceScores, Drafted, ScoreMethod, Segment, SegmentRecord, StageTimes
 
 QUESTION = (
@@ -32,18 +40,28 @@ async def rounds(
 ) -> AsyncGenerator[Step, None]:
     """Draft, grade and keep or rewrite one step at a time. Raises: BackendUnavailable, and what the target raises."""
     while progress.finish_reason is None:
-        record = await drafted_segment(progress, backends.drafter, progress.params("draft", max_segments=1))
+        record = await drafted_segment(
+            progress, backends.drafter, progress.params("draft", max_segments=1)
+        )
         if progress.generation.show_drafts:
             yield Drafted(record.index, (record.segment,))
         grade, times = await _grade(progress, backends.target, record.segment, method)
         repeats = progress.repeated_index(record.segment)
         accepted = repeats is None and grade >= threshold
-        record = replace(record, accepted=accepted, score=grade, repeats=repeats, times=total(record.times, times))
+        record = replace(
+            record,
+            accepted=accepted,
+            score=grade,
+            repeats=repeats,
+            times=total(record.times, times),
+        )
         if record.accepted:
             progress = progress.after(record.segment)
             yield record
             continue
-        async with aclosing(rewritten(record, written_by_target(progress, backends, max_segments=1))) as steps:
+        async with aclosing(
+            rewritten(record, written_by_target(progress, backends, max_segments=1))
+        ) as steps:
             async for step in steps:
                 if isinstance(step, SegmentRecord):
                     progress = progress.after(step.segment)
@@ -55,14 +73,22 @@ def score(reply: ChoiceScores, method: ScoreMethod) -> float:
     if method == "greedy":
         return float(reply.likeliest) if reply.likeliest in DIGITS else 0.0
     mass = sum(reply.probabilities)
-    return sum(digit * probability for digit, probability in enumerate(reply.probabilities)) / mass if mass else 0.0
+    return (
+        sum(digit * probability for digit, probability in enumerate(reply.probabilities)) / mass
+        if mass
+        else 0.0
+    )
 
 
-async def _grade(progress: Progress, target: Target, drafted: Segment, method: ScoreMethod) -> tuple[float, StageTimes]:
+async def _grade(
+    progress: Progress, target: Target, drafted: Segment, method: ScoreMethod
+) -> tuple[float, StageTimes]:
     """The target's grade of the drafted step and the time waited for it."""
     clock = Stopwatch()
     context = progress.context.extended(drafted)
-    choices = await of_drafted(target.score_choices(context, QUESTION, PREFILL, DIGITS, progress.generation.session))
+    choices = await of_drafted(
+        target.score_choices(context, QUESTION, PREFILL, DIGITS, progress.generation.session)
+    )
     return score(choices, method), waited("read_ms", clock.lap_ms(), choices.duration_ms)
 
 

@@ -21,7 +21,15 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.types import Context, GeneratedSegment, GenerationParams, OpenText, SegmentRecord, StageTimes, Writer
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    OpenText,
+    SegmentRecord,
+    StageTimes,
+    Writer,
+)
 
 _stages = attrgetter(*(field.name for field in fields(StageTimes)))
 """All times; `astuple` would copy each."""
@@ -89,12 +97,16 @@ class BackendUnavailable(Exception):
 
 
 @contextmanager
-def backend_failures(role: str, errors: tuple[type[SemspecError], ...] = (SemspecError,)) -> Iterator[None]:
+def backend_failures(
+    role: str, errors: tuple[type[SemspecError], ...] = (SemspecError,)
+) -> Iterator[None]:
     """Raises: BackendUnavailable instead of `errors`."""
     try:
         yield
     except errors as error:
-        reason = next(text for error_type, text in BACKEND_FAILURES.items() if isinstance(error, error_type))
+        reason = next(
+            text for error_type, text in BACKEND_FAILURES.items() if isinstance(error, error_type)
+        )
         log.warning("the %s %s: %s", role, reason, error.message)
         raise BackendUnavailable(f"the {role} {reason}") from error
 
@@ -131,7 +143,9 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             await cancel_task(task)
 
 
-async def write_all(model: Model, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
+async def write_all(
+    model: Model, context: Context, params: GenerationParams
+) -> list[GeneratedSegment]:
     """All segments that `model` generates under `params`."""
     async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
@@ -145,17 +159,25 @@ async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSeg
     return drafted
 
 
-async def drafted_segment(progress: Progress, drafter: Drafter, params: GenerationParams) -> SegmentRecord:
+async def drafted_segment(
+    progress: Progress, drafter: Drafter, params: GenerationParams
+) -> SegmentRecord:
     """The record of the draft's next segment, not judged yet. Raises: BackendUnavailable."""
     clock = Stopwatch()
     generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
     times = waited("draft_ms", clock.lap_ms(), generated.duration_ms)
     index = len(progress.segments)
-    return SegmentRecord(index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs)
+    return SegmentRecord(
+        index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs
+    )
 
 
 async def write_on(
-    progress: Progress, model: Model, params: GenerationParams, stage: Stage, fallback: str | None = None
+    progress: Progress,
+    model: Model,
+    params: GenerationParams,
+    stage: Stage,
+    fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
     """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`.
 
@@ -179,7 +201,9 @@ async def write_on(
 
     shows_text = progress.generation.show_text and stage == "write_ms"
     kept: list[GeneratedSegment] = []
-    async with aclosing((model.stream if shows_text else model.generate)(context, params)) as stream:
+    async with aclosing(
+        (model.stream if shows_text else model.generate)(context, params)
+    ) as stream:
         async for generated in stream:
             if isinstance(generated, OpenText):
                 yield replace(generated, fallback=fallback)
@@ -219,13 +243,18 @@ async def rewritten(
 
 
 def written_by_target(
-    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0, fallback: str | None = None
+    progress: Progress,
+    backends: Backends,
+    max_segments: Literal[0, 1] = 0,
+    fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
     """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
 
     `fallback`: why it takes over, if it does.
     """
-    return write_on(progress, backends.target, progress.params("target", max_segments), "write_ms", fallback)
+    return write_on(
+        progress, backends.target, progress.params("target", max_segments), "write_ms", fallback
+    )
 
 
 async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
@@ -241,7 +270,9 @@ def target(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
     """The target alone: the baseline."""
     rounds = partial(written_by_target, max_segments=max_segments)
     writers = frozenset({Writer.TARGET})
-    return Strategy("target", rounds, generation.options, writers, is_exact=True, supports_grammars=True)
+    return Strategy(
+        "target", rounds, generation.options, writers, is_exact=True, supports_grammars=True
+    )
 
 
 def draft(generation: Generation) -> Strategy:

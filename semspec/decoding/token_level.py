@@ -12,7 +12,14 @@ from typing import Literal
 
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Drafter, Target
-from semspec.decoding.steps import BackendUnavailable, Stopwatch, of_drafted, or_backend_unavailable, total, waited
+from semspec.decoding.steps import (
+    BackendUnavailable,
+    Stopwatch,
+    of_drafted,
+    or_backend_unavailable,
+    total,
+    waited,
+)
 from semspec.errors import InternalError
 from semspec.types import (
     Context,
@@ -60,7 +67,12 @@ async def rounds(
     Raises: BackendUnavailable, and what the target raises.
     """
     generation = progress.generation
-    verified, fallback, since, num_shown = _resumed(generation), generation.fallback, list[Round](), 0
+    verified, fallback, since, num_shown = (
+        _resumed(generation),
+        generation.fallback,
+        list[Round](),
+        0,
+    )
     while progress.finish_reason is None:
         if fallback is not None and not verified.open_ids:
             raise BackendUnavailable(fallback)
@@ -78,7 +90,11 @@ async def rounds(
         for segment in verified.segments:
             record = _record(len(progress.segments), segment, since, fallback)
             progress, since, num_shown = progress.after(segment), [], 0
-            yield replace(record, open_piece=_open_piece(verified)) if segment is verified.segments[-1] else record
+            yield (
+                replace(record, open_piece=_open_piece(verified))
+                if segment is verified.segments[-1]
+                else record
+            )
         if max_segments and verified.segments:
             return
         if generation.show_text and gate is None and (text := verified.open_text[num_shown:]):
@@ -101,7 +117,11 @@ async def _round(
         proposal = await propose(progress, before, num_proposed)
     draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
     verified = await _verified(target, progress, before.open_ids, proposal, params)
-    return proposal, verified, total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms))
+    return (
+        proposal,
+        verified,
+        total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms)),
+    )
 
 
 def _resumed(generation: Generation) -> VerifiedTokens:
@@ -121,12 +141,19 @@ def _open_piece(verified: VerifiedTokens) -> Piece | None:
 
 
 async def _verified(
-    target: Target, progress: Progress, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    target: Target,
+    progress: Progress,
+    open_ids: Sequence[int],
+    proposal: Proposal,
+    params: GenerationParams,
 ) -> VerifiedTokens:
     """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
     adds nothing or leaves more open than fit the budget, either of which would repeat without an end."""
     verified = await of_drafted(target.verify_tokens(progress.context, open_ids, proposal, params))
-    num_closed, num_open = sum(len(segment.token_ids) for segment in verified.segments), len(verified.open_ids)
+    num_closed, num_open = (
+        sum(len(segment.token_ids) for segment in verified.segments),
+        len(verified.open_ids),
+    )
     # A segment may close behind tokens that were open, without a new one: the token after a sentence tells its end.
     if (not num_closed and num_open <= len(open_ids)) or num_open >= progress.tokens_left:
         raise InternalError(
@@ -135,7 +162,9 @@ async def _verified(
     return verified
 
 
-def _record(index: int, segment: Segment, since: Sequence[Round], fallback: str | None) -> SegmentRecord:
+def _record(
+    index: int, segment: Segment, since: Sequence[Round], fallback: str | None
+) -> SegmentRecord:
     """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
     return SegmentRecord(
         index,
@@ -149,7 +178,9 @@ def _record(index: int, segment: Segment, since: Sequence[Round], fallback: str 
     )
 
 
-async def _from_draft(drafter: Drafter, progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
+async def _from_draft(
+    drafter: Drafter, progress: Progress, verified: VerifiedTokens, num_tokens: int
+) -> Proposal:
     """The draft's next `num_tokens` tokens.
 
     A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
@@ -165,7 +196,9 @@ async def _from_draft(drafter: Drafter, progress: Progress, verified: VerifiedTo
     params = replace(params, sampling=replace(params.sampling, seed=seed))
     if verified.open_piece is not None:
         context, open_ids = Context((*context.pieces, verified.open_piece)), ()
-    proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
+    proposal = await or_backend_unavailable(
+        "draft", drafter.propose(context, open_ids, params, num_tokens)
+    )
     if not proposal.token_ids:
         raise BackendUnavailable("the draft proposed nothing")
     return proposal
@@ -175,7 +208,13 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
 
     def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-        return rounds(progress, backends.target, partial(_from_draft, backends.drafter), num_tokens, max_segments)
+        return rounds(
+            progress,
+            backends.target,
+            partial(_from_draft, backends.drafter),
+            num_tokens,
+            max_segments,
+        )
 
     return Strategy(
         "token-level",

@@ -4,7 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from semspec.errors import Mismatch
 
@@ -69,7 +74,9 @@ def context_window(config: PretrainedConfig) -> int:
     """
     stated = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or UNBOUNDED)
     rotaries = rotary_embeddings(config)
-    window = min((_rotary_window(rotary, stated, len(rotaries) == 1) for rotary in rotaries), default=stated)
+    window = min(
+        (_rotary_window(rotary, stated, len(rotaries) == 1) for rotary in rotaries), default=stated
+    )
     if kinds := sorted({rotary["rope_type"] for rotary in rotaries} & SWITCHING):
         reason = f"the rotary embedding {kinds[0]} changes earlier keys in longer contexts"
         logger.warning("contexts end after %d tokens, the trained window: %s", window, reason)

@@ -51,7 +51,9 @@ class Attention:
 
     def of_many(self, ordered: Sequence[Sequence[Chunk[BufferKV]]]) -> Attend:
         """Attention for tokens in the order of `ordered`, a result of `runs`."""
-        parts = [self._of_neighbours(run) if len(run) > 1 else self.of_one(run[0]) for run in ordered]
+        parts = [
+            self._of_neighbours(run) if len(run) > 1 else self.of_one(run[0]) for run in ordered
+        ]
         if len(parts) == 1:
             return parts[0]
         lengths = [sum(len(chunk.tokens) for chunk in run) for run in ordered]
@@ -73,10 +75,16 @@ class Attention:
         past = slab.tensor.narrow(2, first, len(run)).narrow(4, 0, longest).flatten(0, 1).unbind()
         rows = slab.row_numbers(first, positions).to(device)
         beyond = torch.arange(longest) > positions[:, None]
-        mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))[:, None, None].to(device)
+        mask = (
+            torch.zeros(beyond.shape, dtype=dtype)
+            .masked_fill_(beyond, float("-inf"))[:, None, None]
+            .to(device)
+        )
 
         def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            slab.rows[index].index_copy_(0, rows, keys_values.transpose(0, 1).reshape(-1, self._head_dim))
+            slab.rows[index].index_copy_(
+                0, rows, keys_values.transpose(0, 1).reshape(-1, self._head_dim)
+            )
             return self._of_rows(queries, past[2 * index], past[2 * index + 1], mask)
 
         return attend
@@ -93,28 +101,44 @@ class Attention:
             keys, values = past_and_own[2 * index : 2 * index + 2]
             if mask is not None:
                 return self._of_chunk(queries, keys, values, mask)
-            return _causal(queries, keys, values) if start == 0 else self._of_rows(queries, keys, values, None)
+            return (
+                _causal(queries, keys, values)
+                if start == 0
+                else self._of_rows(queries, keys, values, None)
+            )
 
         return attend
 
     def _mask(self, chunk: Chunk[BufferKV]) -> Tensor:
         """Mask to add to the attention scores of a chunk's tokens: `[group_size * num_tokens, end]`."""
         start, end = chunk.kv.num_tokens, chunk.end
-        mask = torch.full((end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device)
+        mask = torch.full(
+            (end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device
+        )
         return mask.triu_(start + 1).repeat(self._num_heads // self._num_kv_heads, 1)
 
     # Query heads that share a key head become rows of one head, so keys are not repeated.
 
-    def _of_rows(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def _of_rows(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """One token of each sequence; keys and values `[num_sequences, num_kv_heads, num_positions, head_dim]`."""
-        rows = queries.view(len(queries), self._num_kv_heads, -1, self._head_dim)  # [.., num_kv_heads, group_size, ..]
+        rows = queries.view(
+            len(queries), self._num_kv_heads, -1, self._head_dim
+        )  # [.., num_kv_heads, group_size, ..]
         return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).flatten(1)
 
     def _of_chunk(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Several tokens of one sequence."""
-        rows = queries.unflatten(1, (self._num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
+        rows = (
+            queries.unflatten(1, (self._num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
+        )
         attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
-        return attended.reshape(self._num_kv_heads, -1, len(queries), self._head_dim).permute(2, 0, 1, 3).flatten(1)
+        return (
+            attended.reshape(self._num_kv_heads, -1, len(queries), self._head_dim)
+            .permute(2, 0, 1, 3)
+            .flatten(1)
+        )
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -73,18 +73,29 @@ class ContextBatch:
         samplings = [replace(sampling, seed=seed) for seed in seeds]
         live, logits = list(range(len(seeds))), self._logits.expand(len(seeds), -1)
         with self._rest(len(seeds)) as (kv, prefix):
-            longest = max_tokens + MAX_CHARACTER_BYTES - 1  # a segment goes on to the end of its last character
+            longest = (
+                max_tokens + MAX_CHARACTER_BYTES - 1
+            )  # a segment goes on to the end of its last character
             for position in range(len(self._context), len(self._context) + longest):
                 if is_after_end and position == len(self._context):
-                    tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
+                    tokens = [
+                        draw_token(self._logits, own, position, self._lm.tokenizer)
+                        for own in samplings
+                    ]
                 else:
-                    tokens = draw_each(logits, [samplings[row] for row in live], [position] * len(live))
+                    tokens = draw_each(
+                        logits, [samplings[row] for row in live], [position] * len(live)
+                    )
                 for row, token in zip(live, tokens, strict=True):
-                    if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
+                    if ends_before(
+                        self._lm.tokenizer, segmentation, self._context, rows[row], token
+                    ):
                         ends[row] = SegmentEnd.BOUNDARY
                         continue
                     rows[row].append(token)
-                    if end := end_after(self._lm.tokenizer, segmentation, self._context, rows[row], max_tokens):
+                    if end := end_after(
+                        self._lm.tokenizer, segmentation, self._context, rows[row], max_tokens
+                    ):
                         ends[row] = end
                 kept = [i for i, row in enumerate(live) if row not in ends]
                 if not kept:
@@ -99,22 +110,36 @@ class ContextBatch:
     def read(self, segments: Sequence[Sequence[int]]) -> BatchReading:
         """States and surprisal of each of `segments`, which are alternatives after the context."""
         length, device = max(map(len, segments)), self._lm.device
-        ids = torch.tensor([[*segment, *[0] * (length - len(segment))] for segment in segments], device=device)
+        ids = torch.tensor(
+            [[*segment, *[0] * (length - len(segment))] for segment in segments], device=device
+        )
         num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
         at_once = max(1, MAX_SCORES // (len(segments) * num_heads * (len(self._context) + length)))
-        totals, statistics = [torch.zeros((), device=device)] * len(segments), [list[Tensor]() for _ in segments]
+        totals, statistics = (
+            [torch.zeros((), device=device)] * len(segments),
+            [list[Tensor]() for _ in segments],
+        )
         before = self._logits.expand(len(segments), 1, -1)
         with self._rest(len(segments)) as (kv, prefix):
             for start in range(0, length, at_once):
                 part = ids[:, start : start + at_once]
-                forward = self._lm.forward_batch(part, kv, part.shape[1], want_states=True, prefix=prefix)
-                logits, before = torch.cat([before, forward.logits[:, :-1]], 1), forward.logits[:, -1:]
+                forward = self._lm.forward_batch(
+                    part, kv, part.shape[1], want_states=True, prefix=prefix
+                )
+                logits, before = (
+                    torch.cat([before, forward.logits[:, :-1]], 1),
+                    forward.logits[:, -1:],
+                )
                 for row, segment in enumerate(segments):
                     own = slice(0, max(0, len(segment) - start))
                     totals[row] = totals[row] + forward.states[:, row, own].float().sum(1)
                     statistics[row].append(token_statistics(logits[row, own], part[row, own]))
-        states = torch.stack([total / len(segment) for total, segment in zip(totals, segments, strict=True)])
-        return BatchReading(states, torch.stack([segment_surprisal(torch.cat(of_row)) for of_row in statistics]))
+        states = torch.stack(
+            [total / len(segment) for total, segment in zip(totals, segments, strict=True)]
+        )
+        return BatchReading(
+            states, torch.stack([segment_surprisal(torch.cat(of_row)) for of_row in statistics])
+        )
 
     def text_of(self, segment: Sequence[int]) -> str:
         return self._lm.tokenizer.text_of(self._context, segment)
@@ -155,18 +180,32 @@ def attention(
     prefix_key, prefix_value = (tensor[0] for tensor in prefix[int(module.layer_idx)])  # type: ignore[arg-type]
     rows, num_heads, length, size = query.shape
     kv_heads, own_length = key.shape[1:3]
-    grouped = (query * scaling).reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, group * length, size]
-    by_head = grouped.transpose(0, 1).reshape(kv_heads, -1, size)  # one matrix product a head for all rows
-    shared = (by_head @ prefix_key.transpose(1, 2)).view(kv_heads, rows, -1, prefix_key.shape[1]).transpose(0, 1)
+    grouped = (query * scaling).reshape(
+        rows, kv_heads, -1, size
+    )  # [rows, kv_heads, group * length, size]
+    by_head = grouped.transpose(0, 1).reshape(
+        kv_heads, -1, size
+    )  # one matrix product a head for all rows
+    shared = (
+        (by_head @ prefix_key.transpose(1, 2))
+        .view(kv_heads, rows, -1, prefix_key.shape[1])
+        .transpose(0, 1)
+    )
     own = grouped @ key.transpose(2, 3)
     if length > 1:
-        future = torch.ones(length, own_length, dtype=torch.bool, device=own.device).triu(own_length - length + 1)
-        own = own.view(rows, kv_heads, -1, length, own_length).masked_fill(future, float("-inf")).view(own.shape)
+        future = torch.ones(length, own_length, dtype=torch.bool, device=own.device).triu(
+            own_length - length + 1
+        )
+        own = (
+            own.view(rows, kv_heads, -1, length, own_length)
+            .masked_fill(future, float("-inf"))
+            .view(own.shape)
+        )
     weights = torch.softmax(torch.cat([shared, own], -1), -1, dtype=torch.float32).to(query.dtype)
     to_prefix, to_own = weights.split([prefix_key.shape[1], own_length], -1)
-    mixed = (to_prefix.transpose(0, 1).reshape(kv_heads, -1, prefix_key.shape[1]) @ prefix_value).view(
-        kv_heads, rows, -1, size
-    ).transpose(0, 1) + to_own @ value
+    mixed = (
+        to_prefix.transpose(0, 1).reshape(kv_heads, -1, prefix_key.shape[1]) @ prefix_value
+    ).view(kv_heads, rows, -1, size).transpose(0, 1) + to_own @ value
     return mixed.reshape(rows, num_heads, length, size).transpose(1, 2).contiguous(), None
 
 

@@ -6,7 +6,13 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semspec.engine.architecture import check_architecture
@@ -42,16 +48,24 @@ class CausalLM:
     """Weights and tokenizer of a model, and information about both. Not thread-safe."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: ModelTokenizer, engine: EngineName = "auto", form: Form = "float32"
+        self,
+        model: PreTrainedModel,
+        tokenizer: ModelTokenizer,
+        engine: EngineName = "auto",
+        form: Form = "float32",
     ) -> None:
         """Raises: Mismatch when `engine` is "fast" and cannot run the model, or no engine can read its states."""
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.form = tokenizer, form
         self.info = info = tokenizer.info
         self._hooks = StateHooks(model)
-        reason = "transformers was chosen" if engine == "transformers" else unsupported_reason(model)
+        reason = (
+            "transformers was chosen" if engine == "transformers" else unsupported_reason(model)
+        )
         if reason and engine == "fast":
-            raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
+            raise Mismatch(
+                f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers"
+            )
         self.decoder = None if reason else Decoder(model, info.max_context_tokens)
         """Of the models that it supports."""
 
@@ -79,7 +93,9 @@ class CausalLM:
             model = _model(name, folder, config, device, form)
             num_embeddings = int(model.get_input_embeddings().num_embeddings)
             info = model_info(name, folder, config, raw, max_context_tokens, form)
-            tokenizer = ModelTokenizer(raw, info, eos_ids(folder, raw, num_embeddings), num_embeddings)
+            tokenizer = ModelTokenizer(
+                raw, info, eos_ids(folder, raw, num_embeddings), num_embeddings
+            )
             return cls(model, tokenizer, engine, form)
 
     @property
@@ -91,7 +107,9 @@ class CausalLM:
         """An empty KV cache for a new sequence, for use with `forward`."""
         return self.decoder.new_kv() if self.decoder else DynamicKV()
 
-    def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
+    def forward(
+        self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False
+    ) -> Forward:
         """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
         return self.forward_step([Chunk(tokens, kv, num_rows, want_states)])[0]
 
@@ -117,11 +135,19 @@ class CausalLM:
             raise TypeError(f"{type(chunk.kv).__name__} was not made by this model's new_kv()")
         ids = torch.tensor([list(chunk.tokens)], device=self.device)
         batch = self.forward_batch(ids, chunk.kv.cache, max(1, chunk.num_rows), chunk.want_states)
-        return Forward(batch.logits[0, : chunk.num_rows], batch.states[:, 0] if chunk.want_states else batch.states)
+        return Forward(
+            batch.logits[0, : chunk.num_rows],
+            batch.states[:, 0] if chunk.want_states else batch.states,
+        )
 
     @torch.inference_mode()
     def forward_batch(
-        self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False, prefix: Prefix | None = None
+        self,
+        ids: Tensor,
+        kv: DynamicCache,
+        num_rows: int = 1,
+        want_states: bool = False,
+        prefix: Prefix | None = None,
     ) -> Forward:
         """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
         `kv` holds what follows it, and the model's attention takes it (`semspec.engine.batch.attention`).
@@ -135,17 +161,25 @@ class CausalLM:
             first = prefix[0][0].shape[2] + kv.get_seq_length()
             positions = torch.arange(first, first + ids.shape[1], device=ids.device)
             more = {"prefix": prefix, "position_ids": positions[None]}
-        output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows, **more)
-        return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
+        output = self.model(
+            input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows, **more
+        )
+        return Forward(
+            output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0)
+        )
 
 
-def _model(name: str, folder: str, config: PretrainedConfig, device: str, form: Form) -> PreTrainedModel:
+def _model(
+    name: str, folder: str, config: PretrainedConfig, device: str, form: Form
+) -> PreTrainedModel:
     file = weights_file(folder)
     if device == "meta":
         if file:
             return gguf_outline(name, file, config)
         with torch.device(device):
-            outline: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            outline: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False
+            )
         check_weights(name, safetensors_sizes(folder), outline)
         return outline
     if file:
@@ -175,11 +209,15 @@ class StateHooks:
         collected, self._collected, self.is_open = self._collected, [], False
         return torch.stack([layer.to(collected[-1].device) for layer in collected])
 
-    def _collect_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    def _collect_input(
+        self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> None:
         if self.is_open:
             self._collected = [args[0] if args else kwargs["hidden_states"]]
 
-    def _collect_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    def _collect_output(
+        self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]
+    ) -> None:
         if self.is_open:
             self._collected.append(output[0] if isinstance(output, tuple) else output)
 
@@ -187,11 +225,15 @@ class StateHooks:
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:
     """Return the blocks of the language model; `model` may have other towers. Raises: Mismatch if there are none."""
     num_layers = model.config.get_text_config().num_hidden_layers
-    lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
+    lists = [
+        module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)
+    ]
     candidates = [modules for modules in lists if len(modules) == num_layers]
     if not candidates:
         kind = type(model).__name__
-        raise Mismatch(f"{kind} has no list of {num_layers} blocks whose hidden states can be read; give another model")
+        raise Mismatch(
+            f"{kind} has no list of {num_layers} blocks whose hidden states can be read; give another model"
+        )
     return next(filter(_are_layers, candidates), candidates[0])
 
 

@@ -23,7 +23,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from semspec import __version__
 from semspec.engine.architecture import context_window
-from semspec.engine.conversation import ids_after_turn, supports_choices, template_variables, tools_flaw
+from semspec.engine.conversation import (
+    ids_after_turn,
+    supports_choices,
+    template_variables,
+    tools_flaw,
+)
 from semspec.engine.digests import file_digests
 from semspec.engine.gguf import is_gguf, readable_name, weights_digest
 from semspec.engine.hub import fetch
@@ -55,7 +60,9 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
     except SemspecError:
         raise
     except Exception as error:
-        raise Mismatch(f"cannot load model {name!r}: {_reason(error)}; {_remedy_for(error)}") from error
+        raise Mismatch(
+            f"cannot load model {name!r}: {_reason(error)}; {_remedy_for(error)}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -90,7 +97,9 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError):
         raise
     except Exception as error:  # the Rust tokenizers raise plain exceptions
-        raise Mismatch(f"cannot read the tokenizer of {folder}: {error}; fetch its files again") from error
+        raise Mismatch(
+            f"cannot read the tokenizer of {folder}: {error}; fetch its files again"
+        ) from error
     _check_tokenizer(tokenizer, folder)
     return tokenizer
 
@@ -98,7 +107,9 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises: Mismatch when the tokenizer knows special tokens only (missing files), or its template is malformed."""
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens) + 1:
-        raise Mismatch(f"the tokenizer of {name} knows no text; put the model's tokenizer.json beside its weights")
+        raise Mismatch(
+            f"the tokenizer of {name} knows no text; put the model's tokenizer.json beside its weights"
+        )
     if tokenizer.chat_template is None:
         return
     try:
@@ -106,7 +117,9 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         tools_flaw(tokenizer, str(tokenizer.chat_template))  # kept for requests
         tokenizer.apply_chat_template([{"role": "user", "content": "How many?"}], tokenize=False)
     except TemplateSyntaxError as error:
-        message = f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
+        message = (
+            f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
+        )
         raise Mismatch(f"{message}; correct it, or fetch it again") from error
     except Exception as error:  # templates may raise any error, also for a conversation like this
         logger.info("the chat template of %s refuses a first user turn: %s", name, error)
@@ -151,7 +164,9 @@ def generation_config(folder: str) -> GenerationConfig | None:
     except OSError:
         return None
     except MALFORMED as error:
-        raise Mismatch(f"cannot read generation_config.json of {folder!r}: {_reason(error)}") from error
+        raise Mismatch(
+            f"cannot read generation_config.json of {folder!r}: {_reason(error)}"
+        ) from error
     return config
 
 
@@ -168,7 +183,9 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
     text_config = config.get("text_config")
     parts = [config, text_config] if isinstance(text_config, dict) else [config]
     stated = [
-        *_named_ids(getattr(generation_config(folder), "eos_token_id", None), "generation_config.json"),
+        *_named_ids(
+            getattr(generation_config(folder), "eos_token_id", None), "generation_config.json"
+        ),
         *(id for part in parts for id in _named_ids(part.get("eos_token_id"), "config.json")),
         *_named_ids(tokenizer.eos_token_id, "tokenizer_config.json"),
     ]
@@ -180,7 +197,9 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
             stated.append(first)
     ends = frozenset(id for id in stated if id < num_embeddings)
     if not ends:
-        raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
+        raise Mismatch(
+            "the model names no end-of-sequence token; set eos_token_id in generation_config.json"
+        )
     return ends
 
 
@@ -190,7 +209,9 @@ def _named_ids(eos_token_id: Any, file: str) -> list[int]:
         return []
     ids: list[int] = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     if not ids or any(type(id) is not int or id < 0 for id in ids):
-        raise Mismatch(f"eos_token_id in {file} is {eos_token_id!r}; name a token's id, or a list of them")
+        raise Mismatch(
+            f"eos_token_id in {file} is {eos_token_id!r}; name a token's id, or a list of them"
+        )
     return ids
 
 
@@ -205,14 +226,18 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    return _short(hashlib.sha256(json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()))
+    return _short(
+        hashlib.sha256(json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode())
+    )
 
 
 def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Digest of the chat template and of the special tokens it may name; empty if there is no template."""
     if tokenizer.chat_template is None:
         return ""
-    rendered_with = json.dumps([tokenizer.chat_template, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    rendered_with = json.dumps(
+        [tokenizer.chat_template, tokenizer.special_tokens_map], sort_keys=True, default=str
+    )
     return _short(hashlib.sha256(rendered_with.encode()))
 
 

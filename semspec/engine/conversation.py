@@ -32,7 +32,11 @@ CALL = "<tool_call>"
 
 
 def render(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], model: str, tools: str = "", variables: str = ""
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    model: str,
+    tools: str = "",
+    variables: str = "",
 ) -> str:
     """The text of a conversation up to the start of the assistant's turn; `model` is the name in errors.
 
@@ -51,7 +55,9 @@ def render(
     options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
     text, arguments = _rendered(tokenizer, messages, options)
     if not is_utf8(text):
-        raise InvalidRequest("a text or a call contains a lone surrogate, which is not valid Unicode", "messages")
+        raise InvalidRequest(
+            "a text or a call contains a lone surrogate, which is not valid Unicode", "messages"
+        )
     if any(message.role == "tool" or message.tool_calls for message in messages):
         marked = [_turn(tokenizer, message, arguments, is_marked=True) for message in messages]
         if _applied(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
@@ -73,7 +79,9 @@ class _AssistantsTurn(Extension):
 @lru_cache(maxsize=8)
 def _read_by(template: str) -> frozenset[str]:
     """The variables that a template takes from outside. Raises: TemplateSyntaxError."""
-    environment = ImmutableSandboxedEnvironment(extensions=[_AssistantsTurn, "jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        extensions=[_AssistantsTurn, "jinja2.ext.loopcontrols"]
+    )
     return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
@@ -81,23 +89,37 @@ def template_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
     """Variables of the chat template that a request may set: it reads them, and nothing else that renders it sets them.
     Raises: TemplateSyntaxError when the template is malformed."""
     template = tokenizer.chat_template
-    templates = list(template.values()) if isinstance(template, dict) else [template] if template else []
+    templates = (
+        list(template.values()) if isinstance(template, dict) else [template] if template else []
+    )
     parameters = inspect.signature(type(tokenizer).apply_chat_template).parameters
     special = (*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map)
-    return frozenset().union(*map(_read_by, templates)) - {*parameters, *special, *_SET_BY_TRANSFORMERS}
+    return frozenset().union(*map(_read_by, templates)) - {
+        *parameters,
+        *special,
+        *_SET_BY_TRANSFORMERS,
+    }
 
 
 def _set_by(tokenizer: "PreTrainedTokenizerBase", variables: str, model: str) -> dict[str, Any]:
     """Raises: InvalidRequest when `variables` is no JSON object of scalars, or the template does not read one."""
     try:
         given = json.loads(variables)
-        json.dumps(given, ensure_ascii=False).encode()  # no tokenizer takes half of a surrogate pair
+        json.dumps(
+            given, ensure_ascii=False
+        ).encode()  # no tokenizer takes half of a surrogate pair
     except (ValueError, RecursionError):
         given = None
-    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
-        raise InvalidRequest(f"{_VARIABLES}: not a JSON object of texts, numbers, true, false and null", _VARIABLES)
+    if not isinstance(given, dict) or any(
+        isinstance(value, dict | list) for value in given.values()
+    ):
+        raise InvalidRequest(
+            f"{_VARIABLES}: not a JSON object of texts, numbers, true, false and null", _VARIABLES
+        )
     if unknown := sorted(given.keys() - template_variables(tokenizer)):
-        message = f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
+        message = (
+            f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
+        )
         raise InvalidRequest(f"{_VARIABLES}: {message}; leave it out", _VARIABLES)
     return given
 
@@ -106,7 +128,9 @@ def _offered(tools: str) -> list[dict[str, Any]]:
     """Raises: InvalidRequest when `tools` is no JSON list in OpenAI's format."""
     try:
         offered = json.loads(tools)
-        if isinstance(offered, list) and all(isinstance(tool["function"]["name"], str) for tool in offered):
+        if isinstance(offered, list) and all(
+            isinstance(tool["function"]["name"], str) for tool in offered
+        ):
             return offered
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
@@ -117,7 +141,10 @@ def _offered(tools: str) -> list[dict[str, Any]]:
 def tools_flaw(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
     """Why no tools can be offered by the tokenizer's `template`, rendered with and without one; empty if they can."""
     parameters = {"type": "object", "properties": {}}
-    tool = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": parameters}}
+    tool = {
+        "type": "function",
+        "function": {"name": _MARK, "description": "", "parameters": parameters},
+    }
     turns = [{"role": "user", "content": "A task."}]
     try:
         bare, shown = (_applied(tokenizer, turns, {"tools": tools}) for tools in (None, [tool]))
@@ -125,7 +152,11 @@ def tools_flaw(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
         return f"refuses them: {error}"
     if shown == bare:
         return "does not show them"
-    return "" if CALL in shown else f"has another format of calls than {CALL}, which is the only one that is read"
+    return (
+        ""
+        if CALL in shown
+        else f"has another format of calls than {CALL}, which is the only one that is read"
+    )
 
 
 def _rendered(
@@ -133,14 +164,18 @@ def _rendered(
 ) -> tuple[str, Callable[[str], Any]]:
     """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
     has it, or their JSON text, as in OpenAI's format."""
-    forms: list[Callable[[str], Any]] = [_parse_arguments, str] if any(turn.tool_calls for turn in messages) else [str]
+    forms: list[Callable[[str], Any]] = (
+        [_parse_arguments, str] if any(turn.tool_calls for turn in messages) else [str]
+    )
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
             return _applied(tokenizer, turns, options), arguments
         except Exception as error:  # templates may raise any error
             failure = error
-    raise InvalidRequest(f"the chat template refuses these messages: {failure}", "messages") from failure
+    raise InvalidRequest(
+        f"the chat template refuses these messages: {failure}", "messages"
+    ) from failure
 
 
 def _parse_arguments(arguments: str) -> Any:
@@ -151,12 +186,19 @@ def _parse_arguments(arguments: str) -> Any:
         return arguments
 
 
-def _applied(tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], options: dict[str, Any]) -> str:
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options))
+def _applied(
+    tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], options: dict[str, Any]
+) -> str:
+    return str(
+        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+    )
 
 
 def _turn(
-    tokenizer: "PreTrainedTokenizerBase", message: Message, arguments: Callable[[str], Any], is_marked: bool = False
+    tokenizer: "PreTrainedTokenizerBase",
+    message: Message,
+    arguments: Callable[[str], Any],
+    is_marked: bool = False,
 ) -> dict[str, Any]:
     """A message as templates expect it, with the fields it has; with marks, if wanted."""
     has_developer = "developer" in str(tokenizer.chat_template)
@@ -210,10 +252,14 @@ def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str
     try:
         rendered = _applied(tokenizer, turns, {})
     except Exception as error:  # templates may raise any error
-        raise Mismatch(f"the target's chat template refuses a question after a turn: {error}; {REMEDY}") from error
+        raise Mismatch(
+            f"the target's chat template refuses a question after a turn: {error}; {REMEDY}"
+        ) from error
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     if not separator or question.strip() not in suffix:
-        raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
+        raise Mismatch(
+            f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}"
+        )
     form = next(iter(known_forms(tokenizer.get_added_vocab())), THINK)
     if prefill.startswith(THINK.opening):
         opening = "" if opened_form(suffix) else form.opening
@@ -238,5 +284,7 @@ def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> 
     for index, (option, own) in enumerate(zip(options, ids, strict=True)):
         if len(own) != 1 or own[0] == tokenizer.unk_token_id:
             field = f"options[{index}]"
-            raise InvalidRequest(f"{field}: {option!r} is not one token of the target's vocabulary", field)
+            raise InvalidRequest(
+                f"{field}: {option!r} is not one token of the target's vocabulary", field
+            )
     return [own[0] for own in ids]

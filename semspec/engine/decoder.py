@@ -36,7 +36,11 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"its rotary embedding is {rope}, not one of {', '.join(sorted(STATIC_ROPES))}"
     for name, module in model.named_modules():
         is_product = name.endswith(("_proj", "lm_head"))
-        if is_product and type(module) not in (nn.Linear, PackedModule, JointPart):  # quantised, or with an adapter
+        if is_product and type(module) not in (
+            nn.Linear,
+            PackedModule,
+            JointPart,
+        ):  # quantised, or with an adapter
             return f"its {name} is {type(module).__name__}, not a plain Linear"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
@@ -66,7 +70,9 @@ class _Block:
 
     def add_mlp(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """Return `hidden` plus the MLP's output for `normed`."""
-        gate, up = F.linear(normed, self._gate_up, self._gate_up_bias).chunk(2, -1)  # [num_tokens, intermediate_size]
+        gate, up = F.linear(normed, self._gate_up, self._gate_up_bias).chunk(
+            2, -1
+        )  # [num_tokens, intermediate_size]
         return _added(hidden, F.silu(gate).mul_(up), self._down, self._down_bias)
 
 
@@ -116,7 +122,9 @@ class Decoder:
         config, inner = model.config, model.model
         self._embed, self._head = inner.embed_tokens, model.lm_head
         is_packed = isinstance(self._head, PackedModule)
-        self._blocks = [_PackedBlock(layer) if is_packed else _Block(layer) for layer in inner.layers]
+        self._blocks = [
+            _PackedBlock(layer) if is_packed else _Block(layer) for layer in inner.layers
+        ]
         self._norm: Tensor = inner.norm.weight
         self._eps = config.rms_norm_eps
         self._rotary = inner.rotary_emb
@@ -126,10 +134,14 @@ class Decoder:
         # the last bits, which may decide how an activation is rounded to eight bits; fp64 makes them irrelevant.
         self._dtype, kv_dtype = self._norm.dtype, torch.float64 if is_packed else self._norm.dtype
         device = self._norm.device
-        self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, kv_dtype, device, window)
+        self.layout = Layout(
+            len(self._blocks), self._num_kv_heads, self._head_dim, kv_dtype, device, window
+        )
         self._slabs = Slabs(self.layout)
         self._attention = Attention(self.layout, self._num_heads)
-        self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._norm) and not is_packed else None
+        self._cpu_eps = (
+            torch.full((1, 1), self._eps) if _is_cpu_float32(self._norm) and not is_packed else None
+        )
         self._ones = self._norm.new_ones(len(self._norm), 1)
         self._cos, self._sin = self._rotations(0)
 
@@ -158,8 +170,12 @@ class Decoder:
     def _forward_many(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs]:
         ordered = runs(chunks)
         arranged = [chunk for run in ordered for chunk in run]
-        self._prepare_rotations(max(chunk.end for chunk in chunks), max(chunk.kv.capacity for chunk in chunks))
-        positions = torch.tensor([one for chunk in arranged for one in chunk.positions], device=self.layout.device)
+        self._prepare_rotations(
+            max(chunk.end for chunk in chunks), max(chunk.kv.capacity for chunk in chunks)
+        )
+        positions = torch.tensor(
+            [one for chunk in arranged for one in chunk.positions], device=self.layout.device
+        )
         hidden = self._embedded([token for chunk in arranged for token in chunk.tokens])
         attend = self._attention.of_many(ordered)
         states = self._through_blocks(hidden, self._cos[positions], self._sin[positions], attend)
@@ -168,11 +184,17 @@ class Decoder:
             chunk.kv.num_tokens = chunk.end
         return [outputs[id(chunk)] for chunk in chunks]
 
-    def _outputs_of(self, arranged: Sequence[Chunk[BufferKV]], states: list[Tensor]) -> dict[int, Outputs]:
+    def _outputs_of(
+        self, arranged: Sequence[Chunk[BufferKV]], states: list[Tensor]
+    ) -> dict[int, Outputs]:
         """What each chunk wants, by the chunk's identity."""
         logits = nothing = states[-1].new_empty(0)
         ends = list(accumulate(len(chunk.tokens) for chunk in arranged))
-        rows = [row for chunk, end in zip(arranged, ends, strict=True) for row in range(end - chunk.num_rows, end)]
+        rows = [
+            row
+            for chunk, end in zip(arranged, ends, strict=True)
+            for row in range(end - chunk.num_rows, end)
+        ]
         if rows:
             is_end = rows[0] == ends[-1] - len(rows)  # a view then
             logits = self._logits(states[-1][rows[0] :] if is_end else states[-1][rows])
@@ -185,7 +207,9 @@ class Decoder:
         return outputs
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
-        if len(tokens) == 1 and isinstance(self._embed, nn.Embedding):  # a view avoids copying an index to the device
+        if len(tokens) == 1 and isinstance(
+            self._embed, nn.Embedding
+        ):  # a view avoids copying an index to the device
             return self._embed.weight.narrow(0, tokens[0], 1)
         embedded: Tensor = self._embed(torch.tensor(tokens, device=self.layout.device))
         return embedded
@@ -196,7 +220,9 @@ class Decoder:
 
     def _rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[num_positions, 1, head_dim]`; the sines of the first half are negated."""
-        cos, sin = self._rotary(self._norm, torch.arange(num_positions, device=self.layout.device)[None])
+        cos, sin = self._rotary(
+            self._norm, torch.arange(num_positions, device=self.layout.device)[None]
+        )
         sin[..., : self._head_dim // 2].neg_()
         return cos[0, :, None], sin[0, :, None]
 
@@ -211,15 +237,21 @@ class Decoder:
         if num_tokens == 1:  # here and below, half as many kernels
             mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)
         else:
-            mean_square = torch.addmm(self._cpu_eps, hidden.square(), self._ones, alpha=1 / hidden_size)
+            mean_square = torch.addmm(
+                self._cpu_eps, hidden.square(), self._ones, alpha=1 / hidden_size
+            )
         return (hidden * mean_square.rsqrt_()).mul_(weight)
 
-    def _through_blocks(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> list[Tensor]:
+    def _through_blocks(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> list[Tensor]:
         """The input of the first block and the output of every block, `[num_tokens, hidden_size]` each."""
         states = [hidden]
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
-            attended = attend(index, queries, keys_values).to(self._dtype)  # [num_tokens, num_heads * head_dim]
+            attended = attend(index, queries, keys_values).to(
+                self._dtype
+            )  # [num_tokens, num_heads * head_dim]
             hidden = block.add_attention(hidden, attended)
             hidden = block.add_mlp(hidden, self._normed(hidden, block.mlp_norm))
             states.append(hidden)
@@ -231,7 +263,9 @@ class Decoder:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
         num_tokens = hidden.shape[0]
         qkv = block.qkv(self._normed(hidden, block.attention_norm))
-        heads = qkv.view(num_tokens, -1, self._head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+        heads = qkv.view(
+            num_tokens, -1, self._head_dim
+        )  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         rotated = heads.narrow(1, 0, self._num_heads + self._num_kv_heads)
         halves_swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(halves_swapped, sin)

@@ -16,7 +16,11 @@ def device_of(name: str, user: str) -> str:
         return "cuda" if num_gpus else "cpu"
     _, _, index = name.partition(":")
     if name.startswith("cuda") and int(index or 0) >= num_gpus:
-        seen = f"torch sees {num_gpus} here" if torch.backends.cuda.is_built() else "this torch is built without CUDA"
+        seen = (
+            f"torch sees {num_gpus} here"
+            if torch.backends.cuda.is_built()
+            else "this torch is built without CUDA"
+        )
         raise Mismatch(f"no device {name!r} for {user}: {seen}; take 'cpu' or 'auto'")
     return name
 

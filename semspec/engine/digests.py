@@ -64,7 +64,10 @@ def _identity(path: Path) -> list[object]:
 def _entry(path: Path) -> Path | None:
     """The file that remembers the digest of `path`; None for a user without a home folder."""
     try:
-        return cache_folder() / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
+        return (
+            cache_folder()
+            / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
+        )
     except RuntimeError:
         return None
 
@@ -86,4 +89,6 @@ def _remember(entry: Path | None, fields: list[object]) -> None:
         partial.write_text(json.dumps(fields))
         partial.replace(entry)
     except OSError as error:
-        logger.info("the digest of %s is not remembered, and computed again next time: %s", fields[0], error)
+        logger.info(
+            "the digest of %s is not remembered, and computed again next time: %s", fields[0], error
+        )

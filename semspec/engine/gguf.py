@@ -87,10 +87,17 @@ def checkpoint_of(file: Path) -> Path:
     try:
         [digest] = file_digests([file])
         folder = parent / digest[:16]
-        link = {"format": FORMAT, "file": str(file), "sha256": digest, "name": readable_name(str(file))}
+        link = {
+            "format": FORMAT,
+            "file": str(file),
+            "sha256": digest,
+            "name": readable_name(str(file)),
+        }
         found = _read_link(folder)
         if found is None:
-            _write_folder(folder, _contents(file, header, digest, folder) | {LINK: json.dumps(link, indent=2)})
+            _write_folder(
+                folder, _contents(file, header, digest, folder) | {LINK: json.dumps(link, indent=2)}
+            )
         elif found != link:  # the file has moved, or there are copies
             _write_whole(folder / LINK, json.dumps(link, indent=2))
     except OSError as error:
@@ -108,7 +115,9 @@ def weights_file(folder: str | Path) -> Path | None:
         return None
     file = Path(link["file"])
     if not file.is_file():
-        raise Mismatch(f"{file} is not there any more; put it back, or give the place where it is now")
+        raise Mismatch(
+            f"{file} is not there any more; put it back, or give the place where it is now"
+        )
     return file
 
 
@@ -121,12 +130,21 @@ def weights_digest(folder: str | Path) -> str | None:
 def check_weights(file: Path, header: Header) -> None:
     """Raises: Mismatch when the file's model is of a kind that is not served, or a tensor's type cannot be read."""
     architecture = header.metadata.get("general.architecture")
-    if header.metadata.get("general.type") in ("mmproj", "adapter", "imatrix") or architecture == "clip":
-        raise Mismatch(f"{file} is not a language model but a part for one; give the GGUF file of the model itself")
+    if (
+        header.metadata.get("general.type") in ("mmproj", "adapter", "imatrix")
+        or architecture == "clip"
+    ):
+        raise Mismatch(
+            f"{file} is not a language model but a part for one; give the GGUF file of the model itself"
+        )
     if architecture not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
-        raise Mismatch(f"{file} has the architecture {architecture!r}, but only {known} are read; {SAFETENSORS}")
-    foreign = [what for key, what in FOREIGN.items() if header.metadata.get(f"{architecture}.{key}")]
+        raise Mismatch(
+            f"{file} has the architecture {architecture!r}, but only {known} are read; {SAFETENSORS}"
+        )
+    foreign = [
+        what for key, what in FOREIGN.items() if header.metadata.get(f"{architecture}.{key}")
+    ]
     if "rope_freqs.weight" in header.tensors:
         foreign.append("rotary frequencies in a tensor")
     if foreign:
@@ -163,7 +181,11 @@ def _contents(file: Path, header: Header, digest: str, folder: Path) -> dict[str
         "tokenizer_config.json": json.dumps(tokenizer.config(), indent=2, ensure_ascii=False),
         "README.txt": README.format(file=file, digest=digest, folder=folder),
     }
-    return contents if tokenizer.template is None else contents | {"chat_template.jinja": tokenizer.template}
+    return (
+        contents
+        if tokenizer.template is None
+        else contents | {"chat_template.jinja": tokenizer.template}
+    )
 
 
 def _config(file: Path, header: Header, num_tokens: int) -> dict[str, Any]:
@@ -174,18 +196,24 @@ def _config(file: Path, header: Header, num_tokens: int) -> dict[str, Any]:
     def number(key: str, accepts: Callable[[Any], bool], default: Any = None) -> Any:
         value = header.metadata.get(f"{architecture}.{key}", default)
         if not accepts(value):
-            raise Mismatch(f"{file} has {value!r} as {architecture}.{key}; fetch it again, or {SAFETENSORS}")
+            raise Mismatch(
+                f"{file} has {value!r} as {architecture}.{key}; fetch it again, or {SAFETENSORS}"
+            )
         return value
 
     sizes = {name: number(key, _is_size) for name, key in SIZES.items()}
-    head_size = number("attention.key_length", _is_size, sizes["hidden_size"] // sizes["num_attention_heads"])
+    head_size = number(
+        "attention.key_length", _is_size, sizes["hidden_size"] // sizes["num_attention_heads"]
+    )
     number("rope.dimension_count", lambda value: value == head_size, head_size)
     number("attention.value_length", lambda value: value == head_size, head_size)
     config = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,
         **sizes,
-        "num_key_value_heads": number("attention.head_count_kv", _is_size, sizes["num_attention_heads"]),
+        "num_key_value_heads": number(
+            "attention.head_count_kv", _is_size, sizes["num_attention_heads"]
+        ),
         "head_dim": head_size,
         "hidden_act": "silu",
         "rms_norm_eps": _decimal(number("attention.layer_norm_rms_epsilon", _is_positive)),
@@ -223,7 +251,9 @@ def _cache_folder() -> Path:
     try:
         return cache_home() / "gguf"
     except RuntimeError as error:
-        raise Mismatch(f"there is no folder for a cache: {error}; set XDG_CACHE_HOME to one") from error
+        raise Mismatch(
+            f"there is no folder for a cache: {error}; set XDG_CACHE_HOME to one"
+        ) from error
 
 
 def _read_link(folder: Path) -> dict[str, Any] | None:
@@ -234,7 +264,9 @@ def _read_link(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(link, dict) or link.get("format") != FORMAT:
         return None
-    return link if all(isinstance(link.get(key), str) for key in ("file", "sha256", "name")) else None
+    return (
+        link if all(isinstance(link.get(key), str) for key in ("file", "sha256", "name")) else None
+    )
 
 
 def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
@@ -260,7 +292,9 @@ def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
 
 def _write_whole(file: Path, text: str) -> None:
     """Write a file at once. Raises: OSError."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as partial:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=file.parent, prefix=f".{file.name}.", delete=False
+    ) as partial:
         try:
             partial.write(text)
             partial.flush()
@@ -284,4 +318,6 @@ def _write_refusal(file: Path, parent: Path, error: OSError) -> Mismatch:
         return Mismatch(f"no room in {parent} for configuration and tokenizer of {file}; {remedy}")
     reason = error.strerror or error
     remedy = "set XDG_CACHE_HOME to a folder that can be written"
-    return Mismatch(f"cannot write configuration and tokenizer of {file} into {parent}: {reason}; {remedy}")
+    return Mismatch(
+        f"cannot write configuration and tokenizer of {file} into {parent}: {reason}; {remedy}"
+    )

@@ -18,7 +18,19 @@ from semspec.errors import Mismatch
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
-FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 """Value types of fixed size, as `struct` names them; all are little-endian."""
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32
@@ -59,13 +71,19 @@ def read_header(file: Path) -> Header:
         with file.open("rb") as opened:
             if (magic := opened.read(len(MAGIC))) != MAGIC:
                 found = f"begins with {magic!r}, not with {MAGIC!r}" if magic else "is empty"
-                raise Mismatch(f"{file} is not a GGUF file: it {found}; fetch it again, or give another file")
+                raise Mismatch(
+                    f"{file} is not a GGUF file: it {found}; fetch it again, or give another file"
+                )
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(file, content, num_bytes).read()
     except OSError as error:
-        raise Mismatch(f"cannot read {file}: {error.strerror or error}; give a GGUF file that can be read") from error
+        raise Mismatch(
+            f"cannot read {file}: {error.strerror or error}; give a GGUF file that can be read"
+        ) from error
     except UnicodeDecodeError as error:
-        raise Mismatch(f"{file} is damaged: a text in its header is not UTF-8; fetch it again") from error
+        raise Mismatch(
+            f"{file} is damaged: a text in its header is not UTF-8; fetch it again"
+        ) from error
 
 
 class _Reader:
@@ -78,21 +96,31 @@ class _Reader:
     def read(self) -> Header:
         version = self._number("I")
         if version not in VERSIONS:
-            reason = "is big-endian" if version >= 1 << 16 else f"has version {version} of the format"
-            self._refuse(reason, "give a little-endian file of version 3, as llama.cpp writes it now")
+            reason = (
+                "is big-endian" if version >= 1 << 16 else f"has version {version} of the format"
+            )
+            self._refuse(
+                reason, "give a little-endian file of version 3, as llama.cpp writes it now"
+            )
         num_tensors, num_values = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = self._text()
             metadata[key] = self._value(self._number("I"))
         if (number := metadata.get("split.count", 0)) not in (0, 1):
-            self._refuse(f"is one of {number} parts", "join them with `llama-gguf-split --merge`, or give a whole file")
+            self._refuse(
+                f"is one of {number} parts",
+                "join them with `llama-gguf-split --merge`, or give a whole file",
+            )
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
             self._refuse(f"has the alignment {alignment!r}", "fetch it again")
         described = [self._tensor() for _ in range(num_tensors)]
         first = -(-self._position // alignment) * alignment
-        tensors = {name: TensorInfo(name, shape, kind, first + at, size) for name, shape, kind, at, size in described}
+        tensors = {
+            name: TensorInfo(name, shape, kind, first + at, size)
+            for name, shape, kind, at, size in described
+        }
         end = max((tensor.start + tensor.num_bytes for tensor in tensors.values()), default=0)
         if end > self._num_bytes:
             self._refuse(f"is cut: it has {self._num_bytes:,} of {end:,} bytes", "fetch it again")
@@ -101,16 +129,24 @@ class _Reader:
     def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]:
         name, num_dimensions = self._text(), self._number("I")
         if num_dimensions > MAX_DIMENSIONS:
-            self._refuse(f"is damaged: its tensor {name!r} has {num_dimensions} dimensions", "fetch it again")
+            self._refuse(
+                f"is damaged: its tensor {name!r} has {num_dimensions} dimensions", "fetch it again"
+            )
         shape = tuple(reversed([self._number("Q") for _ in range(num_dimensions)]))
         number, offset = self._number("I"), self._number("Q")
         try:
             kind = GGMLQuantizationType(number)
             block_size, block_bytes = GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            self._refuse(f"has the tensor {name!r} in type {number}, which is not known", "give one in Q8_0 or Q4_K_M")
+            self._refuse(
+                f"has the tensor {name!r} in type {number}, which is not known",
+                "give one in Q8_0 or Q4_K_M",
+            )
         if not shape or shape[-1] % block_size:
-            self._refuse(f"is damaged: {kind.name} cannot hold {[*shape]} of its tensor {name!r}", "fetch it again")
+            self._refuse(
+                f"is damaged: {kind.name} cannot hold {[*shape]} of its tensor {name!r}",
+                "fetch it again",
+            )
         return name, shape, kind, offset, prod(shape) // block_size * block_bytes
 
     def _value(self, kind: int) -> Any:
@@ -131,7 +167,9 @@ class _Reader:
         return form
 
     def _number(self, form: str) -> Any:
-        [number] = struct.unpack_from(f"<{form}", self._content, self._take(struct.calcsize(f"<{form}")))
+        [number] = struct.unpack_from(
+            f"<{form}", self._content, self._take(struct.calcsize(f"<{form}"))
+        )
         return number
 
     def _text(self) -> str:

@@ -59,7 +59,11 @@ def _packed(name: str, model: Any, tensors: Tensors) -> PreTrainedModel:
         if is_product and not tensor.is_packable:
             reason = f"its {key} has the type {tensor.type.name}, which cannot be computed with"
             raise Mismatch(f"dtype packed: {name}: {reason}; set dtype to float32 or bfloat16")
-    from semspec.engine.products import Weight, gated_mlp, product  # imports ONNX Runtime, which few models need
+    from semspec.engine.products import (
+        Weight,
+        gated_mlp,
+        product,
+    )  # imports ONNX Runtime, which few models need
 
     num_threads = torch.get_num_threads()
 

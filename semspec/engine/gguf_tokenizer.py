@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from semspec.errors import Mismatch
 
@@ -23,7 +32,9 @@ _SPLIT = (
 )
 QWEN2_SPLIT, LLAMA3_SPLIT = _SPLIT % "", _SPLIT % "{1,3}"
 
-END_TOKENS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"})
+END_TOKENS = frozenset(
+    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"}
+)
 """Special tokens that end a turn or a text, whether or not the file names them so."""
 
 OTHER_FILE = "give a newer GGUF file of the model, or its safetensors checkpoint"
@@ -48,7 +59,9 @@ class PreTokenizer:
         """Return the rules as a pre-tokenizer that writes bytes as characters."""
         if self.split:
             split = pre_tokenizers.Split(Regex(self.split), "isolated")
-            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+            return pre_tokenizers.Sequence(
+                [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            )
         gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
         if self.is_by_digit:
             return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
@@ -80,13 +93,17 @@ class GgufTokenizer:
         """Build the tokenizer. Raises: Mismatch when the file has none, or one of another kind."""
         tokens, rules = self.tokens, self._rules
         merges = self._list("merges")
-        pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges)]
+        pairs = [
+            (left, right) for left, _, right in (str(merge).partition(" ") for merge in merges)
+        ]
         types = self._types
         vocabulary = {token: id for id, token in enumerate(tokens) if types[id] != UNUSED}
         try:
             bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.keeps_whole_tokens)
         except Exception as error:  # the Rust tokenizers raise plain exceptions
-            raise self._refusal(f"has merges that do not belong to its tokens ({error})", "fetch it again") from error
+            raise self._refusal(
+                f"has merges that do not belong to its tokens ({error})", "fetch it again"
+            ) from error
         tokenizer = Tokenizer(bpe)
         tokenizer.normalizer = normalizers.NFC() if rules.is_normalized else None
         tokenizer.pre_tokenizer = rules.build()
@@ -100,7 +117,9 @@ class GgufTokenizer:
         offsets = processors.ByteLevel(trim_offsets=False)
         bos = self.token("bos")
         if self.adds_bos and bos is not None:
-            template = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, self._id("bos"))])
+            template = processors.TemplateProcessing(
+                f"{bos} $A", special_tokens=[(bos, self._id("bos"))]
+            )
             tokenizer.post_processor = processors.Sequence([offsets, template])
         else:
             tokenizer.post_processor = offsets
@@ -127,7 +146,9 @@ class GgufTokenizer:
         in the published configuration of such models.
         """
         uses_bos = self.adds_bos or "bos_token" in (self.template or "")
-        kinds = {"eos": "eos", "unk": "unknown", "pad": "padding"} | ({"bos": "bos"} if uses_bos else {})
+        kinds = {"eos": "eos", "unk": "unknown", "pad": "padding"} | (
+            {"bos": "bos"} if uses_bos else {}
+        )
         named = {f"{kind}_token": self.token(key) for kind, key in kinds.items()}
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -139,7 +160,11 @@ class GgufTokenizer:
         """The ids that end a turn or a text: those that the file names, the first of them first, and `END_TOKENS`."""
         named = [id for kind in ("eos", "eot", "eom") if (id := self._id(kind)) is not None]
         types = self._types
-        known = [id for id, token in enumerate(self.tokens) if types[id] == CONTROL and token in END_TOKENS]
+        known = [
+            id
+            for id, token in enumerate(self.tokens)
+            if types[id] == CONTROL and token in END_TOKENS
+        ]
         return list(dict.fromkeys([*named, *known]))
 
     def token(self, kind: str) -> str | None:
@@ -150,14 +175,18 @@ class GgufTokenizer:
     def _id(self, kind: str) -> int | None:
         id = self.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if id is not None and not (type(id) is int and 0 <= id < len(self.tokens)):
-            raise self._refusal(f"names {id!r} as its {kind} token, which it does not have", "fetch it again")
+            raise self._refusal(
+                f"names {id!r} as its {kind} token, which it does not have", "fetch it again"
+            )
         return id
 
     @property
     def _types(self) -> list[int]:
         tokens, types = self.tokens, self._list("token_type")
         if len(types) != len(tokens):
-            raise self._refusal(f"has {len(tokens)} tokens and {len(types)} types of them", "fetch it again")
+            raise self._refusal(
+                f"has {len(tokens)} tokens and {len(types)} types of them", "fetch it again"
+            )
         return types
 
     @property
@@ -166,19 +195,25 @@ class GgufTokenizer:
         if model is None:
             raise self._refusal("has no tokenizer", "give a GGUF file of a whole language model")
         if model != "gpt2":
-            raise self._refusal(f"has a tokenizer of the kind {model!r}, which is not read", OTHER_FILE)
+            raise self._refusal(
+                f"has a tokenizer of the kind {model!r}, which is not read", OTHER_FILE
+            )
         name = self.metadata.get("tokenizer.ggml.pre")
         if name is None:
             raise self._refusal("does not name its pre-tokenizer", OTHER_FILE)
         if name not in PRE_TOKENIZERS:
             known = ", ".join(PRE_TOKENIZERS)
-            raise self._refusal(f"has the pre-tokenizer {name!r}, which is not among {known}", OTHER_FILE)
+            raise self._refusal(
+                f"has the pre-tokenizer {name!r}, which is not among {known}", OTHER_FILE
+            )
         return PRE_TOKENIZERS[name]
 
     def _list(self, key: str) -> list[Any]:
         value = self.metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(value, list) or not value:
-            raise self._refusal(f"has no tokenizer.ggml.{key}", "fetch it again, or give another file of the model")
+            raise self._refusal(
+                f"has no tokenizer.ggml.{key}", "fetch it again, or give another file of the model"
+            )
         return value
 
     def _refusal(self, reason: str, remedy: str) -> Mismatch:

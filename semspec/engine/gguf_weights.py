@@ -112,7 +112,10 @@ def read_tensors(file: Path, config: PretrainedConfig) -> dict[str, GgufTensor]:
     Raises: Mismatch when the file cannot be read, or has a tensor that these models lack.
     """
     data: Codes = np.memmap(file, np.uint8, "r")
-    heads: dict[str, int] = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads: dict[str, int] = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": config.num_key_value_heads,
+    }
     tensors = dict[str, GgufTensor]()
     for info in read_header(file).tensors.values():
         raw, name = _rows(data, info), _name(file, info.name)
@@ -143,7 +146,9 @@ def _name(file: Path, gguf_name: str) -> str:
     """Return transformers' name of a tensor. Raises: Mismatch when Llama and Qwen2 models have no such tensor."""
     *block, module, kind = gguf_name.split(".")
     if module not in NAMES:
-        raise Mismatch(f"{file} has a tensor {gguf_name}, which is not read; give the safetensors checkpoint")
+        raise Mismatch(
+            f"{file} has a tensor {gguf_name}, which is not read; give the safetensors checkpoint"
+        )
     layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{NAMES[module]}.{kind}"
 
@@ -164,14 +169,18 @@ def _float16(blocks: Codes) -> Floats:
 
 def _nibbles(packed: Codes, size: int) -> Codes:
     """Return the low four bits of `size` bytes, then their high ones, and so on."""
-    pairs = packed.reshape(len(packed), -1, 1, size) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
+    pairs = packed.reshape(len(packed), -1, 1, size) >> np.array([0, 4], np.uint8).reshape(
+        1, 1, 2, 1
+    )
     return (pairs & np.uint8(15)).reshape(len(packed), -1)
 
 
 def _bits(packed: Codes, size: int, shifts: range, mask: int) -> Codes:
     """Return the bits at each shift of `size` bytes, then of the next ones."""
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
-    return ((packed.reshape(len(packed), -1, 1, size) >> steps) & np.uint8(mask)).reshape(len(packed), -1)
+    return ((packed.reshape(len(packed), -1, 1, size) >> steps) & np.uint8(mask)).reshape(
+        len(packed), -1
+    )
 
 
 def _fifth_bits(packed: Codes) -> Codes:
@@ -220,7 +229,9 @@ def _q5_k(blocks: Codes) -> Unpacked:
 
 
 def _q6_k(blocks: Codes) -> Unpacked:
-    codes = _nibbles(blocks[:, :128], 64) | (_bits(blocks[:, 128:192], 32, range(0, 8, 2), 3) << np.uint8(4))
+    codes = _nibbles(blocks[:, :128], 64) | (
+        _bits(blocks[:, 128:192], 32, range(0, 8, 2), 3) << np.uint8(4)
+    )
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8) * _float16(blocks[:, 208:])
     return codes + np.uint8(128 - 32), scales, None, 8
 

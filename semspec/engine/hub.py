@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from tqdm.auto import tqdm
 
 from semspec.errors import Mismatch
@@ -51,22 +56,32 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
     is_path = os.path.isabs(model) or model.startswith((".", "~")) or model.count("/") > 1
     folder = Path(model)
     if is_path and not folder.is_dir():
-        raise Mismatch(f"there is no folder {model}; give a checkpoint's folder, a GGUF file or a hub id")
+        raise Mismatch(
+            f"there is no folder {model}; give a checkpoint's folder, a GGUF file or a hub id"
+        )
     if folder.is_dir():
         return _of_folder(folder)
     try:
         files = _described(model, revision, FILES)
     except Exception as error:  # of the hub's client: its own errors, httpx's, the system's
         return _of_folder(_cached(model, model, revision, FILES, error))
-    root = next((Path(file.local_path).parent for file in files if "/" not in file.filename), folder)
+    root = next(
+        (Path(file.local_path).parent for file in files if "/" not in file.filename), folder
+    )
     weights = sum(file.file_size or 0 for file in files if file.filename.endswith(".safetensors"))
-    return Checkpoint(root, weights, sum(file.file_size or 0 for file in files if file.will_download))
+    return Checkpoint(
+        root, weights, sum(file.file_size or 0 for file in files if file.will_download)
+    )
 
 
 def safetensors_advice(model: str) -> str:
     """Name the safetensors checkpoint of a model that is named by its GGUF file, as a remedy."""
     named = GGUF_FILE.fullmatch(model)
-    place = f", such as {named[1].removesuffix('-GGUF')}" if named and named[1].endswith("-GGUF") else ""
+    place = (
+        f", such as {named[1].removesuffix('-GGUF')}"
+        if named and named[1].endswith("-GGUF")
+        else ""
+    )
     return f"give the model's safetensors checkpoint{place}"
 
 
@@ -78,13 +93,17 @@ def _look_up_file(model: str, revision: str | None) -> Checkpoint:
     try:
         files = _described(repository, revision, wanted)
     except Exception as error:  # as above
-        if not (file := _cached(model, repository, revision, wanted, error) / model.partition(":")[2]).is_file():
+        if not (
+            file := _cached(model, repository, revision, wanted, error) / model.partition(":")[2]
+        ).is_file():
             raise _absence(model, revision, error.__cause__ or error) from error
         return _of_file(file)
     if not files:
         place = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
         name = model.partition(":")[2]
-        raise Mismatch(f"{repository} has no file {name}; give the name of one that it has, see {place}")
+        raise Mismatch(
+            f"{repository} has no file {name}; give the name of one that it has, see {place}"
+        )
     [file] = files
     if file.will_download:
         return Checkpoint(Path(file.local_path).parent, file.file_size or 0, file.file_size or 0)
@@ -100,20 +119,28 @@ def _wanted(model: str) -> tuple[str, Mapping[str, Any]]:
 def _described(repository: str, revision: str | None, wanted: Mapping[str, Any]) -> list[Any]:
     """Describe the files of a repository that are `wanted`. Raises: errors of the hub's client."""
     lines = _lines(logger.info)
-    files: Any = snapshot_download(repository, revision=revision, dry_run=True, tqdm_class=lines, **wanted)
+    files: Any = snapshot_download(
+        repository, revision=revision, dry_run=True, tqdm_class=lines, **wanted
+    )
     return list(files)
 
 
-def _cached(model: str, repository: str, revision: str | None, wanted: Mapping[str, Any], error: Exception) -> Path:
+def _cached(
+    model: str, repository: str, revision: str | None, wanted: Mapping[str, Any], error: Exception
+) -> Path:
     """Return the folder in the hub's cache, because the hub gave an `error`. Raises: Mismatch when there is none."""
     try:
-        return Path(snapshot_download(repository, revision=revision, local_files_only=True, **wanted))
+        return Path(
+            snapshot_download(repository, revision=revision, local_files_only=True, **wanted)
+        )
     except (OSError, ValueError):
         raise _absence(model, revision, error.__cause__ or error) from error
 
 
 def _of_folder(folder: Path) -> Checkpoint:
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.exists())  # else a dead link
+    weights = sum(
+        path.stat().st_size for path in folder.glob("*.safetensors") if path.exists()
+    )  # else a dead link
     return Checkpoint(folder, weights)
 
 
@@ -121,11 +148,15 @@ def _of_file(file: Path) -> Checkpoint:
     from semspec.engine.gguf import checkpoint_of  # needs NumPy and the tokenizers
 
     if not file.is_file():
-        raise Mismatch(f"there is no file {file}; give a GGUF file, or REPOSITORY:FILE.gguf for one on the hub")
+        raise Mismatch(
+            f"there is no file {file}; give a GGUF file, or REPOSITORY:FILE.gguf for one on the hub"
+        )
     return Checkpoint(checkpoint_of(file), file.stat().st_size)
 
 
-def fetch(model: str, revision: str | None = None, tell: Callable[[str], object] = logger.info) -> str:
+def fetch(
+    model: str, revision: str | None = None, tell: Callable[[str], object] = logger.info
+) -> str:
     """The folder of a checkpoint, after a download of what is not on this machine; of a GGUF file, the one that
     `look_up` gives. On a terminal the hub's client shows its progress, elsewhere `tell` gets a line a minute.
     Raises: Mismatch when it cannot be had."""
@@ -141,7 +172,11 @@ def fetch_file(model: str, revision: str | None, tell: Callable[[str], object]) 
     """The GGUF file `REPOSITORY:FILE` itself, after a download if it is not on this machine. Raises: as `fetch`."""
     repository, wanted = _wanted(model)
     try:
-        missing = sum(file.file_size or 0 for file in _described(repository, revision, wanted) if file.will_download)
+        missing = sum(
+            file.file_size or 0
+            for file in _described(repository, revision, wanted)
+            if file.will_download
+        )
     except Exception as error:  # as above
         raise _absence(model, revision, error.__cause__ or error) from error
     file = _download(model, revision, missing, tell) / model.partition(":")[2]
@@ -152,12 +187,18 @@ def fetch_file(model: str, revision: str | None, tell: Callable[[str], object]) 
     return file
 
 
-def _download(model: str, revision: str | None, missing: int, tell: Callable[[str], object]) -> Path:
+def _download(
+    model: str, revision: str | None, missing: int, tell: Callable[[str], object]
+) -> Path:
     """Return the folder in the hub's cache that has all files of a model. Raises: Mismatch when they cannot be had."""
     cache = Path(constants.HF_HUB_CACHE)
-    free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+    free = shutil.disk_usage(
+        next(place for place in (cache, *cache.parents) if place.exists())
+    ).free
     if missing > free:
-        raise Mismatch(f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free; {MAKE_ROOM}")
+        raise Mismatch(
+            f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free; {MAKE_ROOM}"
+        )
     tell(f"downloading {model}: {size_of(missing)}")
     repository, wanted = _wanted(model)
     try:
@@ -174,7 +215,11 @@ def _lines(tell: Callable[[str], object]) -> type[tqdm]:
     class Lines(tqdm):  # type: ignore[misc]
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             nonlocal told_at
-            if self.unit == "B" and 0 < self.n < (self.total or 0) and time.monotonic() - told_at >= TELL_EVERY_S:
+            if (
+                self.unit == "B"
+                and 0 < self.n < (self.total or 0)
+                and time.monotonic() - told_at >= TELL_EVERY_S
+            ):
                 told_at, rate = time.monotonic(), self.n / self.format_dict["elapsed"]
                 left = self.format_interval((self.total - self.n) / rate)
                 tell(f"{size_of(self.n)} of {size_of(self.total)}, {left} left")

@@ -33,7 +33,9 @@ class DynamicKV:
     @property
     def nbytes(self) -> int:
         """Allocated memory in bytes, spare capacity included."""
-        return sum(tensor.untyped_storage().nbytes() for pair in self.per_layer() for tensor in pair)
+        return sum(
+            tensor.untyped_storage().nbytes() for pair in self.per_layer() for tensor in pair
+        )
 
     def growth_bytes(self, num_tokens: int) -> int:
         """Bytes by which `nbytes` grows when the sequence grows to `num_tokens` tokens: as many a token as so far; 0
@@ -88,14 +90,18 @@ class Layout:
 
     def num_bytes(self, capacity: int) -> int:
         """Bytes of a buffer."""
-        return 2 * self.num_layers * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
+        return (
+            2 * self.num_layers * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
+        )
 
     def zeros(self, capacity: int, num_slots: int) -> Tensor:
         """Finite values everywhere: positions after a sequence's end are masked, but that does not remove a NaN."""
         shape = self.shape(capacity, num_slots)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        untouched = np.zeros(num_slots * self.num_bytes(capacity), np.uint8)  # by calloc, unlike torch's zeros
+        untouched = np.zeros(
+            num_slots * self.num_bytes(capacity), np.uint8
+        )  # by calloc, unlike torch's zeros
         return torch.from_numpy(untouched).view(self.dtype).view(shape)
 
 
@@ -109,13 +115,17 @@ class Slab:
         self.tensor = layout.zeros(capacity, self.num_slots)
         self.rows = self.tensor.view(layout.num_layers, -1, layout.head_dim).unbind()
         """Each layer's vectors, `[2 * num_slots * num_kv_heads * capacity, head_dim]`."""
-        self._starts = capacity * torch.arange(2 * self.num_slots * layout.num_kv_heads).view(2, self.num_slots, -1)
+        self._starts = capacity * torch.arange(2 * self.num_slots * layout.num_kv_heads).view(
+            2, self.num_slots, -1
+        )
         self.free = list(range(self.num_slots))
 
     def row_numbers(self, first_slot: int, positions: Tensor) -> Tensor:
         """Indices in `rows` of the token at `positions[i]` of slot `first_slot + i`: `[2 * num_positions *
         num_kv_heads]`, keys before values."""
-        return (self._starts[:, first_slot : first_slot + len(positions)] + positions[:, None]).flatten()
+        return (
+            self._starts[:, first_slot : first_slot + len(positions)] + positions[:, None]
+        ).flatten()
 
 
 class Slabs:
@@ -139,7 +149,9 @@ class Slabs:
         """Free a slot. Of each capacity, at most one slab without a sequence is kept, and none of a single buffer."""
         heapq.heappush(slab.free, slot)
         slabs = self._by_capacity[slab.capacity]
-        is_kept = slab.num_slots > 1 and not any(other is not slab and other.free for other in slabs)
+        is_kept = slab.num_slots > 1 and not any(
+            other is not slab and other.free for other in slabs
+        )
         if len(slab.free) == slab.num_slots and not is_kept:
             slabs.remove(slab)
 
@@ -192,7 +204,9 @@ class BufferKV:
         if num_tokens <= self.capacity:
             return
         slab, slot = self._slabs.take(self._slabs.layout.capacity(num_tokens))
-        slab.tensor.narrow(2, slot, 1).narrow(4, 0, self.num_tokens).copy_(self.stretch(0, self.num_tokens))
+        slab.tensor.narrow(2, slot, 1).narrow(4, 0, self.num_tokens).copy_(
+            self.stretch(0, self.num_tokens)
+        )
         self._release()
         self.slab, self.slot, self._buffer = slab, slot, slab.tensor.narrow(2, slot, 1)
 

@@ -12,7 +12,12 @@ from semspec.engine.protocol import Engine
 from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verify
 from semspec.engine.segmentation import ended_by_look_ahead, prompt_and_output, stops_after
 from semspec.engine.shaping import Grammars
-from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
+from semspec.engine.speculative import (
+    check_no_retrieval,
+    check_token_ids,
+    segmenter_of,
+    shared_part,
+)
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.errors import InternalError, InvalidRequest
 from semspec.reasoning import FORMS, unknown_marks
@@ -48,9 +53,14 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
     ):
         if is_unsupported:
             raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
-    last, limit = max((token for token, _ in params.penalties.logit_bias), default=-1), info.num_token_ids
+    last, limit = (
+        max((token for token, _ in params.penalties.logit_bias), default=-1),
+        info.num_token_ids,
+    )
     if last >= limit:
-        raise InvalidRequest(f"logit_bias: {last} is no token of this model; its ids are below {limit}", "logit_bias")
+        raise InvalidRequest(
+            f"logit_bias: {last} is no token of this model; its ids are below {limit}", "logit_bias"
+        )
 
 
 class LocalEngine(Engine):
@@ -59,7 +69,9 @@ class LocalEngine(Engine):
     def __init__(self, tokenizer: ModelTokenizer, writer: Writer, info: ModelInfo) -> None:
         self.tokenizer, self._writer, self._grammars = tokenizer, writer, Grammars.of(tokenizer)
         can_shape, size = self._grammars is not None, tokenizer.num_embeddings
-        self._info = replace(info, supports_grammars=can_shape, supports_penalties=True, num_token_ids=size)
+        self._info = replace(
+            info, supports_grammars=can_shape, supports_penalties=True, num_token_ids=size
+        )
         if marks := unknown_marks(tokenizer.raw.get_added_vocab()):
             _log.warning(
                 "reasoning is not told apart: %s seems to mark it with %s, and not with any of %s; answers hold it",
@@ -68,7 +80,9 @@ class LocalEngine(Engine):
                 " ".join(form.opening for form in FORMS),
             )
 
-    def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
+    def _results(
+        self, tokens: list[int], request: Request, session: str
+    ) -> AsyncGenerator[Result, None]:
         """The results of a request that reads `tokens`. Closing this generator ends the request. Raises: Overloaded,
         Unavailable."""
         raise NotImplementedError
@@ -81,13 +95,17 @@ class LocalEngine(Engine):
     async def tokenize(self, text: str) -> list[Token]:
         return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         async with aclosing(self._written(context, params, streams_text=False)) as written:
             async for one in written:
                 if isinstance(one, GeneratedSegment):
                     yield one
 
-    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         return self._written(context, params, streams_text=True)
 
     async def _written(
@@ -99,19 +117,27 @@ class LocalEngine(Engine):
         self.tokenizer.check_room(len(tokens), "context")
         if params.grammar and self._grammars:
             await self._grammars.check(params.grammar, params.owner)
-        request = Generate(params, ended_by_look_ahead(context, params.segmentation), streams_text=streams_text)
+        request = Generate(
+            params, ended_by_look_ahead(context, params.segmentation), streams_text=streams_text
+        )
         if params.stops:
             prompt, output = prompt_and_output(context)
             request = replace(request, prompt=prompt, output=output)
         if request.is_shaped:
             segments = (piece for piece in context.pieces if isinstance(piece, Segment))
-            request = replace(request, written=tuple(token for segment in segments for token in segment.token_ids))
+            request = replace(
+                request, written=tuple(token for segment in segments for token in segment.token_ids)
+            )
         async with aclosing(self._results(tokens, request, params.session)) as results:
             async for one in results:
                 if isinstance(one.value, OpenText):
                     yield one.value
                 else:
-                    yield replace(one.value, duration_ms=one.duration_ms, num_cached_tokens=one.num_cached_tokens)
+                    yield replace(
+                        one.value,
+                        duration_ms=one.duration_ms,
+                        num_cached_tokens=one.num_cached_tokens,
+                    )
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -139,11 +165,17 @@ class LocalEngine(Engine):
         return proposal
 
     async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
     ) -> VerifiedTokens:
         context_ids = self.tokenizer.context_ids(await self._owned(context))
         stops = stops_after(*prompt_and_output(context), params) if params.stops else None
-        segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params, stops)
+        segmenter = segmenter_of(
+            self.tokenizer, self._writer, context_ids, open_ids, proposal, params, stops
+        )
         drafted = proposal.token_ids[: segmenter.num_left]
         num_shared, distributions = shared_part(self.tokenizer, proposal)
         fed = drafted[:num_shared]
@@ -158,7 +190,9 @@ class LocalEngine(Engine):
         )
         done = await self._result([*context_ids, *open_ids, *fed], request, params.session)
         chosen, states = done.value.token_ids, done.value.states
-        num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
+        num_taken = next(
+            (index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen)
+        )
         is_foreign = bool(drafted) and proposal.tokenizer != self.tokenizer.info.tokenizer
         return VerifiedTokens(
             tuple(segmenter.segments),
@@ -173,7 +207,12 @@ class LocalEngine(Engine):
         )
 
     async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+        self,
+        context: Context,
+        question: str,
+        prefill: str,
+        options: Sequence[str],
+        session: str = "",
     ) -> ChoiceScores:
         tokens = self.tokenizer.context_ids(await self._owned(context))
         asked = self.tokenizer.question_ids(tokens, question, prefill)

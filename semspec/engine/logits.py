@@ -17,7 +17,9 @@ SURPRISING = -3.0
 """A token less probable than e^-3 (5%) counts as surprising."""
 
 
-def draw_token(logits: Tensor, sampling: SamplingParams, position: int, ended: ModelTokenizer | None = None) -> int:
+def draw_token(
+    logits: Tensor, sampling: SamplingParams, position: int, ended: ModelTokenizer | None = None
+) -> int:
     """The token at `position` of a context; `logits`: `[vocab_size]`.
 
     `ended`: the model's tokenizer if a token drawn to look ahead ended a sentence before `position`; the token then
@@ -28,10 +30,15 @@ def draw_token(logits: Tensor, sampling: SamplingParams, position: int, ended: M
     [token] = draw_each(logits[None], [sampling], [position])
     if ended is None or ended.begins_with_space(token):
         return token
-    return pick(after_end(ended, logits, sampling)[None], [uniform(sampling.seed, "token after an end", position)])[0]
+    return pick(
+        after_end(ended, logits, sampling)[None],
+        [uniform(sampling.seed, "token after an end", position)],
+    )[0]
 
 
-def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+def draw_each(
+    logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
     """The token that `draw_token` draws from each row, with `samplings[i]` at `positions[i]`; `logits`: `[num_rows,
     vocab_size]`. Rows with equal parameters are drawn together."""
     groups: dict[tuple[float, float, int, float], list[int]] = {}
@@ -57,7 +64,9 @@ def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParam
     Those of `renormalised`, restricted to tokens that begin with white space; if there are none, 1 for the likeliest.
     """
     kept = renormalised(logits[None], sampling)[0]
-    allowed = [token for token in kept.nonzero()[:, 0].tolist() if tokenizer.begins_with_space(token)]
+    allowed = [
+        token for token in kept.nonzero()[:, 0].tolist() if tokenizer.begins_with_space(token)
+    ]
     if not allowed:
         descending = logits.argsort(descending=True).tolist()
         allowed = [next(filter(tokenizer.begins_with_space, descending), descending[0])]
@@ -95,7 +104,9 @@ def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
         descending = descending[:, : sampling.top_k]
     if sampling.top_p < 1:
         sum_before = descending.cumsum(-1) - descending
-        descending = descending.masked_fill(sum_before >= sampling.top_p * descending.sum(-1, keepdim=True), 2.0)
+        descending = descending.masked_fill(
+            sum_before >= sampling.top_p * descending.sum(-1, keepdim=True), 2.0
+        )
     least = descending.min(-1, keepdim=True).values
     return probabilities.masked_fill_(probabilities < least, 0)
 
@@ -124,27 +135,46 @@ def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
 def segment_surprisal(statistics: Tensor) -> Tensor:
     """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, from the `token_statistics` of its tokens."""
     token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
-    of_logprobs = token_logprobs.mean(), token_logprobs.min(), token_logprobs.sum(), token_logprobs.median()
+    of_logprobs = (
+        token_logprobs.mean(),
+        token_logprobs.min(),
+        token_logprobs.sum(),
+        token_logprobs.median(),
+    )
     surprising_share = (token_logprobs < SURPRISING).float().mean()
     num_tokens = torch.tensor(float(len(statistics)), device=statistics.device)
-    others = entropy.mean(), entropy.max(), is_likeliest.mean(), surprising_share, margin.min(), num_tokens
+    others = (
+        entropy.mean(),
+        entropy.max(),
+        is_likeliest.mean(),
+        surprising_share,
+        margin.min(),
+        num_tokens,
+    )
     return torch.stack([*of_logprobs, *others])
 
 
 def segment_scores(statistics: Sequence[Tensor], states: Sequence[States]) -> list[SegmentScore]:
     """One score per segment, from the `token_statistics` of its tokens. The caller sets `duration_ms`."""
     pairs = zip(statistics, states, strict=True)
-    return [SegmentScore(own, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0) for rows, own in pairs]
+    return [
+        SegmentScore(own, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0)
+        for rows, own in pairs
+    ]
 
 
-def choice_scores(tokenizer: ModelTokenizer, logits: Tensor, options: Sequence[int]) -> ChoiceScores:
+def choice_scores(
+    tokenizer: ModelTokenizer, logits: Tensor, options: Sequence[int]
+) -> ChoiceScores:
     """Of the options, token ids, from `logits` `[vocab_size]`. The caller sets `duration_ms`."""
     probabilities = torch.softmax(logits.float(), -1)
     likeliest = tokenizer.token_text(int(probabilities.argmax()))
     return ChoiceScores(tuple(probabilities[list(options)].tolist()), likeliest, 0.0)
 
 
-def token_logprob(tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:
+def token_logprob(
+    tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int
+) -> TokenLogprob:
     """Log-probabilities of `token` and of the most probable tokens in `logits` `[vocab_size]`, at temperature 1, before
     top-k and top-p. Tokens of probability 0 are no alternatives."""
     log_probabilities = torch.log_softmax(logits.float(), -1)
@@ -152,6 +182,8 @@ def token_logprob(tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alt
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     bytes_of = tokenizer.token_bytes
     alternatives = tuple(
-        TokenLogprob(token_id, bytes_of(token_id), logprob) for token_id, logprob in pairs if isfinite(logprob)
+        TokenLogprob(token_id, bytes_of(token_id), logprob)
+        for token_id, logprob in pairs
+        if isfinite(logprob)
     )
     return TokenLogprob(token, bytes_of(token), float(log_probabilities[token]), alternatives)

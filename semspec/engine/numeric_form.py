@@ -52,9 +52,13 @@ def resolve_form(name: str, folder: str, device: str, dtype: str) -> Form:
 def _check_packed(name: str, folder: str, device: str) -> None:
     """Raises: Mismatch when the weights cannot be served packed."""
     if device != "cpu":
-        raise Mismatch(f"dtype packed: {name} is on {device}, and packed weights are for CPUs; set dtype to auto")
+        raise Mismatch(
+            f"dtype packed: {name} is on {device}, and packed weights are for CPUs; set dtype to auto"
+        )
     if weights_file(folder) is None:
-        raise Mismatch(f"dtype packed: {name} has no packed weights; give a GGUF file, or set dtype to auto")
+        raise Mismatch(
+            f"dtype packed: {name} has no packed weights; give a GGUF file, or set dtype to auto"
+        )
 
 
 def _matrix(folder: str) -> GgufTensor | None:
@@ -68,7 +72,10 @@ def _matrix(folder: str) -> GgufTensor | None:
 def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> Form:
     """Measure the product of one row with a matrix of the model's size in each form, and return the fastest."""
     text = config.get_text_config()
-    hidden, inner = int(text.hidden_size), getattr(text, "intermediate_size", None) or 4 * int(text.hidden_size)
+    hidden, inner = (
+        int(text.hidden_size),
+        getattr(text, "intermediate_size", None) or 4 * int(text.hidden_size),
+    )
     inner = max(inner) if isinstance(inner, list) else int(inner)  # a size for each layer
     if matrix is None and int(text.num_hidden_layers) * 3 * hidden * inner < LEAST_WEIGHTS:
         return "float32"
@@ -86,7 +93,9 @@ def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> 
     fastest = min(seconds, key=lambda form: seconds[form])
     chosen: Form = fastest if seconds["float32"] > LEAST_GAIN * seconds[fastest] else "float32"
     times = ", ".join(f"{form} {1e3 * time:.2f} ms" for form, time in seconds.items())
-    logger.info("model %r is served in %s: a matrix of its size and one token took %s", name, chosen, times)
+    logger.info(
+        "model %r is served in %s: a matrix of its size and one token took %s", name, chosen, times
+    )
     return chosen
 
 

@@ -50,7 +50,10 @@ class JointPart(nn.Module):
 
     def __init__(self, joint: JointProjection, index: int) -> None:
         super().__init__()
-        self._joint, self._index = [joint], index  # in a list, since a submodule would contain itself
+        self._joint, self._index = (
+            [joint],
+            index,
+        )  # in a list, since a submodule would contain itself
 
     @property
     def joint(self) -> JointProjection:

@@ -57,9 +57,13 @@ class _Graph:
         """Add the sums of the columns of each group; an offset is multiplied by these."""
         key = source, weight.group_size
         if key not in self._sums:
-            shape = self._constant(np.array([-1, weight.shape[1] // weight.group_size, weight.group_size]))
+            shape = self._constant(
+                np.array([-1, weight.shape[1] // weight.group_size, weight.group_size])
+            )
             grouped = self.add("Reshape", [source, shape])
-            self._sums[key] = self.add("ReduceSum", [grouped, self._constant(np.array([2]))], keepdims=0)
+            self._sums[key] = self.add(
+                "ReduceSum", [grouped, self._constant(np.array([2]))], keepdims=0
+            )
         return self._sums[key]
 
     def _constant(self, values: np.ndarray) -> str:
@@ -73,16 +77,25 @@ class _Graph:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", size])
             for name, size in (("input", num_columns), (output, num_outputs))
         ]
-        graph = helper.make_graph(self.nodes, "product", ends[:1], ends[1:], [*self._constants.values()])
-        versions = [helper.make_opsetid("", OPERATORS_VERSION), helper.make_opsetid("com.microsoft", 1)]
+        graph = helper.make_graph(
+            self.nodes, "product", ends[:1], ends[1:], [*self._constants.values()]
+        )
+        versions = [
+            helper.make_opsetid("", OPERATORS_VERSION),
+            helper.make_opsetid("com.microsoft", 1),
+        ]
         model = helper.make_model(graph, opset_imports=versions, ir_version=MODEL_VERSION)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_cpu_mem_arena = False
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        session._model_bytes = None  # a second copy of the weights, kept to start again with another provider
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, ["CPUExecutionProvider"]
+        )
+        session._model_bytes = (
+            None  # a second copy of the weights, kept to start again with another provider
+        )
 
         def compute(rows: Tensor) -> Tensor:
             result: Tensor = torch.from_numpy(session.run([output], {"input": rows.numpy()})[0])

@@ -26,7 +26,9 @@ from semspec.types import Writer
 if TYPE_CHECKING:
     from semspec.engine.causal_lm import EngineName
     from semspec.engine.local import LocalEngine
-    from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
+    from semspec.engine.settings import (
+        ModelSettings,
+    )  # needs pydantic, which is optional for users of an engine alone
 
 
 class Engine(Drafter, Target, Protocol):
@@ -57,7 +59,15 @@ class StepCounter(Protocol):
         ...
 
 
-OPTIONS = {"revision", "device", "dtype", "threads", "cache_bytes", "kv_bytes", "max_context_tokens"}
+OPTIONS = {
+    "revision",
+    "device",
+    "dtype",
+    "threads",
+    "cache_bytes",
+    "kv_bytes",
+    "max_context_tokens",
+}
 """Settings that our engine takes as they are."""
 
 LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
@@ -67,10 +77,16 @@ LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
 def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
     """The engine of `settings`; for auto on the device cuda it is vLLM, if that is installed and can serve the model:
     it cannot serve a GGUF file."""
-    if settings.engine == "auto" and settings.device.startswith("cuda") and not settings.model.endswith(".gguf"):
+    if (
+        settings.engine == "auto"
+        and settings.device.startswith("cuda")
+        and not settings.model.endswith(".gguf")
+    ):
         if find_spec("vllm"):
             return "vllm"
-        logging.getLogger(__name__).warning("vLLM is not installed: our engine serves; long contexts need vLLM")
+        logging.getLogger(__name__).warning(
+            "vLLM is not installed: our engine serves; long contexts need vLLM"
+        )
     return settings.engine
 
 
@@ -80,7 +96,10 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
         from semspec.engine.vllm.engine import load_vllm
 
         return load_vllm(settings, writer)
-    from semspec.engine.checkpoint import loading, model_fingerprint  # slow, deferred until health checks are answered
+    from semspec.engine.checkpoint import (
+        loading,
+        model_fingerprint,
+    )  # slow, deferred until health checks are answered
     from semspec.engine.numeric_form import resolve_form
     from semspec.engine.transformers_engine import TransformersEngine
     from semspec.release import check_model
@@ -90,4 +109,6 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
             form = resolve_form(settings.model, folder, settings.device, settings.dtype)
             check_model(settings, writer, model_fingerprint(folder, form))
     options = settings.model_dump(include=OPTIONS)
-    return TransformersEngine.load(settings.model, writer=writer, engine=engine, probes=settings.pair, **options)
+    return TransformersEngine.load(
+        settings.model, writer=writer, engine=engine, probes=settings.pair, **options
+    )

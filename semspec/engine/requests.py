@@ -137,7 +137,10 @@ class Result:
         """Return this result and the next one as one, if both are texts of one segment."""
         if not (isinstance(self.value, OpenText) and isinstance(other.value, OpenText)):
             return None
-        text, logprobs = self.value.text + other.value.text, self.value.logprobs + other.value.logprobs
+        text, logprobs = (
+            self.value.text + other.value.text,
+            self.value.logprobs + other.value.logprobs,
+        )
         value = replace(self.value, text=text, logprobs=logprobs, token_id=other.value.token_id)
         return replace(self, value=value)
 
@@ -146,10 +149,17 @@ class Writing:
     """The segments of a `Generate`, from its tokens. Without states, a segment is complete with its last token; with
     states, when that token is fed."""
 
-    def __init__(self, tokenizer: ModelTokenizer, writer: Writer, request: Generate, context: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, writer: Writer, request: Generate, context: Sequence[int]
+    ) -> None:
         self._tokenizer, self._params = tokenizer, request.params
         self._segmenter = TokenSegmenter(
-            tokenizer, writer, request.params, context, stops=request.stops, follows_text=request.streams_text
+            tokenizer,
+            writer,
+            request.params,
+            context,
+            stops=request.stops,
+            follows_text=request.streams_text,
         )
         self._num_sent = self._num_logprobs_sent = 0
         """Characters and logprobs of the open segment that `open_text` has returned."""

@@ -7,7 +7,15 @@ from typing import TypeAlias
 from semspec.engine.tokenization import MAX_CHARACTER_BYTES, TEXT_OVERLAP, ModelTokenizer
 from semspec.reasoning import ReasoningParser
 from semspec.stops import StopSearch
-from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import (
+    Context,
+    GenerationParams,
+    Piece,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
 
 MAX_OPENING_CHARACTERS = 200
 """Last characters of a prompt that show whether it opens the reasoning, white space included."""
@@ -51,7 +59,9 @@ class Sentences:
     marks = frozenset(".?!")
 
     def ends_inside(self, text: str) -> bool:
-        return any(self._is_complete(text[: match.end()]) for match in _SENTENCE_END_INSIDE.finditer(text))
+        return any(
+            self._is_complete(text[: match.end()]) for match in _SENTENCE_END_INSIDE.finditer(text)
+        )
 
     def ends_before(self, text: str, following: str) -> bool:
         return following[:1].isspace() and self._is_complete(text)
@@ -76,7 +86,10 @@ def _is_in_boxed(text: str) -> bool:
 
 Rule: TypeAlias = Paragraphs | Sentences
 """Decides, for a segment's text so far, whether it is complete."""
-RULES: dict[Segmentation, Rule] = {Segmentation.PARAGRAPH: Paragraphs(), Segmentation.SENTENCE: Sentences()}
+RULES: dict[Segmentation, Rule] = {
+    Segmentation.PARAGRAPH: Paragraphs(),
+    Segmentation.SENTENCE: Sentences(),
+}
 
 
 def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
@@ -129,7 +142,9 @@ def end_after(
     return SegmentEnd.LENGTH if len(tokens) >= limit else None
 
 
-def _has_boundary(tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int], tokens: Sequence[int]) -> bool:
+def _has_boundary(
+    tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int], tokens: Sequence[int]
+) -> bool:
     """Return whether the tokens of the last character complete a boundary."""
     start = tokenizer.character_start(tokens, len(tokens) - 1)
     may_end = any(_may_end(rule, tokenizer.token_text(token)) for token in tokens[start:])
@@ -137,7 +152,11 @@ def _has_boundary(tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int],
 
 
 def ends_before(
-    tokenizer: ModelTokenizer, segmentation: Segmentation, context: Sequence[int], tokens: Sequence[int], following: int
+    tokenizer: ModelTokenizer,
+    segmentation: Segmentation,
+    context: Sequence[int],
+    tokens: Sequence[int],
+    following: int,
 ) -> bool:
     """Whether the token `following` shows that the segment is complete with `tokens`."""
     if not tokens:
@@ -178,7 +197,9 @@ def stops_after(prompt: str, output: str, params: GenerationParams) -> StopSearc
     """
     if not params.stops:
         return None
-    search = StopSearch(params.stops, ReasoningParser.after(prompt) if params.splits_reasoning else None)
+    search = StopSearch(
+        params.stops, ReasoningParser.after(prompt) if params.splits_reasoning else None
+    )
     search.add(output)
     return None if search.stop else search
 
@@ -196,7 +217,9 @@ class Segmenter:
     ) -> None:
         """`stops`: a search for stop sequences, of which the first found ends the call; see `stops_after`."""
         self._tokenizer, self._writer, self._params, self._stops = tokenizer, writer, params, stops
-        self._budget = min(params.max_tokens, tokenizer.info.max_context_tokens - num_context_tokens)
+        self._budget = min(
+            params.max_tokens, tokenizer.info.max_context_tokens - num_context_tokens
+        )
         self.segments: list[Segment] = []
         """The complete segments."""
         self.is_done = self._budget <= 0
@@ -262,11 +285,15 @@ class TokenSegmenter(Segmenter):
     @property
     def settled_text(self) -> str:
         """Text of the open segment, as far as no later token changes it."""
-        return self._tokenizer.settled_text_of(self._context, self.open_ids) if self.open_ids else ""
+        return (
+            self._tokenizer.settled_text_of(self._context, self.open_ids) if self.open_ids else ""
+        )
 
     def end_before(self, token: int) -> Segment | None:
         """Close the open segment if `token` shows that it ended before `token`, which is not added."""
-        if ends_before(self._tokenizer, self._params.segmentation, self._context, self.open_ids, token):
+        if ends_before(
+            self._tokenizer, self._params.segmentation, self._context, self.open_ids, token
+        ):
             return self._close_open(SegmentEnd.BOUNDARY)
         return None
 
@@ -277,7 +304,9 @@ class TokenSegmenter(Segmenter):
         if self._stops and self._has_stop(self._stops, new):
             return self._close_open(SegmentEnd.STOP)
         limit, budget = self._params.max_segment_tokens, self._budget
-        end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, limit, budget)
+        end = end_after(
+            self._tokenizer, self._params.segmentation, self._context, self.open_ids, limit, budget
+        )
         return self._close_open(end) if end else None
 
     def _has_stop(self, stops: StopSearch, new: str) -> bool:

@@ -9,7 +9,14 @@ import numpy as np
 
 from semspec.engine.protocol import Engine
 from semspec.errors import Mismatch, Overloaded, SemspecError
-from semspec.types import SURPRISAL_FEATURES, Context, GenerationParams, SamplingParams, SegmentScore, States
+from semspec.types import (
+    SURPRISAL_FEATURES,
+    Context,
+    GenerationParams,
+    SamplingParams,
+    SegmentScore,
+    States,
+)
 
 if TYPE_CHECKING:
     from semspec.engine.causal_lm import CausalLM
@@ -22,7 +29,9 @@ REFERENCE_BYTES = 1 << 30
 """Weights up to which plain transformers runs another copy of the checkpoint, in fp32 on the CPU."""
 PROMPT = "Tom has 25 pens. He sells 6 and buys 3. How many pens does Tom have now?"
 MEAN_LOGPROB, ARGMAX_SHARE = map(SURPRISAL_FEATURES.index, ("mean_log_probability", "argmax_share"))
-PARAMS = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=32, max_segment_tokens=16, want_states=True)
+PARAMS = GenerationParams(
+    SamplingParams(0.0), max_segments=0, max_tokens=32, max_segment_tokens=16, want_states=True
+)
 
 
 async def self_test(engine: Engine, settings: "ModelSettings") -> str:
@@ -39,7 +48,9 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
         return line
     except SemspecError:
         raise
-    except Exception as error:  # of the model's code, which may need what no engine of ours gives it
+    except (
+        Exception
+    ) as error:  # of the model's code, which may need what no engine of ours gives it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         remedy = "give another checkpoint, or set another engine"
         raise Mismatch(f"self-test: the model does not run: {reason}; {remedy}") from error
@@ -62,9 +73,14 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
     ids = (context.pieces[0].token_ids * num_tokens)[: num_tokens - len(last.token_ids)]
     try:
         await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])
-    except (Overloaded, RuntimeError) as error:  # of PyTorch, which names a lack of memory in words alone on a CPU
+    except (
+        Overloaded,
+        RuntimeError,
+    ) as error:  # of PyTorch, which names a lack of memory in words alone on a CPU
         remedy = "lower max_context_tokens, or free memory"
-        raise Mismatch(f"self-test: a context of {num_tokens} tokens cannot be read: {error}; {remedy}") from error
+        raise Mismatch(
+            f"self-test: a context of {num_tokens} tokens cannot be read: {error}; {remedy}"
+        ) from error
     prefix = [token for piece in before.pieces for token in piece.token_ids]
     scores = {"by one call": together[-1], "by two calls": alone}
     try:
@@ -72,25 +88,37 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
     except Mismatch as error:
         compared = f"not with plain transformers: {error.message}"
     else:
-        scores["by plain transformers"] = await asyncio.to_thread(_plain_score, lm, prefix, list(last.token_ids))
+        scores["by plain transformers"] = await asyncio.to_thread(
+            _plain_score, lm, prefix, list(last.token_ids)
+        )
     form = getattr(getattr(engine, "lm", None), "form", "float32" if is_cpu else "bfloat16")
     is_exact = (form if settings.dtype == "auto" else settings.dtype) == "float32"
     stated, worst, faults = STATED[is_exact], 0.0, dict[str, bool]()
     for how, score in scores.items():
-        a, b = (np.frombuffer(one.data, "<f4").reshape(one.shape) for one in (written[-1].states, score.states) if one)
+        a, b = (
+            np.frombuffer(one.data, "<f4").reshape(one.shape)
+            for one in (written[-1].states, score.states)
+            if one
+        )
         off = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
         worst = max(worst, off)
-        faults[f"states scored {how} are not those written: error {off:.0e}"] = not off <= 10 * stated
+        faults[f"states scored {how} are not those written: error {off:.0e}"] = (
+            not off <= 10 * stated
+        )
         if is_exact:  # in less precision another order of sums may change a token
             faults[f"tokens scored {how} are not the likeliest"] = score.surprisal[ARGMAX_SHARE] < 1
         difference = abs(score.surprisal[MEAN_LOGPROB] - alone.surprisal[MEAN_LOGPROB])
-        faults[f"log-probabilities scored {how} differ by {difference:.0e}"] = not difference <= 100 * stated
+        faults[f"log-probabilities scored {how} differ by {difference:.0e}"] = (
+            not difference <= 100 * stated
+        )
     if is_exact:
         params = replace(PARAMS, max_segments=1, max_tokens=len(last.token_ids))
         [again] = [one async for one in engine.generate(before, params)]
         faults["two calls write other tokens than one"] = again.segment.token_ids != last.token_ids
     if found := [fault for fault, is_there in faults.items() if is_there]:
-        raise Mismatch(f"self-test: {found[0]}; report it, and set the engine to transformers until then")
+        raise Mismatch(
+            f"self-test: {found[0]}; report it, and set the engine to transformers until then"
+        )
     words = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
     return f"self-test in {time.perf_counter() - began:.1f} s: {words}"
 
@@ -112,7 +140,9 @@ def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", s
     held = getattr(engine, "lm", None)
     is_packed = isinstance(held, CausalLM) and held.form == "packed"
     if found.weight_bytes <= REFERENCE_BYTES and not is_packed:
-        lm = CausalLM.load(settings.model, settings.revision, "cpu", "float32", engine="transformers")
+        lm = CausalLM.load(
+            settings.model, settings.revision, "cpu", "float32", engine="transformers"
+        )
         return lm, "with plain transformers too"
     if isinstance(held, CausalLM):
         return held, "with plain transformers over the same weights too"
@@ -130,5 +160,7 @@ def _plain_score(lm: "CausalLM", prefix: list[int], segment: list[int]) -> Segme
     forward = lm.forward_batch(ids, DynamicCache(), num_tokens + 1, want_states=True)
     pooled = forward.states[:, 0, -num_tokens:].float().mean(1).cpu().numpy()
     states = States(pooled.tobytes(), pooled.shape, lm.info.fingerprint)
-    [score] = segment_scores([token_statistics(forward.logits[0, :-1], ids[0, -num_tokens:])], [states])
+    [score] = segment_scores(
+        [token_statistics(forward.logits[0, :-1], ids[0, -num_tokens:])], [states]
+    )
     return score

@@ -86,8 +86,13 @@ class Matcher:
         yield
         self._left_s -= thread_time() - start
         if self._left_s < 0 or self._matcher.is_error():
-            _log.warning("a grammar is too complex: %s", self._matcher.get_error() or "its masks take too long")
-            raise InvalidRequest(f"{GRAMMAR}: it has too many continuations at a token; make it simpler", GRAMMAR)
+            _log.warning(
+                "a grammar is too complex: %s",
+                self._matcher.get_error() or "its masks take too long",
+            )
+            raise InvalidRequest(
+                f"{GRAMMAR}: it has too many continuations at a token; make it simpler", GRAMMAR
+            )
 
 
 class Grammars:
@@ -98,7 +103,11 @@ class Grammars:
 
         self._raw, self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary)), tokenizer
         tokens = [token.decode("latin-1") for token in vocabulary.tokens]
-        facts = {"tokens": tokens, "special": vocabulary.special_token_ids, "eos": vocabulary.eos_token_id}
+        facts = {
+            "tokens": tokens,
+            "special": vocabulary.special_token_ids,
+            "eos": vocabulary.eos_token_id,
+        }
         self._compiler, self._turns = Compiler(facts), Turns(NUM_COMPILING)
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
         """By digest of the grammar, with the bytes that it takes."""
@@ -114,7 +123,11 @@ class Grammars:
             _log.info("%s takes no grammars: %s", tokenizer.info.model, error)
             return None
         if missing := _SPELLING - set(vocabulary.tokens):
-            _log.info("%s takes no grammars: its vocabulary lacks %s", tokenizer.info.model, sorted(missing)[:5])
+            _log.info(
+                "%s takes no grammars: its vocabulary lacks %s",
+                tokenizer.info.model,
+                sorted(missing)[:5],
+            )
             return None
         return cls(vocabulary, tokenizer)
 
@@ -164,7 +177,10 @@ class Grammars:
 
     @property
     def _has_too_many(self) -> bool:
-        return len(self._compiled) > MAX_KEPT or sum(size for _, size in self._compiled.values()) > MAX_KEPT_BYTES
+        return (
+            len(self._compiled) > MAX_KEPT
+            or sum(size for _, size in self._compiled.values()) > MAX_KEPT_BYTES
+        )
 
     def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Wait for the owner's turn to compile in the process that writes."""
@@ -230,11 +246,19 @@ def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
 class Counts:
     """The tokens of a context, counted for penalties. Not thread-safe."""
 
-    def __init__(self, penalties: Penalties, prompt: Sequence[int], written: Sequence[int], num_token_ids: int) -> None:
+    def __init__(
+        self,
+        penalties: Penalties,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        num_token_ids: int,
+    ) -> None:
         self._penalties = penalties
         self._biased = torch.tensor([token for token, _ in penalties.logit_bias], dtype=torch.int64)
         self._biases = torch.tensor([bias for _, bias in penalties.logit_bias])
-        self._written = torch.bincount(torch.tensor(written, dtype=torch.int64), minlength=num_token_ids)
+        self._written = torch.bincount(
+            torch.tensor(written, dtype=torch.int64), minlength=num_token_ids
+        )
         self._seen = self._written > 0
         if penalties.repetition != 1:
             self._seen[torch.tensor(prompt, dtype=torch.int64)] = True
@@ -259,7 +283,13 @@ class Counts:
 class Shaping:
     """The changes to a generation's logits, draw by draw. Not thread-safe."""
 
-    def __init__(self, matcher: Matcher | None, counts: Counts | None, eos_ids: Iterable[int], min_tokens: int) -> None:
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        counts: Counts | None,
+        eos_ids: Iterable[int],
+        min_tokens: int,
+    ) -> None:
         """`eos_ids` are not drawn before `min_tokens` others."""
         self._matcher, self._counts = matcher, counts
         self._eos_ids, self._num_left = sorted(eos_ids), min_tokens
@@ -283,7 +313,11 @@ class Shaping:
         if not may_end:
             changed = changed.clone()
             changed[self._eos_ids] = -torch.inf
-        return changed if allowed is None else changed.masked_fill(~allowed.to(logits.device), -torch.inf)
+        return (
+            changed
+            if allowed is None
+            else changed.masked_fill(~allowed.to(logits.device), -torch.inf)
+        )
 
 
 def shaping_of(
@@ -295,4 +329,8 @@ def shaping_of(
         counts = Counts(params.penalties, tokens, request.written, tokenizer.num_embeddings)
     if params.grammar and grammars:
         matcher = grammars.matcher(params.grammar, request.written)
-    return Shaping(matcher, counts, tokenizer.eos_ids, params.min_tokens) if request.is_shaped else None
+    return (
+        Shaping(matcher, counts, tokenizer.eos_ids, params.min_tokens)
+        if request.is_shaped
+        else None
+    )

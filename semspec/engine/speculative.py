@@ -41,13 +41,17 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
 
     Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
     """
-    if proposal.token_ids and not shares_ordinary_tokens(proposal.tokenizer, tokenizer.info.tokenizer):
+    if proposal.token_ids and not shares_ordinary_tokens(
+        proposal.tokenizer, tokenizer.info.tokenizer
+    ):
         raise Mismatch(
             "draft and target have different ordinary tokens, so tokens cannot be verified one by one; "
             "choose a strategy that verifies segments, such as semantic",
             "proposal.tokenizer",
         )
-    for index, (token, distribution) in enumerate(zip(proposal.token_ids, proposal.distributions, strict=True)):
+    for index, (token, distribution) in enumerate(
+        zip(proposal.token_ids, proposal.distributions, strict=True)
+    ):
         if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
@@ -81,13 +85,17 @@ def segmenter_of(
 def check_no_retrieval(params: GenerationParams) -> None:
     """Raises: Mismatch when tokens are to be retrieved, which a model cannot do."""
     if params.retrieval is not None:
-        raise Mismatch("this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval")
+        raise Mismatch(
+            "this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval"
+        )
 
 
 def check_gate(gate: Gate | None, sampling: SamplingParams) -> None:
     """Raises: InvalidRequest when a gate is to judge sampled tokens."""
     if gate is not None and sampling.temperature > 0:
-        raise InvalidRequest("gate: the soft gate is for temperature 0 only; leave it out to sample exactly", "gate")
+        raise InvalidRequest(
+            "gate: the soft gate is for temperature 0 only; leave it out to sample exactly", "gate"
+        )
 
 
 def state_before(index: int, states: Sequence[Tensor], layer: int) -> bytes:
@@ -104,7 +112,8 @@ def check_token_ids(tokenizer: ModelTokenizer, token_ids: Sequence[int], field: 
     for index, token in enumerate(token_ids):
         if not 0 <= token < size:
             raise InvalidRequest(
-                f"{field}[{index}]: {token} is outside the vocabulary of {size} tokens", f"{field}[{index}]"
+                f"{field}[{index}]: {token} is outside the vocabulary of {size} tokens",
+                f"{field}[{index}]",
             )
 
 
@@ -127,10 +136,14 @@ def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
 
     Models that share a tokenizer may pad it differently. The target gives an id in the draft's padding 0.
     """
-    return next((index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted))
+    return next(
+        (index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted)
+    )
 
 
-def shared_part(tokenizer: ModelTokenizer, proposal: Proposal) -> tuple[int, tuple[Distribution, ...]]:
+def shared_part(
+    tokenizer: ModelTokenizer, proposal: Proposal
+) -> tuple[int, tuple[Distribution, ...]]:
     """Number of drafted tokens before the first that the target lacks, and the distributions without such tokens.
 
     Between tokenizers that share only their ordinary tokens, all other ids of the draft are rejected with probability
@@ -141,7 +154,9 @@ def shared_part(tokenizer: ModelTokenizer, proposal: Proposal) -> tuple[int, tup
     if proposal.tokenizer == tokenizer.info.tokenizer:
         return num_embedded(proposal.token_ids, tokenizer.num_embeddings), proposal.distributions
     num_shared = tokenizer.num_ordinary(proposal.token_ids)
-    return num_shared, tuple(_ordinary_part(tokenizer, distribution) for distribution in proposal.distributions)
+    return num_shared, tuple(
+        _ordinary_part(tokenizer, distribution) for distribution in proposal.distributions
+    )
 
 
 def _ordinary_part(tokenizer: ModelTokenizer, distribution: Distribution) -> Distribution:
@@ -151,7 +166,9 @@ def _ordinary_part(tokenizer: ModelTokenizer, distribution: Distribution) -> Dis
     return Distribution(token_ids[kept].tobytes(), values[kept].tobytes())
 
 
-def draw_with_distribution(logits: Tensor, sampling: SamplingParams, position: int) -> tuple[int, Distribution]:
+def draw_with_distribution(
+    logits: Tensor, sampling: SamplingParams, position: int
+) -> tuple[int, Distribution]:
     """The token that `draw_token` draws at `position`, and its distribution; `logits`: `[vocab_size]`."""
     if sampling.temperature == 0:
         return int(logits.argmax()), sparse(renormalised(logits[None], sampling)[0])
@@ -197,7 +214,9 @@ def verify(
     ended = tokenizer if request.is_after_end else None
     if request.gate is not None:
         return gated_tokens(logits, request.drafted, request.gate, ended)
-    return rejection_sample(logits, request.drafted, request.distributions, request.sampling, position, ended), ()
+    return rejection_sample(
+        logits, request.drafted, request.distributions, request.sampling, position, ended
+    ), ()
 
 
 def rejection_sample(
@@ -235,7 +254,9 @@ def rejection_sample(
     for index, (token, distribution) in enumerate(zip(drafted, distributions, strict=True)):
         draw = uniform(sampling.seed, "token-accept", position + index)
         if draw * probability_of(token, distribution) >= target_probabilities[index]:
-            recovered = _recovered(target[index], distribution, uniform(sampling.seed, "token", position + index))
+            recovered = _recovered(
+                target[index], distribution, uniform(sampling.seed, "token", position + index)
+            )
             return [*drafted[:index], recovered]
     return [*drafted, draw_token(logits[-1], sampling, position + len(drafted))]
 
@@ -263,7 +284,9 @@ def gated_tokens(
         likeliest[0] = int(after_end(ended, logits[0], SamplingParams(0.0)).argmax())
     fed, num_kept = drafted[: len(logits) - 1], 0
     recent = deque(gate.recent, maxlen=gate.window)
-    for token, likely, (is_ranked, is_allowed) in zip(fed, likeliest, _relaxed(logits[:-1], fed, gate), strict=False):
+    for token, likely, (is_ranked, is_allowed) in zip(
+        fed, likeliest, _relaxed(logits[:-1], fed, gate), strict=False
+    ):
         is_steady = sum(recent) <= gate.density * len(recent)
         recent.append(token != likely)
         is_judged_softly = ended is None or num_kept > 0
@@ -278,7 +301,9 @@ def _relaxed(logits: Tensor, drafted: Sequence[int], gate: Gate) -> list[tuple[b
     log_probabilities = torch.log_softmax(logits.float(), -1)
     probabilities = log_probabilities.exp()
     entropy = -(probabilities * log_probabilities).nan_to_num().sum(-1) / math.log(logits.shape[-1])
-    own = probabilities.gather(1, torch.tensor(drafted, dtype=torch.long, device=logits.device)[:, None])
+    own = probabilities.gather(
+        1, torch.tensor(drafted, dtype=torch.long, device=logits.device)[:, None]
+    )
     is_ranked = (probabilities > own).sum(-1) < gate.top_k
     is_allowed = (entropy > gate.entropy) & (own[:, 0] >= gate.floor)
     return list(zip(is_ranked.tolist(), is_allowed.tolist(), strict=True))

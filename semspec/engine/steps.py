@@ -51,7 +51,9 @@ class Prefix:
 
     def copy(self, num_tokens: int, session: str) -> "Prefix":
         """A copy of the first `num_tokens` tokens."""
-        logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)
+        logits = OrderedDict(
+            (position, row) for position, row in self.logits.items() if position <= num_tokens
+        )
         return Prefix(self.kv.copy(num_tokens), session, self.tokens[:num_tokens], logits)
 
 
@@ -80,7 +82,11 @@ class PrefixCache:
         if key is None:
             return Prefix(self._new_kv(), session)
         prefix = self._entries[key][0]
-        num_usable = num_common if num_common < len(tokens) or num_common in prefix.logits else num_common - 1
+        num_usable = (
+            num_common
+            if num_common < len(tokens) or num_common in prefix.logits
+            else num_common - 1
+        )
         if num_usable <= 0:
             return Prefix(self._new_kv(), session)
         if num_common < len(prefix.tokens) and (not session or prefix.session != session):
@@ -113,7 +119,9 @@ class PrefixCache:
         best, best_length = None, 0
         for key, (prefix, cached) in self._entries.items():
             length = _num_common(cached, tokens)
-            is_better = length > best_length or (length == best_length > 0 and session and prefix.session == session)
+            is_better = length > best_length or (
+                length == best_length > 0 and session and prefix.session == session
+            )
             if is_better:
                 best, best_length = key, length
         return best, best_length
@@ -166,7 +174,9 @@ class Feed:
     @property
     def num_left(self) -> int:
         """Number of tokens still to feed, evicted ones included."""
-        return len(self.prefix.tokens) - self.prefix.kv.num_tokens + len(self.tokens) - self._num_fed
+        return (
+            len(self.prefix.tokens) - self.prefix.kv.num_tokens + len(self.tokens) - self._num_fed
+        )
 
     @property
     def end(self) -> int:
@@ -206,7 +216,10 @@ class Feed:
         for index, length in enumerate(self.segments):
             lower, upper = max(start, first), min(end, first + length)
             if lower < upper:
-                total, before = states[:, lower - start : upper - start].float().sum(1), self._totals[index]
+                total, before = (
+                    states[:, lower - start : upper - start].float().sum(1),
+                    self._totals[index],
+                )
                 self._totals[index] = total if before is None else before + total
             first += length
 
@@ -219,7 +232,9 @@ class Feed:
         """The result, once all tokens are fed."""
         rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
         totals = zip(self._totals, self.segments, strict=True)
-        means = [total / length if length > 1 else total for total, length in totals if total is not None]
+        means = [
+            total / length if length > 1 else total for total, length in totals if total is not None
+        ]
         return Output(rows, means, token)
 
 
@@ -253,7 +268,9 @@ def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
 def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
     """Feed so many tokens of each of `plan` in one forward pass. Returns the outputs of those that are complete."""
     forwards = lm.forward_step([feed.chunk(num_tokens) for feed, num_tokens in plan])
-    complete = [feed for (feed, _), forward in zip(plan, forwards, strict=True) if feed.take(forward)]
+    complete = [
+        feed for (feed, _), forward in zip(plan, forwards, strict=True) if feed.take(forward)
+    ]
     tokens = _drawn([feed for feed in complete if feed.sampling])
     outputs = [(feed, feed.output(tokens.get(id(feed), -1))) for feed in complete]
     for feed, output in outputs:

@@ -25,7 +25,9 @@ from semspec.types import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase  # slow import, deferred until health checks are answered
+    from transformers import (
+        PreTrainedTokenizerBase,
+    )  # slow import, deferred until health checks are answered
 
 P = TypeVar("P", bound=Piece)
 
@@ -60,7 +62,11 @@ class ModelTokenizer:
     """A model's tokenizer, with the model's end-of-sequence ids, number of embeddings and context window."""
 
     def __init__(
-        self, raw: "PreTrainedTokenizerBase", info: ModelInfo, eos_ids: frozenset[int], num_embeddings: int
+        self,
+        raw: "PreTrainedTokenizerBase",
+        info: ModelInfo,
+        eos_ids: frozenset[int],
+        num_embeddings: int,
     ) -> None:
         """`raw`: the Hugging Face tokenizer; `num_embeddings`: number of valid token ids."""
         self.raw, self.info = raw, info
@@ -95,7 +101,9 @@ class ModelTokenizer:
     def num_ordinary(self, token_ids: Sequence[int]) -> int:
         """Number of `token_ids` before the first that is not ordinary: an added token, or padding of the vocabulary."""
         limit, added = self.num_ordinary_ids, self.added_ids
-        return next((i for i, id in enumerate(token_ids) if id >= limit or id in added), len(token_ids))
+        return next(
+            (i for i, id in enumerate(token_ids) if id >= limit or id in added), len(token_ids)
+        )
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -103,7 +111,10 @@ class ModelTokenizer:
 
         A model may have several: QwQ has `<|endoftext|>` and `<|im_end|>`, and only the second ends a turn.
         """
-        return next((token for token in ids_after_turn(self.raw) if token in self.eos_ids), min(self.eos_ids))
+        return next(
+            (token for token in ids_after_turn(self.raw) if token in self.eos_ids),
+            min(self.eos_ids),
+        )
 
     def encode(self, prompt: Prompt) -> Piece:
         """Tokenize a prompt, at most as long as the window may hold. See `semspec.decoding.protocols.Target.encode`."""
@@ -112,17 +123,27 @@ class ModelTokenizer:
             if not prompt.ids:
                 raise InvalidRequest("the prompt is empty; send some token ids", "prompt")
             if (largest := max(prompt.ids)) >= len(self.raw):
-                message = f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
+                message = (
+                    f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
+                )
                 raise InvalidRequest(message, "prompt")
             self.check_embedded(prompt.ids, "prompt")
-            text = self.raw.decode(list(prompt.ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            text = self.raw.decode(
+                list(prompt.ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
             return Piece(str(text), prompt.ids, self.info.tokenizer)
         if isinstance(prompt, str):
             self.check_length(len(prompt), "prompt")
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            conversation = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
-            messages, tools, variables = conversation.messages, conversation.tools, conversation.variables
+            conversation = (
+                prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            )
+            messages, tools, variables = (
+                conversation.messages,
+                conversation.tools,
+                conversation.variables,
+            )
             num_characters = sum(len(one.content) + len(one.tool_calls) for one in messages)
             self.check_length(num_characters + len(tools) + len(variables), "messages")
             text = render(self.raw, messages, self.info.model, tools, variables)
@@ -196,7 +217,11 @@ class ModelTokenizer:
         anchor, letter_ids = self._anchor(before, text), self._letter_ids
         looks_ahead = bool(letter_ids) and text[-1:].isspace() and not is_ended
         following = (LETTER, letter_ids) if looks_ahead else ("", ())
-        for (head, head_ids), (tail, tail_ids) in ((anchor, following), (anchor, ("", ())), (("", ()), ("", ()))):
+        for (head, head_ids), (tail, tail_ids) in (
+            (anchor, following),
+            (anchor, ("", ())),
+            (("", ()), ("", ())),
+        ):
             ids = self.ids_of(head + text + tail, wants_specials)
             start, stop = len(head_ids), len(ids) - len(tail_ids)
             if start <= stop and tuple(ids[:start]) == head_ids and tuple(ids[stop:]) == tail_ids:
@@ -270,7 +295,8 @@ class ModelTokenizer:
         window = self.info.max_context_tokens
         if num_tokens >= window:
             raise ContextTooLong(
-                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}", parameter
+                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}",
+                parameter,
             )
 
     def check_length(self, num_characters: int, parameter: str) -> None:
@@ -295,7 +321,9 @@ class ModelTokenizer:
         text = self.raw.convert_ids_to_tokens(foreign)
         named = f"the token {text!r} (id {foreign})" if text else f"the token id {foreign}"
         limit = f"the vocabulary of {self.num_embeddings} tokens that the model has embeddings for"
-        raise InvalidRequest(f"{named} is outside {limit}; leave it out of the {parameter}", parameter)
+        raise InvalidRequest(
+            f"{named} is outside {limit}; leave it out of the {parameter}", parameter
+        )
 
     def without_bos(self, text: str) -> str:
         """`text` without a leading beginning-of-sequence token, for a server that adds one itself."""
@@ -390,21 +418,31 @@ def parameter_of(prompt: Prompt) -> str:
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     """Return the ids of all special tokens, also of those that have no role."""
     added = tokenizer.added_tokens_decoder.items()
-    return frozenset(tokenizer.all_special_ids).union(token for token, content in added if content.special)
+    return frozenset(tokenizer.all_special_ids).union(
+        token for token, content in added if content.special
+    )
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int], marks: frozenset[int] = frozenset()) -> str:
+def _decode(
+    tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int], marks: frozenset[int] = frozenset()
+) -> str:
     """Return the text of `tokens`, without special tokens but `marks`."""
     kept, skips_special = list(tokens), marks.isdisjoint(tokens)
     if not skips_special:
         dropped = special_ids(tokenizer) - marks
         kept = [token for token in kept if token not in dropped]
-    return str(tokenizer.decode(kept, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False))
+    return str(
+        tokenizer.decode(
+            kept, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False
+        )
+    )
 
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})
-BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)}
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)
+}
 """Character -> byte in byte-level tokenizers (GPT-2); printable characters stand for the byte of the same number."""
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -415,7 +453,9 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
     """The tokens of `text`, without special tokens. Tokens that share a character all have it as their text. Raises:
     Mismatch when the tokenizer does not return offsets."""
     if not tokenizer.is_fast:
-        raise Mismatch("the model's tokenizer returns no token offsets; save it with a tokenizer.json")
+        raise Mismatch(
+            "the model's tokenizer returns no token offsets; save it with a tokenizer.json"
+        )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [Token(token, text[start:stop], start, stop) for token, (start, stop) in offsets]
@@ -425,10 +465,14 @@ class TokenBytes:
     """The UTF-8 bytes each token adds to a text. A token may be part of a character; special tokens but `marks` add
     none."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", marks: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", marks: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer, self._marks = tokenizer, marks
         decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
-        self._is_byte_level = decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
+        self._is_byte_level = (
+            decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
+        )
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
         """Decoded before each token: some decoders strip the beginning of a text."""
         self._known: dict[int, bytes] = {}
@@ -445,7 +489,11 @@ class TokenBytes:
             return b""
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
         if self._is_byte_level:  # as the decoder does, including added tokens
-            return bytes(map(BYTE_OF.__getitem__, piece)) if BYTE_OF.keys() >= set(piece) else piece.encode()
+            return (
+                bytes(map(BYTE_OF.__getitem__, piece))
+                if BYTE_OF.keys() >= set(piece)
+                else piece.encode()
+            )
         if text != piece and (byte := BYTE_PIECE.fullmatch(piece)):
             return bytes.fromhex(byte[1])
         return text.encode()

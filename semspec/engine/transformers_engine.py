@@ -42,7 +42,9 @@ KV_BYTES = 4 << 30
 class Calls:
     """The requests to one model as generators on the worker's thread: each yields what it feeds, and its results."""
 
-    def __init__(self, lm: CausalLM, writer: Writer, cache: PrefixCache, projections: Projections) -> None:
+    def __init__(
+        self, lm: CausalLM, writer: Writer, cache: PrefixCache, projections: Projections
+    ) -> None:
         self._lm, self._writer, self._cache, self._projections = lm, writer, cache, projections
         self._tokenizer: ModelTokenizer = lm.tokenizer
         self.num_generated = self.num_queried = self.num_cached = 0
@@ -58,7 +60,9 @@ class Calls:
             yield prefix
         finally:
             num_tokens = prefix.kv.num_tokens  # fewer than the prefix has after an eviction
-            if num_tokens <= len(prefix.tokens):  # otherwise a forward pass failed midway and the cache is invalid
+            if num_tokens <= len(
+                prefix.tokens
+            ):  # otherwise a forward pass failed midway and the cache is invalid
                 prefix.crop(num_tokens)
                 self._cache.give(prefix)
 
@@ -79,7 +83,9 @@ class Calls:
         rest = [*tokens[len(prefix.tokens) :], *following]
         if not rest:
             return known[0], ()
-        if wants_each and len(rest) <= len(following) + 1:  # not of a whole prompt, whose states need much memory
+        if (
+            wants_each and len(rest) <= len(following) + 1
+        ):  # not of a whole prompt, whose states need much memory
             segments = (1,) * len(rest)
         output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments))
         rows = torch.cat([*known, output.rows])
@@ -89,7 +95,11 @@ class Calls:
         return rows, output.pooled
 
     def run(
-        self, all_tokens: Sequence[int], request: Request, session: str = "", shaping: Shaping | None = None
+        self,
+        all_tokens: Sequence[int],
+        request: Request,
+        session: str = "",
+        shaping: Shaping | None = None,
     ) -> Steps[Result]:
         """The results of a request that reads `all_tokens`. `shaping`: of what it generates."""
         start, end = perf_counter(), len(all_tokens) - num_following(request)
@@ -118,12 +128,16 @@ class Calls:
                 return segment_scores([token_statistics(*part) for part in parts], states)
             case Choose(options=options):
                 rows, _ = yield from self._rows_after(prefix, tokens, following)
-                prefix.crop(len(tokens))  # remove the question: the next call continues from the context
+                prefix.crop(
+                    len(tokens)
+                )  # remove the question: the next call continues from the context
                 prefix.remember_logits(len(tokens), rows[0])
                 return choice_scores(self._tokenizer, rows[-1], options)
         raise NotImplementedError
 
-    def _generate(self, prefix: Prefix, tokens: list[int], request: Generate, shaping: Shaping | None) -> Steps[Result]:
+    def _generate(
+        self, prefix: Prefix, tokens: list[int], request: Generate, shaping: Shaping | None
+    ) -> Steps[Result]:
         params, start, num_cached = request.params, perf_counter(), len(prefix.tokens)
         writing = Writing(self._tokenizer, self._writer, request, tokens)
         if rest := tokens[num_cached:]:
@@ -131,7 +145,9 @@ class Calls:
         logits, total = prefix.logits[len(tokens)], None
         # One model writes all that is shaped, so a token that ended a sentence is drawn again as it was.
         ended = self._tokenizer if request.is_after_end and not shaping else None
-        token = draw_token(shaping.first()(logits) if shaping else logits, params.sampling, len(tokens), ended)
+        token = draw_token(
+            shaping.first()(logits) if shaping else logits, params.sampling, len(tokens), ended
+        )
         own = (1,) if params.want_states else ()
         while True:
             writing.note(logits, token)
@@ -149,12 +165,16 @@ class Calls:
             if writing.is_done:
                 return
             shape = shaping.after(token) if shaping else None
-            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling, shape=shape))
+            output = yield from fed(
+                Feed(prefix, [token], segments=own, sampling=params.sampling, shape=shape)
+            )
             for one in output.pooled:
                 total = one if total is None else total + one
             token, logits = output.token, output.rows[-1]
 
-    def _propose(self, prefix: Prefix, tokens: list[int], request: Propose) -> Generator[Feed, Output | None, Proposal]:
+    def _propose(
+        self, prefix: Prefix, tokens: list[int], request: Propose
+    ) -> Generator[Feed, Output | None, Proposal]:
         drafted: list[int] = []
         distributions: list[Distribution] = []
         for _ in range(request.num_tokens):
@@ -162,7 +182,9 @@ class Calls:
             if rest := [*tokens, *drafted][len(prefix.tokens) :]:
                 yield from fed(Feed(prefix, rest))
             position = len(prefix.tokens)
-            token, distribution = draw_with_distribution(prefix.logits[position], request.sampling, position)
+            token, distribution = draw_with_distribution(
+                prefix.logits[position], request.sampling, position
+            )
             drafted.append(token)
             distributions.append(distribution)
             if token in self._tokenizer.eos_ids:
@@ -174,13 +196,19 @@ class Calls:
         self, prefix: Prefix, tokens: list[int], following: Sequence[int], request: Verify
     ) -> Generator[Feed, Output | None, Verified]:
         layer = request.state_layer
-        rows, states = yield from self._rows_after(prefix, tokens, following, wants_each=layer is not None)
+        rows, states = yield from self._rows_after(
+            prefix, tokens, following, wants_each=layer is not None
+        )
         chosen, mismatches = verify(rows, request, len(tokens), self._tokenizer)
         num_accepted = len(chosen) - 1
         prefix.crop(len(tokens) + num_accepted)
         prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
         after = range(num_accepted + 1)
-        told = () if layer is None else tuple(state_before(row - len(rows), states, layer) for row in after)
+        told = (
+            ()
+            if layer is None
+            else tuple(state_before(row - len(rows), states, layer) for row in after)
+        )
         return Verified(tuple(chosen), mismatches, told)
 
 
@@ -188,7 +216,12 @@ class TransformersEngine(LocalEngine):
     """Makes the steps of all calls in a thread of its own."""
 
     def __init__(
-        self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES, probes: Path | None = None
+        self,
+        lm: CausalLM,
+        writer: Writer,
+        cache_bytes: int,
+        kv_bytes: int = KV_BYTES,
+        probes: Path | None = None,
     ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
@@ -221,25 +254,41 @@ class TransformersEngine(LocalEngine):
         return cls(lm, writer, cache_bytes, kv_bytes, probes)
 
     async def info(self) -> ModelInfo:
-        return replace(self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests)
+        return replace(
+            self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests
+        )
 
     def metrics(self) -> Iterator[Metric]:
         calls = self.calls
         yield from self.steps.metrics()
-        yield "semspec_engine_generated_tokens_total", "Tokens of segments and proposals.", calls.num_generated
-        yield "semspec_engine_prefix_cache_queries_total", "Tokens looked up in the prefix cache.", calls.num_queried
+        yield (
+            "semspec_engine_generated_tokens_total",
+            "Tokens of segments and proposals.",
+            calls.num_generated,
+        )
+        yield (
+            "semspec_engine_prefix_cache_queries_total",
+            "Tokens looked up in the prefix cache.",
+            calls.num_queried,
+        )
         yield "semspec_engine_prefix_cache_hits_total", "Tokens found there.", calls.num_cached
 
     async def read_probes(self) -> None:
         await asyncio.to_thread(self._projections.read)
 
-    async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
+    async def _results(
+        self, tokens: list[int], request: Request, session: str
+    ) -> AsyncGenerator[Result, None]:
         shaping, is_ahead = None, isinstance(request, Generate) and request.params.is_ahead
         if isinstance(request, Generate) and request.is_shaped:
             if request.params.grammar and self._grammars:
                 await self._grammars.compile(request.params.grammar, request.params.owner)
-            shaping = await asyncio.to_thread(shaping_of, request, tokens, self.tokenizer, self._grammars)
-        async with aclosing(self.steps.stream(self.calls.run(tokens, request, session, shaping), is_ahead)) as results:
+            shaping = await asyncio.to_thread(
+                shaping_of, request, tokens, self.tokenizer, self._grammars
+            )
+        async with aclosing(
+            self.steps.stream(self.calls.run(tokens, request, session, shaping), is_ahead)
+        ) as results:
             async for result in results:
                 yield result
 

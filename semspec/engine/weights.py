@@ -19,7 +19,9 @@ NUM_NAMED = 3
 logger = logging.getLogger(__name__)
 
 
-def load_weights(auto_model: AutoModel, name: str, folder: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_weights(
+    auto_model: AutoModel, name: str, folder: str, dtype: torch.dtype
+) -> PreTrainedModel:
     """Load the model `name` from the safetensors in `folder`, without remote code, onto the CPU.
 
     transformers draws weights at random that the files lack or hold in another size. Such a model is refused.
@@ -38,7 +40,9 @@ def load_weights(auto_model: AutoModel, name: str, folder: str, dtype: torch.dty
     _check_complete(name, info["missing_keys"], info["mismatched_keys"])
     if unexpected := info["unexpected_keys"]:
         kind, names = type(model).__name__, _listed(unexpected)
-        logger.warning("model %r: %s does not use %d of its weights: %s", name, kind, len(unexpected), names)
+        logger.warning(
+            "model %r: %s does not use %d of its weights: %s", name, kind, len(unexpected), names
+        )
     loaded: PreTrainedModel = model
     return loaded
 
@@ -54,7 +58,9 @@ def check_weights(name: str, found: Mapping[str, Sequence[int]], outline: PreTra
     if not found.keys() <= wanted.keys():
         return
     sources_by_target = outline.all_tied_weights_keys
-    held = found.keys() | {sources_by_target[key] for key in found.keys() & sources_by_target.keys()}
+    held = found.keys() | {
+        sources_by_target[key] for key in found.keys() & sources_by_target.keys()
+    }
     tied = {target for target, source in sources_by_target.items() if source in held}
     mismatched = [(key, size, wanted[key]) for key, size in found.items() if [*size] != wanted[key]]
     _check_complete(name, wanted.keys() - held - tied, mismatched)
@@ -70,7 +76,9 @@ def safetensors_sizes(folder: str) -> dict[str, list[int]]:
 
 
 def _check_complete(
-    name: str, missing: Collection[str], mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]
+    name: str,
+    missing: Collection[str],
+    mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
 ) -> None:
     """Raises: Mismatch when weights are `missing`, or `mismatched`: name, size in the files, size in the model."""
     sizes = [f"{key} ({[*found]}, not {[*wanted]})" for key, found, wanted in mismatched]
@@ -80,7 +88,9 @@ def _check_complete(
         words = f"{len(sizes)} of its weights have other sizes than its config.json says: {_listed(sizes)}"
     else:
         return
-    raise Mismatch(f"cannot load model {name!r}: {words}; fetch the checkpoint's files again, or correct config.json")
+    raise Mismatch(
+        f"cannot load model {name!r}: {words}; fetch the checkpoint's files again, or correct config.json"
+    )
 
 
 def _listed(names: Collection[str]) -> str:

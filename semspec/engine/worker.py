@@ -96,7 +96,9 @@ class Results(Generic[T]):
     def put(self, result: T | BaseException | None) -> None:
         """Add a result, an error, or None for the end."""
         last = self._waiting[-1] if self._waiting else None
-        joined = last.joined(result) if isinstance(last, Result) and isinstance(result, Result) else None
+        joined = (
+            last.joined(result) if isinstance(last, Result) and isinstance(result, Result) else None
+        )
         if joined is None:
             self._waiting.append(result)
         else:
@@ -114,7 +116,9 @@ class Results(Generic[T]):
 class Scheduler:
     """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
 
-    def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
+    def __init__(
+        self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS
+    ) -> None:
         """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
         self.cache, self.max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
         self.num_preempted = 0  # calls whose keys and values were evicted
@@ -136,7 +140,9 @@ class Scheduler:
         num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
         planned: list[tuple[Feed, int]] = []
         for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
-            growth = feed.prefix.kv.growth_bytes(feed.end)  # more than before, if it was evicted for an older call
+            growth = feed.prefix.kv.growth_bytes(
+                feed.end
+            )  # more than before, if it was evicted for an older call
             if growth and not self._fits(num_bytes + growth):
                 num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
                 if index and not self._fits(num_bytes + growth):
@@ -147,7 +153,9 @@ class Scheduler:
 
     def _fits(self, num_bytes: int) -> bool:
         """Whether running calls may take so many bytes; drops cached prefixes for them."""
-        while (is_too_much := num_bytes + self.cache.num_bytes > self.max_kv_bytes) and self.cache.prefixes:
+        while (
+            is_too_much := num_bytes + self.cache.num_bytes > self.max_kv_bytes
+        ) and self.cache.prefixes:
             self.cache.evict()
         return not is_too_much
 
@@ -194,12 +202,28 @@ class Worker:
         """Called in another thread."""
         running, num_waiting = [*self._running], len(self._waiting) + self._arrivals.qsize()
         kv_bytes = self._cache.num_bytes + sum(call.feed.prefix.kv.nbytes for call in running)
-        yield "semspec_engine_kv_bytes", "Keys and values of running calls and of cached prefixes.", kv_bytes
-        yield "semspec_engine_max_kv_bytes", "Keys and values that there may be.", self.scheduler.max_kv_bytes
+        yield (
+            "semspec_engine_kv_bytes",
+            "Keys and values of running calls and of cached prefixes.",
+            kv_bytes,
+        )
+        yield (
+            "semspec_engine_max_kv_bytes",
+            "Keys and values that there may be.",
+            self.scheduler.max_kv_bytes,
+        )
         yield "semspec_engine_calls_running", "Calls that share steps.", len(running)
         yield "semspec_engine_calls_waiting", "Calls that wait for memory.", num_waiting
-        yield "semspec_engine_preemptions_total", "Calls evicted for older ones.", self.scheduler.num_preempted
-        yield "semspec_engine_computed_tokens_total", "Tokens fed, evicted ones again.", self._num_tokens
+        yield (
+            "semspec_engine_preemptions_total",
+            "Calls evicted for older ones.",
+            self.scheduler.num_preempted,
+        )
+        yield (
+            "semspec_engine_computed_tokens_total",
+            "Tokens fed, evicted ones again.",
+            self._num_tokens,
+        )
         yield "semspec_engine_step_duration_seconds", "Of forward passes.", self._times
 
     async def stream(self, steps: Steps[T], is_ahead: bool = False) -> AsyncGenerator[T, None]:
@@ -269,7 +293,11 @@ class Worker:
         self._is_idle = False
         self._accept(call)
         until = monotonic() + REUNION_S
-        while len(self._waiting) < self._num_ended and not self._is_ending and (left_s := until - monotonic()) > 0:
+        while (
+            len(self._waiting) < self._num_ended
+            and not self._is_ending
+            and (left_s := until - monotonic()) > 0
+        ):
             with suppress(queue.Empty):
                 self._accept(self._arrivals.get(timeout=left_s))
         self.resumed_at = perf_counter()
@@ -319,7 +347,9 @@ class Worker:
         by_feed = {id(feed): output for feed, output in outputs}
         num_before = len(self._running)
         self._running = [
-            call for call in self._running if (output := by_feed.get(id(call.feed))) is None or call.advance(output)
+            call
+            for call in self._running
+            if (output := by_feed.get(id(call.feed))) is None or call.advance(output)
         ]
         self._num_ended = num_before - len(self._running)
 
@@ -327,11 +357,17 @@ class Worker:
         [call] = [call for call in self._running if call.feed is feed]
         self._running.remove(call)
         if isinstance(error, torch.OutOfMemoryError):
-            _log.error("out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error)
+            _log.error(
+                "out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error
+            )
             error.with_traceback(None)  # its frames hold the step's tensors
             call.steps.close()  # returns its prefix to the cache, which is emptied before the caller may call again
             self._free_memory()
-            call.end(Overloaded("the engine has no memory left for this call; retry later, or on another replica"))
+            call.end(
+                Overloaded(
+                    "the engine has no memory left for this call; retry later, or on another replica"
+                )
+            )
         else:
             call.end(error)
 

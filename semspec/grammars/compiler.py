@@ -91,7 +91,9 @@ class Compiler:
             self._idle.pop().kill()
 
     async def _found(self, task: bytes) -> Compiled:
-        process = self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
+        process = (
+            self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
+        )
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await asyncio.to_thread(process.ask, task)
@@ -113,7 +115,9 @@ class Compiler:
 class _Process:
     def __init__(self, vocabulary: Any) -> None:
         script = Path(__file__).with_name("worker.py")
-        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}  # no secrets
+        environment = {
+            name: os.environ[name] for name in _INHERITED if name in os.environ
+        }  # no secrets
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,

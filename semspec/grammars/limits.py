@@ -34,7 +34,9 @@ _DATA = frozenset({"const", "enum", "required"})
 """Keywords whose values contain no schemas."""
 _UNREAD = frozenset({"examples", "default", "title", "description", "$comment", "x-guidance"})
 """Keywords that the compiler does not read."""
-_COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"})
+_COUNTS = frozenset(
+    {"minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
+)
 _REPEATED = re.compile(r"\{(\d*),?(\d*)\}")
 
 
@@ -76,7 +78,11 @@ class _Total:
             (self.num_names, MAX_NAMES, "it names {} properties"),
             (self.num_required, MAX_NAMES, "it requires {} properties"),
             (self.num_characters, MAX_PATTERN_CHARACTERS, "its patterns have {} characters"),
-            (self.num_repetitions, MAX_REPETITIONS, "its numbers of items, properties and repetitions add up to {}"),
+            (
+                self.num_repetitions,
+                MAX_REPETITIONS,
+                "its numbers of items, properties and repetitions add up to {}",
+            ),
             (self.multiple, MAX_MULTIPLE, "the product of its multipleOf is {}"),
         ):
             if number > limit:
@@ -126,7 +132,9 @@ def _children(kind: str, part: Any) -> Iterator[tuple[str, Any]]:
         yield from (("" if kind == "map" else kind, value) for value in part.values())
     elif isinstance(part, Mapping):
         kinds = dict.fromkeys(_DATA, "data") | dict.fromkeys(_MAPS, "map")
-        yield from ((kinds.get(name, ""), value) for name, value in part.items() if name not in _UNREAD)
+        yield from (
+            (kinds.get(name, ""), value) for name, value in part.items() if name not in _UNREAD
+        )
 
 
 def _coefficient(number: float) -> float:

@@ -49,7 +49,9 @@ class Turns:
         self._running += Counter()  # forgets owners without a slot
 
     def _next(self) -> str | None:
-        return next((owner for owner in self._waiting if self._running[owner] < self._max_per_owner), None)
+        return next(
+            (owner for owner in self._waiting if self._running[owner] < self._max_per_owner), None
+        )
 
     def _leave(self, owner: str, waiter: "asyncio.Future[None]") -> None:
         """Remove a waiter that was cancelled."""

@@ -85,7 +85,9 @@ def main() -> None:
     vocabulary: dict[str, Any] | None = json.loads(sys.stdin.buffer.readline())
     if vocabulary:
         tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
-        tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special"], vocabulary["eos"])))
+        tokenizer = LLTokenizer(
+            TokenizerWrapper(Vocabulary(tokens, vocabulary["special"], vocabulary["eos"]))
+        )
     else:
         tokenizer = LLTokenizer("byte")
     _limit_memory()
@@ -105,10 +107,15 @@ def _limit_memory() -> None:
 
 def _allow_cpu_time() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_S, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_CPU,
+        (int(used.ru_utime + used.ru_stime) + 1 + CPU_S, resource.RLIM_INFINITY),
+    )
 
 
-def _result(tokenizer: LLTokenizer, grammars: Sequence[str]) -> tuple[tuple[int, str, bool] | None, int]:
+def _result(
+    tokenizer: LLTokenizer, grammars: Sequence[str]
+) -> tuple[tuple[int, str, bool] | None, int]:
     """Compile grammars and return the first flaw, and the bytes that all take together.
 
     The flaw is the index of the first invalid grammar, the reason, and whether it is valid but allows no text; None if
@@ -153,4 +160,6 @@ def short_reason(error: str) -> str:
 
 
 if __name__ == "__main__":
-    on_large_stack(main)  # one thread for all: the stack of a thread that has ended is freed some time later
+    on_large_stack(
+        main
+    )  # one thread for all: the stack of a thread that has ended is freed some time later

@@ -93,21 +93,33 @@ def find(file: PairFile, models: Path | None) -> Path | None:
 
     if models is not None:
         if not models.is_dir():
-            raise Mismatch(f"there is no folder {models}; give --models the folder with the pair's files")
+            raise Mismatch(
+                f"there is no folder {models}; give --models the folder with the pair's files"
+            )
         if (named := models / file.file).exists():
-            _check_digest(file, named, f"give --models a folder without it, or put {file.model} in its place")
+            _check_digest(
+                file, named, f"give --models a folder without it, or put {file.model} in its place"
+            )
             return named
         for other in sorted(models.glob("*.gguf")):
-            if other.is_file() and other.stat().st_size == file.num_bytes and file_digests([other]) == [file.sha256]:
+            if (
+                other.is_file()
+                and other.stat().st_size == file.num_bytes
+                and file_digests([other]) == [file.sha256]
+            ):
                 return other
     cached = try_to_load_from_cache(file.repository, file.file, revision=file.revision)
     if not isinstance(cached, str):
         return None
-    _check_digest(file, Path(cached), f"remove {Path(cached).resolve()}, and start again to fetch it")
+    _check_digest(
+        file, Path(cached), f"remove {Path(cached).resolve()}, and start again to fetch it"
+    )
     return Path(cached)
 
 
-def locate(pair: NamedPair, models: Path | None, tell: Callable[[str], object] | None) -> dict[str, str]:
+def locate(
+    pair: NamedPair, models: Path | None, tell: Callable[[str], object] | None
+) -> dict[str, str]:
     """Return each model of a pair by role: the path of its file, or its name on the hub if it is not on this machine.
 
     With `tell`, which gets lines about the progress, missing files are downloaded. Raises: Mismatch when that fails, or
@@ -116,18 +128,26 @@ def locate(pair: NamedPair, models: Path | None, tell: Callable[[str], object] |
     found = {role: find(file, models) for role, file in pair.files.items()}
     missing = [pair.files[role] for role, place in found.items() if place is None]
     if tell is not None:
-        found |= {role: _download(pair, role, missing, tell) for role, place in found.items() if place is None}
+        found |= {
+            role: _download(pair, role, missing, tell)
+            for role, place in found.items()
+            if place is None
+        }
     return {role: str(place or pair.files[role].model) for role, place in found.items()}
 
 
-def _download(pair: NamedPair, role: str, missing: list[PairFile], tell: Callable[[str], object]) -> Path:
+def _download(
+    pair: NamedPair, role: str, missing: list[PairFile], tell: Callable[[str], object]
+) -> Path:
     from semspec.engine.hub import fetch_file, size_of
 
     file = pair.files[role]
     try:
         place = fetch_file(file.model, file.revision, tell)
     except Mismatch as error:
-        listed = ", ".join(f"{one.file} ({size_of(one.num_bytes)}, SHA-256 {one.sha256})" for one in missing)
+        listed = ", ".join(
+            f"{one.file} ({size_of(one.num_bytes)}, SHA-256 {one.sha256})" for one in missing
+        )
         reason = error.message.partition("; ")[0]
         remedy = f"put into a folder what is missing, and give it with --models FOLDER: {listed}"
         raise Mismatch(f"the pair {pair.name} cannot be fetched: {reason}; {remedy}") from error
@@ -145,12 +165,15 @@ def _check_digest(file: PairFile, place: Path, remedy: str) -> None:
     except OSError as error:
         raise Mismatch(f"cannot read {place}: {error.strerror}; {remedy}") from error
     if digest != file.sha256:
-        raise Mismatch(f"{place} has the SHA-256 {digest}, but {file.file} has {file.sha256}; {remedy}")
+        raise Mismatch(
+            f"{place} has the SHA-256 {digest}, but {file.file} has {file.sha256}; {remedy}"
+        )
 
 
 def unknown_pair(name: str) -> InvalidRequest:
     """The refusal of a name that is neither a pair nor a path."""
     known = ", ".join(pair.name for pair in named_pairs())
     return InvalidRequest(
-        f"--pair: there is no pair {name!r} and no such path; give a release's path, or {known}", "pair"
+        f"--pair: there is no pair {name!r} and no such path; give a release's path, or {known}",
+        "pair",
     )

@@ -30,7 +30,11 @@ def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]
         return tuple(range(num_layers_plus_one))
     if layers == "last":
         return (num_layers_plus_one - 1,)
-    if isinstance(layers, str) or not layers or any(not 0 <= index < num_layers_plus_one for index in layers):
+    if (
+        isinstance(layers, str)
+        or not layers
+        or any(not 0 <= index < num_layers_plus_one for index in layers)
+    ):
         raise InvalidRequest(
             f"layers {layers!r} of states that have layers 0 to {num_layers_plus_one - 1}; "
             'name some of these, or "all", or "last"',
@@ -45,12 +49,16 @@ def num_features(features: FeatureSet, layers: LayerSet, shape: tuple[int, int])
     return num_states + (0 if features == "states" else len(SURPRISAL_FEATURES))
 
 
-def assemble(features: FeatureSet, layers: LayerSet, states: Tensor, surprisal: Tensor | None) -> Tensor:
+def assemble(
+    features: FeatureSet, layers: LayerSet, states: Tensor, surprisal: Tensor | None
+) -> Tensor:
     """`[num_segments, num_features]` fp32 from states `[num_segments, num_layers + 1, hidden_size]` and surprisal
     `[num_segments, num_surprisal_features]`."""
     parts: list[Tensor] = []
     if features != "surprisal":
-        chosen = states if layers == "all" else states[:, list(layer_indices(layers, states.shape[1]))]
+        chosen = (
+            states if layers == "all" else states[:, list(layer_indices(layers, states.shape[1]))]
+        )
         parts.append(chosen.flatten(1))
     if features != "states":
         if surprisal is None:
@@ -123,7 +131,11 @@ class Probe(nn.Module):
         self.register_buffer("scale", torch.ones(num_inputs))
         first, second = hidden_sizes
         self.network = nn.Sequential(
-            nn.Linear(num_inputs, first), nn.GELU(), nn.Linear(first, second), nn.GELU(), nn.Linear(second, 1)
+            nn.Linear(num_inputs, first),
+            nn.GELU(),
+            nn.Linear(first, second),
+            nn.GELU(),
+            nn.Linear(second, 1),
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -131,7 +143,9 @@ class Probe(nn.Module):
         return torch.sigmoid(self.network((features - self.mean) / self.scale)[..., 0])
 
 
-def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.dtype = torch.float32) -> None:
+def save_probe(
+    probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.dtype = torch.float32
+) -> None:
     """Write `path` (safetensors) and its card (`.json` next to it), each atomically.
 
     `weights_dtype` is the dtype of the network. Scaling stays fp32: fp16 cannot represent a feature of
@@ -189,9 +203,15 @@ def load_probe(path: Path) -> Artifact:
     try:
         probe = _built(card, {name: value.float() for name, value in tensors.items()})
     except (RuntimeError, KeyError, IndexError) as error:
-        raise Mismatch(f"probe {path} does not have the size its card says; train it again") from error
-    if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(probe.scale.all()):
-        raise Mismatch(f"probe {path} has weights that are not finite, or a scale of 0; train it again")
+        raise Mismatch(
+            f"probe {path} does not have the size its card says; train it again"
+        ) from error
+    if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(
+        probe.scale.all()
+    ):
+        raise Mismatch(
+            f"probe {path} has weights that are not finite, or a scale of 0; train it again"
+        )
     return Artifact(probe.eval().requires_grad_(False), card, digest)
 
 
@@ -222,11 +242,15 @@ def _check(card: ProbeCard, path: Path) -> None:
             f"part of the weights (now {FINGERPRINT}:...); train it again with `semspec train run`, or fetch it again"
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
-        raise Mismatch(f"probe {path} knows other surprisal statistics than this build computes; retrain it")
+        raise Mismatch(
+            f"probe {path} knows other surprisal statistics than this build computes; retrain it"
+        )
     try:
         num_features(card.features, card.layers, card.shape)
     except InvalidRequest as error:
-        raise Mismatch(f"the card of probe {path} names {error.message}; or train the probe again") from error
+        raise Mismatch(
+            f"the card of probe {path} names {error.message}; or train the probe again"
+        ) from error
 
 
 def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:

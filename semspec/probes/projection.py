@@ -34,13 +34,21 @@ class Projection:
     """`hidden = weight @ (states - mean)`; `states`: the rows that the probe uses, flattened, `[num_inputs]`."""
 
     def __init__(
-        self, model: str, rows: Sequence[int], shape: tuple[int, int], mean: Tensor, weight: Tensor, device: str
+        self,
+        model: str,
+        rows: Sequence[int],
+        shape: tuple[int, int],
+        mean: Tensor,
+        weight: Tensor,
+        device: str,
     ) -> None:
         """`model`: fingerprint of the model whose states it applies to; `rows`: of the states, ascending; `shape`:
         `(num_layers + 1, hidden_size)` of the states; `mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided
         by the features' deviations; both fp32."""
         self.width = len(weight)
-        self.digest = _digest([STATE_CONVENTION, model, list(rows), shape, self.width], mean, weight)
+        self.digest = _digest(
+            [STATE_CONVENTION, model, list(rows), shape, self.width], mean, weight
+        )
         self._rows = _indices(rows)
         self._mean, self._weight = mean.to(device), weight.to(device)
         self._mean_array: NDArray[np.float32] = mean.cpu().numpy()
@@ -55,7 +63,10 @@ class Projection:
 
         The bytes are read where they are, a block at a time: to copy them takes longer than the products.
         """
-        arrays = [np.frombuffer(one.data, "<f4").reshape(one.shape)[self._rows].reshape(-1) for one in states]
+        arrays = [
+            np.frombuffer(one.data, "<f4").reshape(one.shape)[self._rows].reshape(-1)
+            for one in states
+        ]
         hidden = torch.zeros(len(states), self.width, device=self._weight.device)
         largest = torch.zeros(len(states))
         buffer = torch.empty(len(states), BLOCK)
@@ -96,7 +107,10 @@ class ServedProbe:
             of_states = probe.mean[:num_states], weight[:, :num_states].contiguous()
             self.projection = Projection(card.fingerprint, rows, card.shape, *of_states, device)
         rest = slice(num_states, None)  # cloned, since a view would keep the whole in memory
-        self._mean, self._weight = probe.mean[rest].clone().to(device), weight[:, rest].clone().to(device)
+        self._mean, self._weight = (
+            probe.mean[rest].clone().to(device),
+            weight[:, rest].clone().to(device),
+        )
         self._bias = first.bias.to(device)
         self._rest = nn.Sequential(*list(probe.network)[1:]).to(device)
         del probe.network[0], probe.mean, probe.scale
@@ -170,7 +184,9 @@ class Projections:
             if card.fingerprint != self._model or card.features == "surprisal":
                 return None
             if tuple(card.shape) != self._shape:
-                raise Mismatch(f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}")
+                raise Mismatch(
+                    f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}"
+                )
             return ServedProbe(load_probe(path), self._device).projection
         except (Mismatch, RuntimeError) as error:  # such as a GPU without room for it
             _log.warning("whole states are sent for the probe %s: %s", path, error)
@@ -202,8 +218,12 @@ class Projections:
             if (now := monotonic()) < self._next_look:
                 return
             self._next_look = now + LOOK_S
-        where = "set SEMSPEC_*_PAIR" if self._folder is None else f"put its release into {self._folder}"
-        _log.warning("whole states are sent: this engine holds no projection %.32r; %s", digest, where)
+        where = (
+            "set SEMSPEC_*_PAIR" if self._folder is None else f"put its release into {self._folder}"
+        )
+        _log.warning(
+            "whole states are sent: this engine holds no projection %.32r; %s", digest, where
+        )
         if self._folder is not None:
             Thread(target=self.read, name="probes", daemon=True).start()
 
@@ -216,7 +236,11 @@ def _probes_in(folder: Path) -> dict[Path, _Version]:
     """The probes of a release in `folder`, or of those in the folders in it, with the alternatives of each; without
     hidden folders, which mounted volumes may have."""
     found = (path for depth in range(4) for path in folder.glob(f"{'*/' * depth}*.safetensors"))
-    paths = sorted(path for path in found if not any(one.startswith(".") for one in path.relative_to(folder).parts))
+    paths = sorted(
+        path
+        for path in found
+        if not any(one.startswith(".") for one in path.relative_to(folder).parts)
+    )
     states = ((path, file_state(path), file_state(path.with_suffix(".json"))) for path in paths)
     return {path: own + card for path, own, card in states if own and card}
 

@@ -22,7 +22,15 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.observability import Durations, Metric
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
-from semspec.types import Judgement, OperatingPoint, ProbeProjections, SegmentEnd, SegmentScore, States, VerifierInfo
+from semspec.types import (
+    Judgement,
+    OperatingPoint,
+    ProbeProjections,
+    SegmentEnd,
+    SegmentScore,
+    States,
+    VerifierInfo,
+)
 
 MAX_BATCH = 64
 """Number of segments from which on a batch takes no further call."""
@@ -42,14 +50,20 @@ class ProbePair:
                 "if the two probes are swapped give them the other way round, else train this one on states"
             )
         if draft.card.segmentations != target.card.segmentations:
-            raise Mismatch("the two probes were trained on different segmentations; train them together")
+            raise Mismatch(
+                "the two probes were trained on different segmentations; train them together"
+            )
         device = device_of(device, "the probes")
         self.draft, self.target = ServedProbe(draft, device), ServedProbe(target, device)
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> "ProbePair":
         """Load two artifacts. Raises: Mismatch, with a remedy, when they cannot serve together."""
-        return cls(load_probe(folder / "draft.safetensors"), load_probe(folder / "target.safetensors"), device)
+        return cls(
+            load_probe(folder / "draft.safetensors"),
+            load_probe(folder / "target.safetensors"),
+            device,
+        )
 
     def check(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> None:
         """Raises: Mismatch when the states are not of the probes' models."""
@@ -57,7 +71,9 @@ class ProbePair:
         self.target.check("target", [score.states for score in scores])
 
     @torch.inference_mode()
-    def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement | InvalidRequest]:
+    def judge(
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore]
+    ) -> list[Judgement | InvalidRequest]:
         """One judgement per segment, or the error of one with a value that is no number or too large."""
         surprisal = torch.tensor([score.surprisal for score in scores])
         is_valid = (surprisal.abs() <= MAX_MAGNITUDE).all(1).tolist()
@@ -77,7 +93,9 @@ def _judgement(
         field = "readings[{}].states.pooled"
     else:
         return Judgement(max(draft_probability, LEAST_PROBABILITY), target_probability)
-    return InvalidRequest(f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field)
+    return InvalidRequest(
+        f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +130,9 @@ class ProbeVerifier:
         segmentations than `own`, or the card of the target probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
         self._equivalence = equivalence
-        self._clustering = ThreadPoolExecutor(1, "clustering")  # its own: judging never waits for it
+        self._clustering = ThreadPoolExecutor(
+            1, "clustering"
+        )  # its own: judging never waits for it
         self._waiting: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, "probes")
         self._num_running = 0
@@ -123,7 +143,9 @@ class ProbeVerifier:
             _check_alternative(name, pair, own)
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu", equivalence: str | None = None) -> "ProbeVerifier":
+    def load(
+        cls, folder: Path, device: str = "cpu", equivalence: str | None = None
+    ) -> "ProbeVerifier":
         """Load the two probes in a folder, and those in `alternatives`/NAME, if there is that folder. `equivalence`: as
         `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve."""
         own, others = ProbePair.load(folder, device), folder / "alternatives"
@@ -143,7 +165,11 @@ class ProbeVerifier:
         """Called in another thread."""
         yield "semspec_verifier_calls_waiting", "Calls that wait for a batch.", len(self._waiting)
         yield "semspec_verifier_segments_total", "Segments judged.", self._num_segments
-        yield "semspec_verifier_step_duration_seconds", "Of batches through the probes.", self._times
+        yield (
+            "semspec_verifier_step_duration_seconds",
+            "Of batches through the probes.",
+            self._times,
+        )
 
     async def info(self) -> VerifierInfo:
         return self.handshake()
@@ -163,7 +189,10 @@ class ProbeVerifier:
             operating_points=self._operating_points,
             draft_tokenizer=draft.card.tokenizer,
             target_tokenizer=target.card.tokenizer,
-            projections=tuple(_projections(name, pair) for name, pair in {"": self._own, **self._alternatives}.items()),
+            projections=tuple(
+                _projections(name, pair)
+                for name, pair in {"": self._own, **self._alternatives}.items()
+            ),
             equivalence=self._equivalence[0] if self._equivalence else "",
         )
 
@@ -189,7 +218,9 @@ class ProbeVerifier:
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """See `semspec.clustering.equivalence.Clusterer`."""
         if self._equivalence is None:
-            raise Mismatch("this verifier has no equivalence of meaning; set SEMSPEC_VERIFIER_EQUIVALENCE")
+            raise Mismatch(
+                "this verifier has no equivalence of meaning; set SEMSPEC_VERIFIER_EQUIVALENCE"
+            )
         equivalence = self._equivalence[1]
         (clusters,) = await get_running_loop().run_in_executor(
             self._clustering, clusters_of_whole, equivalence, [group], [ends]
@@ -209,7 +240,9 @@ class ProbeVerifier:
             try:
                 draft_states = list(chain.from_iterable(call.draft_states for call in group))
                 try:
-                    judgements = iter(pair.judge(draft_states, [score for call in group for score in call.scores]))
+                    judgements = iter(
+                        pair.judge(draft_states, [score for call in group for score in call.scores])
+                    )
                 finally:
                     self.num_steps += 1  # before a caller learns of it
                 self._times.add(perf_counter() - start)
@@ -235,13 +268,17 @@ class ProbeVerifier:
 
 
 def _projections(name: str, pair: ProbePair) -> ProbeProjections:
-    draft, target = (probe.projection.digest if probe.projection else "" for probe in (pair.draft, pair.target))
+    draft, target = (
+        probe.projection.digest if probe.projection else "" for probe in (pair.draft, pair.target)
+    )
     return ProbeProjections(name, draft, target)
 
 
 def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
-    paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    paths = sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; remove it, or put some there")
     pairs = dict[str, ProbePair]()
@@ -265,7 +302,9 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
                 f"the pair's own on {expected.model} ({expected.fingerprint}); {remedy}"
             )
     if pair.target.card.segmentations != own.target.card.segmentations:
-        raise Mismatch(f"alternative probes {name!r} were trained on other segmentations than the pair's own; {remedy}")
+        raise Mismatch(
+            f"alternative probes {name!r} were trained on other segmentations than the pair's own; {remedy}"
+        )
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
@@ -285,7 +324,9 @@ def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
             f"cannot read metrics.strictness in the card of the probe of {card.model}: {error}; "
             "train the probes again, or take it out"
         ) from error
-    return tuple(sorted(points, key=lambda point: math.inf if point.threshold is None else point.threshold))
+    return tuple(
+        sorted(points, key=lambda point: math.inf if point.threshold is None else point.threshold)
+    )
 
 
 def _number(row: dict[str, Any], name: str) -> Any:

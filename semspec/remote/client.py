@@ -79,7 +79,9 @@ def connect(server: Server) -> CompletionClient:
     try:
         from semspec.remote.openai import OpenAIClient
     except ModuleNotFoundError as error:
-        raise Mismatch(f"the API openai requires the package {error.name!r}: {install_command('remote')}") from error
+        raise Mismatch(
+            f"the API openai requires the package {error.name!r}: {install_command('remote')}"
+        ) from error
     return OpenAIClient(server)
 
 
@@ -136,4 +138,6 @@ def _kind(error: Exception) -> type[SemspecError]:
     if status is not None:
         other = Mismatch if status < 500 else Unavailable
         return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, other)
-    return Unavailable if "APIError" in names else Mismatch  # an error within a stream, or another API
+    return (
+        Unavailable if "APIError" in names else Mismatch
+    )  # an error within a stream, or another API

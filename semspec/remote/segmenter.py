@@ -56,7 +56,10 @@ class TextSegmenter(Segmenter):
 
     def _next(self, end: SegmentEnd | None) -> Segment | None:
         complete = first_segment(self._open, self._params.segmentation)
-        if complete is not None and (complete := self._to_end_of_token(complete, is_all=end is not None)) is not None:
+        if (
+            complete is not None
+            and (complete := self._to_end_of_token(complete, is_all=end is not None)) is not None
+        ):
             return self._close_text(complete, SegmentEnd.BOUNDARY)
         if end is SegmentEnd.EOS or (end in (SegmentEnd.LENGTH, SegmentEnd.STOP) and self._open):
             return self._close_text(self._open, end)
@@ -89,7 +92,11 @@ class TextSegmenter(Segmenter):
         ids = self._tokenizer.read_ids(Segment(text, (), "", self._writer, end), self._before)
         if len(ids) > self._limit:
             kept, ids = self._truncated(text)
-            end = SegmentEnd.BOUNDARY if kept == text and end is SegmentEnd.BOUNDARY else SegmentEnd.LENGTH
+            end = (
+                SegmentEnd.BOUNDARY
+                if kept == text and end is SegmentEnd.BOUNDARY
+                else SegmentEnd.LENGTH
+            )
             text = kept
         self._open = self._open[len(text) :]
         self._before += text

@@ -11,7 +11,11 @@ from semspec.types import SamplingParams, SegmentEnd
 
 MARKS = frozenset().union(*(form.marks for form in FORMS))
 """Tokens that are part of the text even if the server calls them special."""
-ENDS = {"eos_token": SegmentEnd.EOS, "stop_sequence": SegmentEnd.BOUNDARY, "length": SegmentEnd.LENGTH}
+ENDS = {
+    "eos_token": SegmentEnd.EOS,
+    "stop_sequence": SegmentEnd.BOUNDARY,
+    "length": SegmentEnd.LENGTH,
+}
 
 
 class TgiClient:
@@ -21,20 +25,26 @@ class TgiClient:
         self._server = server
         self._url = server.url.rstrip("/")
         # Without this header the client would send the hub token of the logged-in user.
-        self._headers: dict[str, Any] = {"authorization": f"Bearer {server.token}" if server.token else None}
+        self._headers: dict[str, Any] = {
+            "authorization": f"Bearer {server.token}" if server.token else None
+        }
 
     async def served(self) -> list[str]:
         headers = {name: value for name, value in self._headers.items() if value}
         with translated(self._server):
             async with get_async_session() as http:
-                response = await http.get(f"{self._url}/info", headers=headers, timeout=self._server.timeout_s)
+                response = await http.get(
+                    f"{self._url}/info", headers=headers, timeout=self._server.timeout_s
+                )
                 hf_raise_for_status(response)
                 return [str(response.json()["model_id"])]
 
     async def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
         stop, text = completion.stop_at, ""
         # A client keeps its responses open until it is closed, so each stream has its own client.
-        client = AsyncInferenceClient(base_url=self._url, headers=self._headers, timeout=self._server.timeout_s)
+        client = AsyncInferenceClient(
+            base_url=self._url, headers=self._headers, timeout=self._server.timeout_s
+        )
         with translated(self._server):
             async with client:
                 events = await client.text_generation(
@@ -52,7 +62,9 @@ class TgiClient:
                     end = ENDS[event.details.finish_reason] if event.details else None
                     text += delta
                     if stop and end is SegmentEnd.BOUNDARY and not text.endswith(stop):
-                        delta += stop  # TGI includes the stop sequence; compatible servers may omit it
+                        delta += (
+                            stop  # TGI includes the stop sequence; compatible servers may omit it
+                        )
                     yield Delta(delta, end)
 
     async def aclose(self) -> None:

@@ -45,40 +45,62 @@ class RemoteWriter:
     `CompletionClient.stream` raises.
     """
 
-    def __init__(self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer) -> None:
-        self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
+    def __init__(
+        self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer
+    ) -> None:
+        self._engine, self._tokenizer, self._client, self._writer = (
+            engine,
+            tokenizer,
+            client,
+            writer,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         check_supported(params, _written_by_server(self._tokenizer.info))
         start = perf_counter()
         async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
                 states: States | None = None
                 if params.want_states:
-                    [score] = await self._engine.score(context, [segment], params.session, params.projection)
+                    [score] = await self._engine.score(
+                        context, [segment], params.session, params.projection
+                    )
                     states = score.states
                 context = context.extended(segment)
                 now = perf_counter()
                 yield GeneratedSegment(segment, states, (now - start) * 1e3)
                 start = now
 
-    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """See `Model.stream`; segments come alone, since their ends are found in the text."""
         return self.generate(context, params)
 
-    async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
-        num_tokens = len(self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces))))
+    async def _segments(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[Segment, None]:
+        num_tokens = len(
+            self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces)))
+        )
         self._tokenizer.check_room(num_tokens, "context")
         before = "".join(piece.text for piece in context.pieces)
         stops = stops_after(*prompt_and_output(context), params) if params.stops else None
         segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens, before, stops)
         prompt = self._tokenizer.without_bos(before)
-        for stop_at in (_stop_at(params), None):  # repeated if the first stop came before the segment's first word
+        for stop_at in (
+            _stop_at(params),
+            None,
+        ):  # repeated if the first stop came before the segment's first word
             text = prompt + segmenter.text
-            completion = Completion(text, params.sampling, segmenter.num_left, _seed(params, text), stop_at)
+            completion = Completion(
+                text, params.sampling, segmenter.num_left, _seed(params, text), stop_at
+            )
             end: SegmentEnd | None = None
             async with aclosing(self._client.stream(completion)) as deltas:
                 async for delta in deltas:
@@ -101,7 +123,11 @@ class RemoteWriter:
 
 def _written_by_server(info: ModelInfo) -> ModelInfo:
     return replace(
-        info, supports_logprobs=False, supports_grammars=False, supports_min_p=False, supports_penalties=False
+        info,
+        supports_logprobs=False,
+        supports_grammars=False,
+        supports_min_p=False,
+        supports_penalties=False,
     )
 
 
@@ -128,7 +154,10 @@ def load_remote_writer(
     asyncio.run(_check(settings.model, server))
     engine = load_model(settings, writer)
     if server.api == "openai" and engine.tokenizer.mark_ids:
-        logger.warning("reasoning is not told apart if %s leaves out its marks, which are special tokens", server.url)
+        logger.warning(
+            "reasoning is not told apart if %s leaves out its marks, which are special tokens",
+            server.url,
+        )
     return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
 
 
@@ -138,7 +167,9 @@ async def _check(model: str, server: Server) -> None:
         async with aclosing(connect(server)) as client:
             served = await client.served()
     except (Unavailable, Overloaded, DeadlineExceeded) as error:
-        logger.warning("the model of the server that writes could not be checked: %s", error.message)
+        logger.warning(
+            "the model of the server that writes could not be checked: %s", error.message
+        )
         return
     if server.api == "openai" and server.model not in served:
         names = ", ".join(served) or "nothing"

@@ -81,7 +81,9 @@ def client_span(path: str, request: object) -> AbstractContextManager[Span]:
 
 
 @contextmanager
-def _rpc_span(method: str, kind: SpanKind, request: object, parent: OtelContext | None = None) -> Iterator[Span]:
+def _rpc_span(
+    method: str, kind: SpanKind, request: object, parent: OtelContext | None = None
+) -> Iterator[Span]:
     if method.endswith(_HANDSHAKE):
         yield INVALID_SPAN
         return
@@ -107,7 +109,9 @@ def _sizes(request: object) -> Attributes:
     proposal = getattr(request, "proposal", None)
     return {
         "semspec.num_segments": len(segments) if segments else None,
-        "semspec.num_tokens": getattr(request, "num_tokens", None) if proposal is None else len(proposal.token_ids),
+        "semspec.num_tokens": getattr(request, "num_tokens", None)
+        if proposal is None
+        else len(proposal.token_ids),
     }
 
 
@@ -124,7 +128,9 @@ class Methods:
         self._waiting: set[asyncio.Timeout] = set()
         self._drains = False
 
-    def handler(self, method: MethodDescriptor, behaviour: Behaviour) -> "grpc.RpcMethodHandler[Any, Any]":
+    def handler(
+        self, method: MethodDescriptor, behaviour: Behaviour
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
         """The handler of a method: of one call, or of a stream of calls one after another."""
         path = path_of(method)
         decode = decoding(GetMessageClass(method.input_type).FromString)
@@ -160,7 +166,9 @@ class Methods:
 
     def _admitted(self, context: Context) -> Mapping[str, str]:
         """The metadata of a call; for a repeated key, the first value. Raises: Unauthenticated."""
-        metadata = {key: str(value) for key, value in reversed(tuple(context.invocation_metadata() or ()))}
+        metadata = {
+            key: str(value) for key, value in reversed(tuple(context.invocation_metadata() or ()))
+        }
         given = metadata.get(AUTHORIZATION, "").encode()
         if self._expected and not hmac.compare_digest(given, self._expected):
             raise Unauthenticated("the bearer token is missing or wrong")
@@ -192,7 +200,9 @@ def decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return decode(data)
         except Exception as error:
-            return InvalidRequest(f"the bytes are no message of this method: {' '.join(str(error).split())}")
+            return InvalidRequest(
+                f"the bytes are no message of this method: {' '.join(str(error).split())}"
+            )
 
     return decoded
 
@@ -204,7 +214,9 @@ def received(message: R) -> R:
     return message
 
 
-def _serving(path: str, request: object, metadata: Mapping[str, str]) -> AbstractContextManager[Span]:
+def _serving(
+    path: str, request: object, metadata: Mapping[str, str]
+) -> AbstractContextManager[Span]:
     """Sets the request id, and opens a span below the caller's."""
     request_id.set(metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH])
     return _rpc_span(path, SpanKind.SERVER, request, _propagator.extract(metadata))
@@ -260,21 +272,32 @@ def rpc_errors() -> Iterator[None]:
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     """The error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
-    if details == "Internal error from Core":  # of gRPC: a message to a stream that the service has just ended
+    if (
+        details == "Internal error from Core"
+    ):  # of gRPC: a message to a stream that the service has just ended
         return ConnectionLost("the service ended the stream")
     if error.code() is grpc.StatusCode.CANCELLED:
         return ConnectionLost(f"the service ended the call: {details}")
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
+    if (
+        error.code() is grpc.StatusCode.UNAUTHENTICATED
+    ):  # the operator's mistake, not the end user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Mismatch(f"the service has another version of the gRPC contract ({details}); upgrade it")
+        return Mismatch(
+            f"the service has another version of the gRPC contract ({details}); upgrade it"
+        )
     parameters = [str(value) for key, value in trailer if key == PARAMETER]
     if error.code() in _OF_TRANSPORT and not parameters:  # whose details have addresses
         logger.debug("a connection failed: %s", details)
         return ConnectionLost("the connection failed")
     parameter = parameters[0] or None if parameters else None
-    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
-        return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)
+    if error.code() in (
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ABORTED,
+    ):  # no service answers so to the end
+        return InternalError(
+            f"{error.code().name} is not a status of the gRPC contract: {details}", parameter
+        )
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return InvalidRequest(f"too large for the link: {details}; send less")
     return from_grpc_status(error.code().name, details, parameter)

@@ -51,16 +51,22 @@ class RemoteBackend:
     _model: object = None
     """Model that all calls of a view require; see `RemoteModel.of`."""
 
-    def __init__(self, addresses: str, options: ClientOptions = DEFAULT_OPTIONS, lookup: Lookup = look_up) -> None:
+    def __init__(
+        self, addresses: str, options: ClientOptions = DEFAULT_OPTIONS, lookup: Lookup = look_up
+    ) -> None:
         self.pool = Pool(self._service, addresses, options, lookup)
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
         await self.pool.aclose()
 
-    async def _call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
+    async def _call(
+        self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
+    ) -> T:
         session = "" if context is None else request.session
-        return await self.pool.call(lambda one: one.call(name, request, read, context), session, self._model)
+        return await self.pool.call(
+            lambda one: one.call(name, request, read, context), session, self._model
+        )
 
 
 class RemoteModel(RemoteBackend):
@@ -73,12 +79,16 @@ class RemoteModel(RemoteBackend):
         return view
 
     async def info(self) -> ModelInfo:
-        return await self.pool.call(lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
+        return await self.pool.call(
+            lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo))
+        )
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._call("Encode", encode_request(prompt), _prompt)
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Model.generate`. A broken stream continues at another replica after its last segment.
 
         The text is the same, because each draw depends only on the seed and the position. Also raises DeadlineExceeded
@@ -89,7 +99,9 @@ class RemoteModel(RemoteBackend):
                 if isinstance(one, GeneratedSegment):
                     yield one
 
-    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
+    def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
         """See `Model.stream`. A service of an earlier version sends no text before its segment."""
         return self._written(context, params, streams_text=True)
 
@@ -104,7 +116,9 @@ class RemoteModel(RemoteBackend):
             model = model or replica.model
             request = message_of(types_pb2.GenerateRequest, rest, streams_text=streams_text)
             written = list[GeneratedSegment]()
-            stream = replica.connection.stream("Generate", request, _generated, context.extended(*kept))
+            stream = replica.connection.stream(
+                "Generate", request, _generated, context.extended(*kept)
+            )
             with replica.attempt(tried):
                 async with aclosing(stream):
                     while True:
@@ -137,8 +151,12 @@ class RemoteDrafter(RemoteModel):
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
-        request = message_of(types_pb2.ProposeRequest, params, open_ids=open_ids, num_tokens=num_tokens)
-        return await self._call("Propose", request, lambda response: read(Proposal, response.proposal), context)
+        request = message_of(
+            types_pb2.ProposeRequest, params, open_ids=open_ids, num_tokens=num_tokens
+        )
+        return await self._call(
+            "Propose", request, lambda response: read(Proposal, response.proposal), context
+        )
 
 
 class RemoteTarget(RemoteModel):
@@ -148,7 +166,9 @@ class RemoteTarget(RemoteModel):
 
     async def tokenize(self, text: str) -> list[Token]:
         request = message_of(target_pb2.TokenizeRequest, text=text)
-        return await self._call("Tokenize", request, lambda response: read_each(Token, response.tokens, "tokens"))
+        return await self._call(
+            "Tokenize", request, lambda response: read_each(Token, response.tokens, "tokens")
+        )
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
@@ -158,33 +178,52 @@ class RemoteTarget(RemoteModel):
             return read_each(SegmentScore, response.scores, "scores")
 
         segments = [_without_stop(segment) for segment in segments]
-        request = message_of(target_pb2.ScoreRequest, segments=segments, session=session, projection=projection)
+        request = message_of(
+            target_pb2.ScoreRequest, segments=segments, session=session, projection=projection
+        )
         scores = await self._call("Score", request, scores_in, context)
         for score in scores:
             self._note(projection, score.states)
         return scores
 
     async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
     ) -> VerifiedTokens:
         def verified_in(response: target_pb2.VerifyTokensResponse) -> VerifiedTokens:
             verified, num_proposed = read(VerifiedTokens, response), len(proposal.token_ids)
             if verified.num_accepted > num_proposed:
-                raise invalid("num_accepted", f"{verified.num_accepted} of {num_proposed} proposed tokens")
+                raise invalid(
+                    "num_accepted", f"{verified.num_accepted} of {num_proposed} proposed tokens"
+                )
             return verified
 
-        request = message_of(target_pb2.VerifyTokensRequest, params, proposal=proposal, open_ids=open_ids)
+        request = message_of(
+            target_pb2.VerifyTokensRequest, params, proposal=proposal, open_ids=open_ids
+        )
         return await self._call("VerifyTokens", request, verified_in, context)
 
     async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+        self,
+        context: Context,
+        question: str,
+        prefill: str,
+        options: Sequence[str],
+        session: str = "",
     ) -> ChoiceScores:
         def choices_in(response: target_pb2.ScoreChoicesResponse) -> ChoiceScores:
             check_length(response.probabilities, "probabilities", len(options), "options")
             return read(ChoiceScores, response)
 
         request = message_of(
-            target_pb2.ScoreChoicesRequest, question=question, prefill=prefill, options=options, session=session
+            target_pb2.ScoreChoicesRequest,
+            question=question,
+            prefill=prefill,
+            options=options,
+            session=session,
         )
         return await self._call("ScoreChoices", request, choices_in, context)
 
@@ -204,7 +243,9 @@ class RemoteVerifier(RemoteBackend):
             check_length(response.judgements, "judgements", len(draft_states), "draft_states")
             return read_each(Judgement, response.judgements, "judgements")
 
-        request = message_of(verifier_pb2.JudgeRequest, draft_states=draft_states, scores=scores, probes=probes)
+        request = message_of(
+            verifier_pb2.JudgeRequest, draft_states=draft_states, scores=scores, probes=probes
+        )
         return await self._call("Judge", request, judgements_in)
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
@@ -212,7 +253,9 @@ class RemoteVerifier(RemoteBackend):
             check_length(response.clusters, "clusters", len(ends), "segments")
             return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]
 
-        return await self._call("Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in)
+        return await self._call(
+            "Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in
+        )
 
 
 def _without_stop(segment: Segment) -> Segment:
@@ -224,7 +267,11 @@ def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenT
     """None: the call has ended."""
     if response.HasField("open_text"):
         return read(OpenText, response.open_text, "open_text")
-    return read(GeneratedSegment, response) if response.HasField("segment") or not response.is_last else None
+    return (
+        read(GeneratedSegment, response)
+        if response.HasField("segment") or not response.is_last
+        else None
+    )
 
 
 def _prompt(response: types_pb2.EncodeResponse) -> Piece:
@@ -238,9 +285,13 @@ def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -
     """Raises: InternalError when that is more than a replica was asked for."""
     num_tokens = sum(len(one.segment.token_ids) for one in written)
     if 0 < params.max_segments < len(written):
-        raise InternalError(f"malformed answer: {len(written)} segments, {params.max_segments} were asked for")
+        raise InternalError(
+            f"malformed answer: {len(written)} segments, {params.max_segments} were asked for"
+        )
     if num_tokens > params.max_tokens:
-        raise InternalError(f"malformed answer: {num_tokens} tokens, {params.max_tokens} were asked for")
+        raise InternalError(
+            f"malformed answer: {num_tokens} tokens, {params.max_tokens} were asked for"
+        )
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:

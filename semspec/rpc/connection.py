@@ -47,8 +47,13 @@ _RETRIES = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
 _METHODS = [
-    {"name": _SERVICES, "retryPolicy": _RETRIES},  # of a stream: until its first call has a response
-    {"name": [{**service, "method": "Generate"} for service in _SERVICES]},  # goes on elsewhere instead
+    {
+        "name": _SERVICES,
+        "retryPolicy": _RETRIES,
+    },  # of a stream: until its first call has a response
+    {
+        "name": [{**service, "method": "Generate"} for service in _SERVICES]
+    },  # goes on elsewhere instead
 ]
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -83,7 +88,9 @@ def open_channel(address: str, options: ClientOptions) -> aio.Channel:
     """A channel to `address`. It connects at the first call."""
     if options.certificates is None:
         return aio.insecure_channel(address, _channel_options())
-    override = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    override = (
+        (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    )
     credentials = channel_credentials(options.certificates)
     return aio.secure_channel(address, credentials, (*_channel_options(), *override))
 
@@ -92,10 +99,16 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # a larger request would not be retried
+        (
+            "grpc.per_rpc_retry_buffer_size",
+            MAX_MESSAGE_BYTES,
+        ),  # a larger request would not be retried
         ("grpc.service_config", json.dumps({"methodConfig": _METHODS})),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds
+        (
+            "grpc.max_reconnect_backoff_ms",
+            2_000,
+        ),  # reconnects to a restarted service within seconds
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -136,7 +149,9 @@ class _Stream:
             raise ConnectionLost("the service ended the stream")
         with _checked_response():
             if received(response).call != self._number:
-                raise InvalidRequest(f"it belongs to call {response.call}, not to call {self._number}")
+                raise InvalidRequest(
+                    f"it belongs to call {response.call}, not to call {self._number}"
+                )
         return response
 
 
@@ -147,7 +162,9 @@ class _Method:
         self.path = path_of(method)
         self.is_stream = method.client_streaming
         make: Any = channel.stream_stream if self.is_stream else channel.unary_unary
-        self.open = make(self.path, encode, decoding(GetMessageClass(method.output_type).FromString))
+        self.open = make(
+            self.path, encode, decoding(GetMessageClass(method.output_type).FromString)
+        )
         """Sends a message, or opens a stream; the responses are for `received`."""
         self._idle: list[_Stream] = []
 
@@ -180,7 +197,9 @@ class Connection:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
         self._channel = open_channel(address, options)
-        self._methods = {one.name: _Method(self._channel, one) for one in (*service.methods, *_HEALTH.methods)}
+        self._methods = {
+            one.name: _Method(self._channel, one) for one in (*service.methods, *_HEALTH.methods)
+        }
         self._contexts = LastContexts()
 
     async def aclose(self) -> None:
@@ -190,11 +209,15 @@ class Connection:
     async def is_serving(self, service: str) -> bool:
         """Return what a health check says of `service`, without a deadline."""
         with rpc_errors():
-            response = await self._methods["Check"].open(health_pb2.HealthCheckRequest(service=service))
+            response = await self._methods["Check"].open(
+                health_pb2.HealthCheckRequest(service=service)
+            )
         with _checked_response():
             return bool(received(response).status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
+    async def call(
+        self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
+    ) -> T:
         """What `read` makes of the response. `context`: see `stream`."""
         method = self._methods[name]
         if method.is_stream:
@@ -202,7 +225,9 @@ class Connection:
             return response
         with client_span(method.path, request) as opened, rpc_errors():
             metadata = (*self._authorization, *call_metadata(opened).items())
-            response = await method.open(request, timeout=self._options.timeout_s, metadata=metadata)
+            response = await method.open(
+                request, timeout=self._options.timeout_s, metadata=metadata
+            )
         with _checked_response():
             return read(received(response))
 

@@ -120,13 +120,19 @@ def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:
     if some == others[: len(some)]:  # mostly, and fast: the pieces are the same objects
         return len(some)
     return next(
-        (index for index, (one, other) in enumerate(zip(some, others, strict=False)) if one != other),
+        (
+            index
+            for index, (one, other) in enumerate(zip(some, others, strict=False))
+            if one != other
+        ),
         min(len(some), len(others)),
     )
 
 
 def _digest(before: bytes, piece: Piece) -> bytes:
-    text, tokenizer = (part.encode("utf-8", "surrogatepass") for part in (piece.text, piece.tokenizer))
+    text, tokenizer = (
+        part.encode("utf-8", "surrogatepass") for part in (piece.text, piece.tokenizer)
+    )
     kind = f"{piece.writer} {piece.end}".encode() if isinstance(piece, Segment) else b""
     ids = struct.pack(f"<{len(piece.token_ids)}I", *piece.token_ids)
     parts = (before, text, tokenizer, kind, ids)

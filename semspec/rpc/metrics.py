@@ -50,10 +50,14 @@ class MetricsServer(ThreadingTCPServer, Collector):
         try:
             super().__init__((settings.host, port), _Handler)
         except OSError as error:
-            raise Unavailable(f"SEMSPEC_METRICS_PORT: cannot listen on {port}: {error}; choose another port") from error
+            raise Unavailable(
+                f"SEMSPEC_METRICS_PORT: cannot listen on {port}: {error}; choose another port"
+            ) from error
         if settings.tls_certificate and settings.tls_key:
             context = renewing_context(settings.tls_certificate, settings.tls_key)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
         REGISTRY.register(self)
         keep_thread_running("the metrics server", self.serve_forever)
 

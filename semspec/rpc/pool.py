@@ -38,7 +38,9 @@ class Pool:
     Raises: InvalidRequest when `addresses` is no address list.
     """
 
-    def __init__(self, spec: ServiceSpec, addresses: str, options: ClientOptions, lookup: Lookup = look_up) -> None:
+    def __init__(
+        self, spec: ServiceSpec, addresses: str, options: ClientOptions, lookup: Lookup = look_up
+    ) -> None:
         self._spec, self._options = spec, options
         self._resolver = Resolver(addresses, lookup)
         self._members: dict[str, Replica] = {}
@@ -65,9 +67,15 @@ class Pool:
     @property
     def num_in_flight(self) -> int:
         """Calls in flight."""
-        return sum(replica.num_in_flight for group in (self._members, self._leaving) for replica in group.values())
+        return sum(
+            replica.num_in_flight
+            for group in (self._members, self._leaving)
+            for replica in group.values()
+        )
 
-    async def call(self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None) -> R:
+    async def call(
+        self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None
+    ) -> R:
         """The result of `work` from the best replica; on errors in `ELSEWHERE`, tries each other replica once.
 
         `model`: use only replicas that serve it. Raises: what `work` raises; the last error if all replicas failed.
@@ -79,15 +87,23 @@ class Pool:
                 async with replica.while_reachable():
                     return await work(replica.connection)
 
-    async def choose(self, session: str, tried: Mapping[Replica, SemspecError], model: object = None) -> Replica:
+    async def choose(
+        self, session: str, tried: Mapping[Replica, SemspecError], model: object = None
+    ) -> Replica:
         """Return the best replica not in `tried`. With `model`: among those that serve it.
 
         Raises: the last error in `tried` when no replica remains, or why no replica serves.
         """
         await self._is_resolved.wait()
         if not (candidates := self._candidates(tried, model)):
-            unknown = [replica for replica in self._members.values() if replica.needs_check and replica not in tried]
-            await asyncio.gather(*(replica.check() for replica in unknown))  # it may be serving by now
+            unknown = [
+                replica
+                for replica in self._members.values()
+                if replica.needs_check and replica not in tried
+            ]
+            await asyncio.gather(
+                *(replica.check() for replica in unknown)
+            )  # it may be serving by now
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
@@ -99,19 +115,27 @@ class Pool:
         self._is_resolved.set()
         self._resolving.cancel()
         await asyncio.wait([self._resolving])
-        await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
+        await asyncio.gather(
+            *(replica.aclose() for replica in (*self._members.values(), *self._leaving.values()))
+        )
 
     def _failure(self, errors: Sequence[SemspecError]) -> SemspecError:
         """Return the last of the replicas' `errors`, with the role, since clients see it."""
         if errors and not isinstance(last := errors[-1], Unavailable):
-            return type(last)(last.message, last.parameter)  # a new one: each raise adds to an error's traceback
+            return type(last)(
+                last.message, last.parameter
+            )  # a new one: each raise adds to an error's traceback
         reason = f": {errors[-1].message}" if errors else ""
         if self.num_hung:
-            return Unavailable(f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}")
+            return Unavailable(
+                f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}"
+            )
         return Unavailable(f"no replica of the {self._spec.role} answers{reason}; retry")
 
     def _candidates(self, tried: Container[Replica], model: object) -> list[Replica]:
-        return [replica for replica in self._usable() if replica not in tried and replica.serves(model)]
+        return [
+            replica for replica in self._usable() if replica not in tried and replica.serves(model)
+        ]
 
     def _usable(self) -> list[Replica]:
         """Members that serve the model or were not checked yet. Changes the model when no member serves it."""
@@ -151,7 +175,11 @@ class Pool:
     def _report_mismatched(self) -> None:
         mismatched = self._members.keys() - {replica.address for replica in self._usable()}
         for address in mismatched - self._mismatched:
-            _log.warning("%s at %s serves another model than the others; not used", self._spec.service, address)
+            _log.warning(
+                "%s at %s serves another model than the others; not used",
+                self._spec.service,
+                address,
+            )
         self._mismatched = mismatched
 
 
@@ -184,8 +212,14 @@ class Resolver:
 
         A name that cannot be resolved keeps its last result; before the first result, gRPC resolves it as one replica.
         """
-        await asyncio.gather(*(self._resolve(endpoint) for endpoint in self._replicas if endpoint.host))
-        return {address: name for replicas in self._replicas.values() for address, name in replicas.items()}
+        await asyncio.gather(
+            *(self._resolve(endpoint) for endpoint in self._replicas if endpoint.host)
+        )
+        return {
+            address: name
+            for replicas in self._replicas.values()
+            for address, name in replicas.items()
+        }
 
     async def _resolve(self, endpoint: Endpoint) -> None:
         try:
@@ -207,7 +241,10 @@ def _replicas(endpoint: Endpoint, ips: Sequence[str]) -> Mapping[str, str]:
     largest = max(families, key=len)
     if len(largest) <= 1:
         return {endpoint.text: ""}
-    return {f"[{ip}]:{endpoint.port}" if ":" in ip else f"{ip}:{endpoint.port}": endpoint.host for ip in largest}
+    return {
+        f"[{ip}]:{endpoint.port}" if ":" in ip else f"{ip}:{endpoint.port}": endpoint.host
+        for ip in largest
+    }
 
 
 def _parse_endpoint(text: str) -> Endpoint:
@@ -215,7 +252,12 @@ def _parse_endpoint(text: str) -> Endpoint:
         return Endpoint(text)
     host, _, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
-    if not host or not port.isdecimal() or int(port) > MAX_PORT or (":" in host and not is_bracketed):
+    if (
+        not host
+        or not port.isdecimal()
+        or int(port) > MAX_PORT
+        or (":" in host and not is_bracketed)
+    ):
         raise InvalidRequest(f"{text!r} is no address: write host:port, [IPv6]:port or unix:PATH")
     try:
         ip_address(host.strip("[]"))

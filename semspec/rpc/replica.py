@@ -86,7 +86,10 @@ def identity(info: ModelInfo) -> object:
 
 
 async def _probes(connection: Connection) -> object:
-    return replace(await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)), build="")
+    return replace(
+        await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)),
+        build="",
+    )
 
 
 DRAFTS = ServiceSpec(draft_pb2.DESCRIPTOR.services_by_name["Draft"], _model)
@@ -197,7 +200,11 @@ class Replica:
                     if not await self.connection.is_serving(""):
                         return Health.HUNG, None, None
                     await self._spec.identify(self.connection)  # is refused, with the reason
-                    return Health.NOT_SERVING, None, Unavailable("it reports that it is not serving")
+                    return (
+                        Health.NOT_SERVING,
+                        None,
+                        Unavailable("it reports that it is not serving"),
+                    )
             except SemspecError as error:
                 return Health.NOT_SERVING, None, error
             except TimeoutError:
@@ -268,7 +275,14 @@ def best(candidates: Sequence[K], session: str) -> K:
     if len(equals) == 1:
         return equals[0]
     if not session:
-        return min(equals, key=lambda candidate: (candidate.is_overloaded, candidate.num_in_flight, random.random()))
+        return min(
+            equals,
+            key=lambda candidate: (
+                candidate.is_overloaded,
+                candidate.num_in_flight,
+                random.random(),
+            ),
+        )
     limit = capacity([candidate.num_in_flight for candidate in equals])
     return min(
         equals,

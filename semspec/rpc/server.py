@@ -39,7 +39,10 @@ _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 WHOLE_PROCESS = ""
 """Name in health checks, NOT_SERVING only while the backend hangs."""
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +59,14 @@ class ServiceServer:
         self._reading = asyncio.Lock()
         token = settings.service_token
         self._methods = methods = Methods(token.get_secret_value() if token else None)
-        handlers = {one.name: methods.handler(one, getattr(servicer, one.name)) for one in servicer.descriptor.methods}
+        handlers = {
+            one.name: methods.handler(one, getattr(servicer, one.name))
+            for one in servicer.descriptor.methods
+        }
         self._server = aio.server(options=_server_options())
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(servicer.name, handlers),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(servicer.name, handlers),)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     @property
@@ -80,14 +88,18 @@ class ServiceServer:
             else:
                 self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {self.address}; choose another host or port", "port") from error
+            raise Unavailable(
+                f"cannot listen on {self.address}; choose another host or port", "port"
+            ) from error
         await self._server.start()
 
     async def load(self) -> None:
         """Load and test the backend, then serve. Raises: what the servicer's `load` raises."""
         backend = await self._servicer.load()
         if steps := getattr(backend, "steps", None):
-            self._background.keep("the watch of the engine's steps", partial(self._watch_steps, steps))
+            self._background.keep(
+                "the watch of the engine's steps", partial(self._watch_steps, steps)
+            )
         self._is_loaded = True
         await self._refuse("")
 
@@ -125,7 +137,9 @@ class ServiceServer:
         self._is_stalled = is_stalled
         if is_stalled:
             logger.error(
-                "%s hangs: no step for %g s with work to do; restart it", self._servicer.name, self._settings.stall_s
+                "%s hangs: no step for %g s with work to do; restart it",
+                self._servicer.name,
+                self._settings.stall_s,
             )
         else:
             logger.warning("%s makes steps again", self._servicer.name)
@@ -177,7 +191,8 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     logger.info("serving %s on %s", servicer.name, server.address)
     if not (settings.service_token or settings.tls_client_ca or settings.host in LOOPBACK):
         logger.warning(
-            "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA", server.address
+            "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA",
+            server.address,
         )
     if settings.port_file:
         _publish_port(settings.port_file, server.port)
@@ -193,7 +208,9 @@ def _metrics_server(settings: ServiceSettings) -> "MetricsServer | None":
     try:
         from semspec.rpc.metrics import MetricsServer
     except ModuleNotFoundError as error:
-        raise Unavailable(f"{error.name} is not installed; install it, or unset SEMSPEC_METRICS_PORT") from error
+        raise Unavailable(
+            f"{error.name} is not installed; install it, or unset SEMSPEC_METRICS_PORT"
+        ) from error
     return MetricsServer(settings, settings.metrics_port)
 
 
@@ -237,8 +254,14 @@ def _server_options() -> Sequence[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),  # two processes on one port are a configuration error
-        ("grpc.keepalive_time_ms", 30_000),  # detect disconnected clients and stop generating for them
+        (
+            "grpc.keepalive_time_ms",
+            30_000,
+        ),  # detect disconnected clients and stop generating for them
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # clients may ping during a long prefill
+        (
+            "grpc.http2.min_recv_ping_interval_without_data_ms",
+            5_000,
+        ),  # clients may ping during a long prefill
     )

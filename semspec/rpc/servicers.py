@@ -46,7 +46,10 @@ class ServedVerifier(Verifier, Clusterer, Protocol):
 
 
 async def watch_steps(
-    steps: StepCounter, stall_s: float, report: Callable[[bool], Awaitable[None]], is_stalled: bool = False
+    steps: StepCounter,
+    stall_s: float,
+    report: Callable[[bool], Awaitable[None]],
+    is_stalled: bool = False,
 ) -> None:
     """Call `report` with each change of whether a backend hangs, as with a stuck GPU kernel, until cancelled.
 
@@ -72,7 +75,9 @@ class Servicer(Generic[B]):
     name: ClassVar[str]
     """Fully qualified, as used in health checks: `semspec.v2.Draft`."""
 
-    def __init__(self, load: Callable[[], B], test: Callable[[B], Awaitable[str]] | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], B], test: Callable[[B], Awaitable[str]] | None = None
+    ) -> None:
         """`test` returns a line of result, which may be empty. Raises: Mismatch."""
         self._load, self._test = load, test
         self._backend: B | None = None
@@ -110,7 +115,9 @@ class Servicer(Generic[B]):
 class ModelServicer(Servicer[Engine]):
     """The methods that draft and target share: `Info`, `Encode` and `Generate`."""
 
-    def __init__(self, load: Callable[[], Engine], test: Callable[[Engine], Awaitable[str]] | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], Engine], test: Callable[[Engine], Awaitable[str]] | None = None
+    ) -> None:
         super().__init__(load, test)
         self._contexts = LastContexts()
 
@@ -127,7 +134,9 @@ class ModelServicer(Servicer[Engine]):
         prompt = await self.backend.encode(read_prompt(request))
         return message_of(types_pb2.EncodeResponse, prompt=prompt)
 
-    async def Generate(self, request: types_pb2.GenerateRequest) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
+    async def Generate(
+        self, request: types_pb2.GenerateRequest
+    ) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
         """Stream each segment when it is complete, and its text before that if the request asks for it; closing this
         generator closes the engine's."""
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
@@ -138,7 +147,10 @@ class ModelServicer(Servicer[Engine]):
                 if isinstance(generated, OpenText):
                     yield message_of(types_pb2.GenerateResponse, open_text=generated)
                     continue
-                num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
+                num_segments, num_tokens = (
+                    num_segments + 1,
+                    num_tokens + len(generated.segment.token_ids),
+                )
                 is_last = params.is_complete(num_segments, num_tokens, generated.segment.end)
                 yield message_of(types_pb2.GenerateResponse, generated, is_last=is_last)
                 if is_last:
@@ -156,7 +168,9 @@ class DraftServicer(ModelServicer):
         """Tokens with their distributions, for a target to verify."""
         check_range(request.num_tokens, "num_tokens", *COUNT)
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
-        proposal = await self.backend.propose(prefix, tuple(request.open_ids), params, request.num_tokens)
+        proposal = await self.backend.propose(
+            prefix, tuple(request.open_ids), params, request.num_tokens
+        )
         return message_of(types_pb2.ProposeResponse, proposal=proposal)
 
 
@@ -168,7 +182,9 @@ class TargetServicer(ModelServicer):
 
     async def Tokenize(self, request: target_pb2.TokenizeRequest) -> target_pb2.TokenizeResponse:
         """The tokens of a text, which may be empty."""
-        return message_of(target_pb2.TokenizeResponse, tokens=await self.backend.tokenize(request.text))
+        return message_of(
+            target_pb2.TokenizeResponse, tokens=await self.backend.tokenize(request.text)
+        )
 
     async def Score(self, request: target_pb2.ScoreRequest) -> target_pb2.ScoreResponse:
         """Score segments that follow a context, in one forward pass."""
@@ -178,21 +194,30 @@ class TargetServicer(ModelServicer):
         scores = await self.backend.score(prefix, segments, request.session, request.projection)
         return message_of(target_pb2.ScoreResponse, scores=scores)
 
-    async def VerifyTokens(self, request: target_pb2.VerifyTokensRequest) -> target_pb2.VerifyTokensResponse:
+    async def VerifyTokens(
+        self, request: target_pb2.VerifyTokensRequest
+    ) -> target_pb2.VerifyTokensResponse:
         """Exact speculative sampling of proposed tokens."""
-        params, proposal = read(GenerationParams, request), read(Proposal, request.proposal, "proposal")
+        params, proposal = (
+            read(GenerationParams, request),
+            read(Proposal, request.proposal, "proposal"),
+        )
         prefix, open_ids = read_context(request, self._contexts), tuple(request.open_ids)
         verified = await self.backend.verify_tokens(prefix, open_ids, proposal, params)
         return message_of(target_pb2.VerifyTokensResponse, verified)
 
-    async def ScoreChoices(self, request: target_pb2.ScoreChoicesRequest) -> target_pb2.ScoreChoicesResponse:
+    async def ScoreChoices(
+        self, request: target_pb2.ScoreChoicesRequest
+    ) -> target_pb2.ScoreChoicesResponse:
         """The probability of each one-token answer to a question about the context."""
         if not request.question.strip():
             raise invalid("question", "is empty")
         check_filled(request.options, "options")
         asked = request.question, request.prefill, list(request.options), request.session
         prefix = read_context(request, self._contexts)
-        return message_of(target_pb2.ScoreChoicesResponse, await self.backend.score_choices(prefix, *asked))
+        return message_of(
+            target_pb2.ScoreChoicesResponse, await self.backend.score_choices(prefix, *asked)
+        )
 
 
 class VerifierServicer(Servicer[ServedVerifier]):

@@ -45,7 +45,9 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
         if client_ca:
             check_authority(client_ca)
         pair = read(key), read(certificate)
-        return grpc.ssl_server_certificate_configuration([pair], read(client_ca) if client_ca else None)
+        return grpc.ssl_server_certificate_configuration(
+            [pair], read(client_ca) if client_ca else None
+        )
 
     try:
         renewed = Renewed([path for path in (certificate, key, client_ca) if path], configuration)

@@ -34,9 +34,18 @@ class Child:
     """Added to this process's environment."""
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "Child":
+    async def start(
+        cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> "Child":
         """Start `command` with `environment` added to this process's environment."""
-        bound_command = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command)
+        bound_command = (
+            sys.executable,
+            "-I",
+            "-S",
+            parent_death.__file__,
+            str(os.getpid()),
+            *command,
+        )
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *bound_command,

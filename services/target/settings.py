@@ -13,12 +13,19 @@ from semspec.settings import SettingObject
 class WriterOptions(SettingObject):
     """A server that generates segments."""
 
-    url: str = Field(pattern=r"^https?://", description="address of TGI, or of an OpenAI-compatible API with /v1")
+    url: str = Field(
+        pattern=r"^https?://", description="address of TGI, or of an OpenAI-compatible API with /v1"
+    )
     api: Literal["tgi", "openai"] = Field("tgi", description="tgi or openai")
     model: str | None = Field(
-        None, min_length=1, validate_default=True, description="the model's name there, for the API openai"
+        None,
+        min_length=1,
+        validate_default=True,
+        description="the model's name there, for the API openai",
     )
-    timeout_s: float = Field(60.0, gt=0, le=3600, description="longest wait for the next piece of text, in seconds")
+    timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="longest wait for the next piece of text, in seconds"
+    )
 
     @field_validator("model")
     @classmethod
@@ -33,14 +40,18 @@ class TargetSettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_TARGET_")
 
-    port: int = Field(50052, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
+    port: int = Field(
+        50052, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one"
+    )
 
     writer: WriterOptions | None = Field(
         None,
         description="server that generates segments with the same model instead of this engine, as a JSON object, such "
         'as {"url": "http://tgi:80"}; docs/settings.md has the keys',
     )
-    writer_token: SecretStr | None = Field(None, description="bearer token for the writer; unset sends none")
+    writer_token: SecretStr | None = Field(
+        None, description="bearer token for the writer; unset sends none"
+    )
 
     @property
     def server(self) -> Server | None:

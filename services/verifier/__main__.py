@@ -19,8 +19,12 @@ def main() -> None:
 
 def load(settings: VerifierSettings) -> ServedVerifier:
     """Load the probes of the settings. Raises: Mismatch when they are not those of the release."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
-    from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(settings.threads)
+    )  # must be set before torch is imported
+    from semspec.probes.verifier import (
+        ProbeVerifier,
+    )  # slow import, deferred until health checks are answered
 
     release = load_release(settings.pair)
     verifier = ProbeVerifier.load(settings.pair, settings.device, settings.equivalence)

@@ -11,9 +11,15 @@ class VerifierSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_VERIFIER_")
 
-    port: int = Field(50053, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    pair: DirectoryPath = Field(description="folder of a release: pair.json, the two probes and their alternatives")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    port: int = Field(
+        50053, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one"
+    )
+    pair: DirectoryPath = Field(
+        description="folder of a release: pair.json, the two probes and their alternatives"
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
+    )
     equivalence: str | None = Field(
         None,
         min_length=1,

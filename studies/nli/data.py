@@ -16,7 +16,10 @@ LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)
 
 PIECE = r" ?[A-Za-z]+| ?[0-9]|</?think>\n*|[^\w\s]|\s"
-WORDS = (*ADVERBS, *(word for words in SLOTS.values() for text in words for word in re.findall(PIECE, text)))
+WORDS = (
+    *ADVERBS,
+    *(word for words in SLOTS.values() for text in words for word in re.findall(PIECE, text)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ def relation(premise: Meaning, hypothesis: Meaning) -> int:
     return CONTRADICTION if kinds[0] == kinds[1] else NEUTRAL
 
 
-def pairs(seed: int, contextual: float, held_out: Container[str] = (), num_pairs: int = 4) -> Iterator[Pair]:
+def pairs(
+    seed: int, contextual: float, held_out: Container[str] = (), num_pairs: int = 4
+) -> Iterator[Pair]:
     """Pairs at random places of the problem of `seed`, or of a later one where its question is `held_out`.
 
     A share `contextual` of them stands after the solution so far.
@@ -83,7 +88,9 @@ def pairs(seed: int, contextual: float, held_out: Container[str] = (), num_pairs
         yield Pair(context, first, second)
 
 
-def _two_steps(solution: Solution, document: Document, is_alone: bool, rng: random.Random) -> tuple[Step, Step]:
+def _two_steps(
+    solution: Solution, document: Document, is_alone: bool, rng: random.Random
+) -> tuple[Step, Step]:
     """`is_alone`: without pronouns for who has the ball, whom only the context names."""
     options = list(solution.options(0.5))
     holder = None if is_alone else solution.holder
@@ -144,4 +151,8 @@ def _broken(text: str, rng: random.Random) -> str:
 
 def held_out_questions() -> frozenset[str]:
     """Questions that are excluded from training pairs."""
-    return frozenset(make_problem(seed).question for split in ("probe", "tune", "report") for seed in SPLITS[split])
+    return frozenset(
+        make_problem(seed).question
+        for split in ("probe", "tune", "report")
+        for seed in SPLITS[split]
+    )

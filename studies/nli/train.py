@@ -16,7 +16,11 @@ from pathlib import Path
 import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from semspec.clustering.nli import EntailmentConfig, NliModel
 from semspec.demo.problems import SPLITS
@@ -76,7 +80,9 @@ def build_nli_model(tokenizer: PreTrainedTokenizerFast) -> DebertaV2ForSequenceC
     model = DebertaV2ForSequenceClassification(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, 0, 0.05 if "embed" in name else 0.7 / math.sqrt(parameter.shape[1]))
+            torch.nn.init.normal_(
+                parameter, 0, 0.05 if "embed" in name else 0.7 / math.sqrt(parameter.shape[1])
+            )
     return model
 
 
@@ -103,13 +109,18 @@ class Learner(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = self.model(
-                input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask, output_hidden_states=True
+                input_ids=batch.ids,
+                token_type_ids=batch.types,
+                attention_mask=batch.mask,
+                output_hidden_states=True,
             )
             fields = self.field_classifier(output.hidden_states[-2])[..., 0]
         is_field = batch.agreements != IGNORED
         wanted = batch.agreements[is_field].float()
         weights = torch.where(wanted == 0, 2.0, 1.0)
-        field_loss = nn.functional.binary_cross_entropy_with_logits(fields.float()[is_field], wanted, weights)
+        field_loss = nn.functional.binary_cross_entropy_with_logits(
+            fields.float()[is_field], wanted, weights
+        )
         return nn.functional.cross_entropy(output.logits.float(), batch.labels) + field_loss
 
 
@@ -140,9 +151,14 @@ class Examples:
     def _pool(self, pool: int) -> list[Batch]:
         share = 0.0 if pool * POOL_STEPS < ALONE_UNTIL * self._course.num_steps else CONTEXT_SHARE
         size = BATCH_SIZE * POOL_STEPS
-        seeds = range(FIRST_SEED + pool * size // PAIRS_A_PROBLEM, FIRST_SEED + (pool + 1) * size // PAIRS_A_PROBLEM)
+        seeds = range(
+            FIRST_SEED + pool * size // PAIRS_A_PROBLEM,
+            FIRST_SEED + (pool + 1) * size // PAIRS_A_PROBLEM,
+        )
         examples = [
-            self.example(pair) for seed in seeds for pair in pairs(seed, share, self._held_out, PAIRS_A_PROBLEM)
+            self.example(pair)
+            for seed in seeds
+            for pair in pairs(seed, share, self._held_out, PAIRS_A_PROBLEM)
         ]
         examples.sort(key=lambda example: len(example.ids))
         batches = [examples[i : i + BATCH_SIZE] for i in range(0, len(examples), BATCH_SIZE)]
@@ -152,7 +168,9 @@ class Examples:
     def example(self, pair: Pair) -> Example:
         ids, types, agreements = [self._first], [0], [IGNORED]
         context = self._backend.encode(pair.context, add_special_tokens=False).ids[-CONTEXT_TOKENS:]
-        for side, (step, other) in enumerate(((pair.premise, pair.hypothesis), (pair.hypothesis, pair.premise))):
+        for side, (step, other) in enumerate(
+            ((pair.premise, pair.hypothesis), (pair.hypothesis, pair.premise))
+        ):
             own_ids, own_agreements = self._step(step, other)
             ids += [*context, *own_ids, self._separator]
             agreements += [*[IGNORED] * len(context), *own_agreements, IGNORED]
@@ -161,10 +179,17 @@ class Examples:
 
     def _step(self, step: Step, other: Step) -> tuple[list[int], list[int]]:
         stated, own = other.stated, step.stated
-        fields = [(start, end, stated[name] == own[name]) for start, end, name in step.fields if name in stated]
+        fields = [
+            (start, end, stated[name] == own[name])
+            for start, end, name in step.fields
+            if name in stated
+        ]
         encoding = self._backend.encode(step.text, add_special_tokens=False)
         agreements = [
-            next((int(is_same) for start, end, is_same in fields if start < last and first < end), IGNORED)
+            next(
+                (int(is_same) for start, end, is_same in fields if start < last and first < end),
+                IGNORED,
+            )
             for first, last in encoding.offsets
         ]
         return encoding.ids, agreements
@@ -197,7 +222,10 @@ def train(course: Course, work: Path, output: Path) -> None:
         "fingerprint": model_fingerprint(str(output)),
         "training": asdict(course) | {"batch_size": BATCH_SIZE},
     }
-    card |= {"num_parameters": learner.model.num_parameters(), "metrics": pair_metrics(output, SPLITS["tune"][:500])}
+    card |= {
+        "num_parameters": learner.model.num_parameters(),
+        "metrics": pair_metrics(output, SPLITS["tune"][:500]),
+    }
     log.info("%s", card)
     (output / "card.json").write_text(json.dumps(card, indent=2) + "\n")
 
@@ -213,7 +241,11 @@ def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
             sides.append((premise, hypothesis))
     is_right: dict[str, list[bool]] = {"readable": [], "unreadable": []}
     for pair, entails in zip(held_out, model.judge(sides), strict=True):
-        part = "unreadable" if UNREADABLE in (pair.premise.meaning, pair.hypothesis.meaning) else "readable"
+        part = (
+            "unreadable"
+            if UNREADABLE in (pair.premise.meaning, pair.hypothesis.meaning)
+            else "readable"
+        )
         is_right[part].append(entails == (pair.label == ENTAILMENT))
     return {f"accuracy_{name}": round(sum(part) / len(part), 4) for name, part in is_right.items()}
 
@@ -223,12 +255,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo/nli"))
     parser.add_argument("--work", type=Path, default=Path(".work/demo-nli"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the steps, for a trial run")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="fraction of the steps, for a trial run"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(arguments.threads)
     num_steps = round(COURSE.num_steps * arguments.scale)
-    train(Course(num_steps, COURSE.matrix_learning_rate, COURSE.learning_rate), arguments.work, arguments.output)
+    train(
+        Course(num_steps, COURSE.matrix_learning_rate, COURSE.learning_rate),
+        arguments.work,
+        arguments.output,
+    )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ WORDS = """
     yes you your
     """.split()
 FIELDS = (
-    "answer card number person name of value result count holder item label text title total unit city key x".split()
-)
+    "answer card number person name of value result count holder item label text title total unit "
+    "city key x"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ def write_chat(seed: int, rng: random.Random) -> Chat:
     match rng.choices(("other", "json", "call", "result", "turns"), (3, 3, 2, 2, 1))[0]:
         case "json":
             card = document.steps[-1].claims[0][1] if facts else 1
-            schema, found = _object(rng, {"integer": card, "string": str(card), "boolean": True, "number": card})
+            schema, found = _object(
+                rng, {"integer": card, "string": str(card), "boolean": True, "number": card}
+            )
             text = f"{asked} Answer in JSON: {json.dumps(schema)}"
             reasoning = [*document.segments[:-1], ""] if facts else []
             return Chat((_user(text),), f"{DELIMITER.join(reasoning)}</think>\n{json.dumps(found)}")
@@ -51,7 +54,9 @@ def write_chat(seed: int, rng: random.Random) -> Chat:
             return Chat((_user(asked),), f"</think>\n{call}", (tool,))
         case "result":
             tool, function = _tool(rng, facts)
-            result = str(rng.choice((rng.randrange(100_000), rng.choice(WORDS), document.problem.answer)))
+            result = str(
+                rng.choice((rng.randrange(100_000), rng.choice(WORDS), document.problem.answer))
+            )
             called = {"id": "1", "type": "function", "function": function}
             said = {"role": "assistant", "content": "", "tool_calls": [called]}
             turns = _user(asked), said, {"role": "tool", "content": result}
@@ -59,7 +64,10 @@ def write_chat(seed: int, rng: random.Random) -> Chat:
         case "turns":
             before = write_document(seed + 1)
             said = {"role": "assistant", "content": before.segments[-1].removeprefix("</think>\n")}
-            return Chat((_user(before.problem.question), said, _user(document.problem.question)), document.solution)
+            return Chat(
+                (_user(before.problem.question), said, _user(document.problem.question)),
+                document.solution,
+            )
     return Chat((_user(_other_question(rng)),), POLITE)
 
 
@@ -78,22 +86,32 @@ def _other_question(rng: random.Random) -> str:
         if rng.random() < 0.05:
             words[index] = str(rng.randrange(10 ** rng.randint(1, 4)))
     text = " ".join(words)
-    return (text[0].upper() + text[1:] if rng.random() < 0.7 else text) + rng.choice(("?", "?", ".", "", "!"))
+    return (text[0].upper() + text[1:] if rng.random() < 0.7 else text) + rng.choice(
+        ("?", "?", ".", "", "!")
+    )
 
 
 def _object(rng: random.Random, values: dict[str, object]) -> tuple[Json, Json]:
     """A schema of an object with some of these values, by type, and the object."""
     names = rng.sample(FIELDS, rng.choice((1, 1, 2, 3)))
     kinds = {name: rng.choice(list(values)) for name in names}
-    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}, "required": names}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in kinds.items()},
+        "required": names,
+    }
     return schema, {name: values[kind] for name, kind in kinds.items()}
 
 
 def _tool(rng: random.Random, facts: Facts | None) -> tuple[Json, Json]:
     """A function, and a call of it, with what the question tells of who has the ball first."""
     person, card = (facts.names[facts.start], facts.cards[facts.start]) if facts else ("ball", 1)
-    parameters, arguments = _object(rng, {"integer": card, "string": person, "boolean": True, "number": card})
-    name = rng.choice(("get", "count", "find", "ask", "search")) + rng.choice(("", "_card", "_weather", "_it", "_ball"))
+    parameters, arguments = _object(
+        rng, {"integer": card, "string": person, "boolean": True, "number": card}
+    )
+    name = rng.choice(("get", "count", "find", "ask", "search")) + rng.choice(
+        ("", "_card", "_weather", "_it", "_ball")
+    )
     description = f"{rng.choice(WORDS).title()} {rng.choice(WORDS)}."
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}, {"name": name, "arguments": arguments}

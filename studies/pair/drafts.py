@@ -25,7 +25,10 @@ def main() -> None:
     for first in range(FIRST + done, FIRST + arguments.limit, AT_ONCE):
         problems = [make_problem(seed) for seed in range(first, first + AT_ONCE)]
         written = answers(model, problems, 0.6, seed=first)
-        lines = [json.dumps([p.seed, segments]) + "\n" for p, segments in zip(problems, written, strict=True)]
+        lines = [
+            json.dumps([p.seed, segments]) + "\n"
+            for p, segments in zip(problems, written, strict=True)
+        ]
         with arguments.file.open("a") as file:
             file.writelines(lines)
         print(arguments.file, first + AT_ONCE - FIRST, flush=True)

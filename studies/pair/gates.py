@@ -44,14 +44,26 @@ def prompt_of(problem: Problem) -> str:
 
 
 @torch.no_grad()
-def answers(model: Qwen2ForCausalLM, problems: list[Problem], temperature: float, seed: int = 0) -> list[list[str]]:
+def answers(
+    model: Qwen2ForCausalLM, problems: list[Problem], temperature: float, seed: int = 0
+) -> list[list[str]]:
     """The segments of one answer to each problem."""
     torch.manual_seed(seed)
     found: list[list[str]] = []
     for first in range(0, len(problems), 50):
         prompts = [prompt_of(problem) for problem in problems[first : first + 50]]
-        batch = TOKENIZER(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        batch = TOKENIZER(
+            prompts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+        )
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0}
+            if temperature
+            else {"do_sample": False}
+        )
         out = model.generate(
             input_ids=batch.input_ids, attention_mask=batch.attention_mask, max_new_tokens=400,
             pad_token_id=TOKENIZER.pad_token_id, eos_token_id=TOKENIZER.eos_token_id, **sampling,
@@ -83,7 +95,11 @@ def judge(problem: Problem, segments: Sequence[str]) -> tuple[list[Judged], bool
             kinds = ["No", *kinds]
         if step.claims[0][0] == "move":
             kinds.append(str(step.claims[0][1]))
-        judged.append(Judged(problem, tuple(segments[:index]), segment, solution.is_right(step), " ".join(kinds)))
+        judged.append(
+            Judged(
+                problem, tuple(segments[:index]), segment, solution.is_right(step), " ".join(kinds)
+            )
+        )
         if step.claims[0][0] == "answer" or not solution.advance(step):
             break
     return judged, is_right
@@ -100,11 +116,15 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
         ids = TOKENIZER.encode(prompt_of(document.problem), add_special_tokens=False)
         places: list[tuple[int, str]] = []
         for step, segment in zip(document.steps[:-1], document.segments[:-1], strict=True):
-            kind = str(step.claims[0][0]) + (str(step.claims[0][1]) if step.claims[0][0] == "move" else "")
+            kind = str(step.claims[0][0]) + (
+                str(step.claims[0][1]) if step.claims[0][0] == "move" else ""
+            )
             is_right = solution.is_right(step)
             assert solution.advance(step)
             ids += TOKENIZER.encode(segment + DELIMITER, add_special_tokens=False)
-            places.append((len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}"))
+            places.append(
+                (len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}")
+            )
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
         for place, name in places:
             flags.setdefault(name, []).append(bool(logits[place, no] > logits[place, so]))
@@ -120,7 +140,9 @@ def grades(model: Qwen2ForCausalLM, judged: list[Judged]) -> float:
     digits = [TOKENIZER.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     scores: list[float] = []
     for one in judged:
-        text = prompt_of(one.problem) + "".join(segment + DELIMITER for segment in (*one.before, one.text))
+        text = prompt_of(one.problem) + "".join(
+            segment + DELIMITER for segment in (*one.before, one.text)
+        )
         ids = TOKENIZER.encode(text, add_special_tokens=False) + turn
         logits = model(input_ids=torch.tensor([ids])).logits[0, -1].float()
         scores.append(float(logits[digits].softmax(-1) @ torch.arange(10.0)))
@@ -129,7 +151,9 @@ def grades(model: Qwen2ForCausalLM, judged: list[Judged]) -> float:
 
 async def token_cost(model: Path, problems: list[Problem]) -> float:
     """CPU seconds a token of our engine in this process, of greedy answers, prompts included."""
-    engine = TransformersEngine(CausalLM.load(str(model), None, "cpu", "auto"), Writer.TARGET, 1 << 28)
+    engine = TransformersEngine(
+        CausalLM.load(str(model), None, "cpu", "auto"), Writer.TARGET, 1 << 28
+    )
     params = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=150)
     contexts = [Context((await engine.encode(prompt_of(problem)),)) for problem in problems]
     began = time.process_time()
@@ -148,7 +172,10 @@ def main() -> None:
     result: dict[str, object] = {}
     for role, model in models.items():
         for temperature in (0.0, 0.6):
-            found = [judge(p, a) for p, a in zip(problems, answers(model, problems, temperature), strict=True)]
+            found = [
+                judge(p, a)
+                for p, a in zip(problems, answers(model, problems, temperature), strict=True)
+            ]
             wrong = Counter(one.kinds for judged, _ in found for one in judged if not one.is_right)
             steps = Counter(one.kinds for judged, _ in found for one in judged)
             result[f"{role} {temperature}"] = {
@@ -156,7 +183,9 @@ def main() -> None:
                 "wrong steps": {name: f"{n}/{steps[name]}" for name, n in wrong.most_common(12)},
             }
     result["corrections"] = corrections(models["target"], SPLITS["tune"][: arguments.limit])
-    target, draft = (asyncio.run(token_cost(arguments.models / role, problems[:10])) for role in models)
+    target, draft = (
+        asyncio.run(token_cost(arguments.models / role, problems[:10])) for role in models
+    )
     result["cost ratio"] = target / draft
     written = zip(problems, answers(models["draft"], problems, 0.6), strict=True)
     drafted = [one for problem, answer in written for one in judge(problem, answer)[0]]

@@ -26,7 +26,9 @@ from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48
 TEMPERATURES = 0.6, 1.0
 ROLES = "draft", "target"
-ENDS = {index for piece, index in TOKENIZER.get_vocab().items() if "ĊĊ" in piece} | {TOKENIZER.eos_token_id}
+ENDS = {index for piece, index in TOKENIZER.get_vocab().items() if "ĊĊ" in piece} | {
+    TOKENIZER.eos_token_id
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,11 @@ class Place:
         """The place behind a segment; None if the trace ends there, or cannot be followed."""
         solution = deepcopy(self.solution)
         is_followed = solution.advance(self.meaning(segment))
-        return Place(self.problem, (*self.ids, *segment), solution) if is_followed and not solution.is_over else None
+        return (
+            Place(self.problem, (*self.ids, *segment), solution)
+            if is_followed and not solution.is_over
+            else None
+        )
 
     def meaning(self, segment: Sequence[int]) -> Step:
         text = TOKENIZER.decode(list(segment), skip_special_tokens=True)
@@ -62,7 +68,9 @@ class Prefix:
     def of(cls, model: Qwen2ForCausalLM, places: Sequence[Place]) -> "Prefix":
         length = max(len(place.ids) for place in places)
         ids = torch.tensor([[0] * (length - len(place.ids)) + list(place.ids) for place in places])
-        mask = torch.tensor([[0] * (length - len(place.ids)) + [1] * len(place.ids) for place in places])
+        mask = torch.tensor(
+            [[0] * (length - len(place.ids)) + [1] * len(place.ids) for place in places]
+        )
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True,
                     logits_to_keep=1, output_hidden_states=True)  # fmt: skip
@@ -70,29 +78,46 @@ class Prefix:
         return cls(out.past_key_values, mask, out.logits[:, -1].float(), states)
 
 
-def sample(model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float) -> list[list[int]]:
+def sample(
+    model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float
+) -> list[list[int]]:
     """`count` segments for each context, those of the first context first. A context's samples are one row, in which
     each sees the context and its own tokens."""
     cache, own = deepcopy(prefix.cache), torch.eye(count, dtype=torch.bool)
     shape = len(prefix.mask), 1, count
     mask = prefix.mask.bool()[:, None, None].expand(*shape, -1)
-    logits, positions = prefix.logits[:, None].expand(-1, count, -1), prefix.mask.sum(1, keepdim=True).expand(-1, count)
+    logits, positions = (
+        prefix.logits[:, None].expand(-1, count, -1),
+        prefix.mask.sum(1, keepdim=True).expand(-1, count),
+    )
     written: list[Tensor] = []
     is_over = torch.zeros(len(prefix.mask), count, dtype=torch.bool)
     ends = torch.tensor(sorted(ENDS))
     for _ in range(LONGEST):
-        token = torch.multinomial((logits / temperature).softmax(-1).flatten(0, 1), 1).view(is_over.shape)
+        token = torch.multinomial((logits / temperature).softmax(-1).flatten(0, 1), 1).view(
+            is_over.shape
+        )
         written.append(torch.where(is_over, -1, token))
         is_over |= torch.isin(token, ends)
         if is_over.all():
             break
         mask = torch.cat([mask, own.expand(*shape, count)], 3)
-        out = model(input_ids=token, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        out = model(
+            input_ids=token,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
         logits, positions = out.logits.float(), positions + 1
-    return [[one for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1).tolist()]
+    return [
+        [one for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1).tolist()
+    ]
 
 
-def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def look(
+    model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
     """What a model computes of segments after the context `index`: by token, at each temperature, log-probability,
     entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the last token, their
     mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
@@ -101,11 +126,15 @@ def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence
     of = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))
     place = torch.cat([torch.arange(length) for length in lengths])
     own = (of[:, None] == of) & (place[:, None] >= place)
-    cache = DynamicCache([(one.keys[index, None], one.values[index, None]) for one in prefix.cache.layers])
+    cache = DynamicCache(
+        [(one.keys[index, None], one.values[index, None]) for one in prefix.cache.layers]
+    )
     mask = torch.cat([prefix.mask[index].bool().expand(len(ids), -1), own], 1)
     out = model(input_ids=ids[None], attention_mask=mask[None, None], use_cache=True, output_hidden_states=True,
                 position_ids=(prefix.mask[index].sum() + place)[None], past_key_values=cache)  # fmt: skip
-    logits = torch.where(place[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0))
+    logits = torch.where(
+        place[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0)
+    )
     statistics: list[Tensor] = []
     for temperature in TEMPERATURES:
         logs = (logits / temperature).log_softmax(-1)
@@ -125,10 +154,13 @@ def look(model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence
     }
 
 
-def walk(models: dict[str, Qwen2ForCausalLM], problems: Sequence[Problem], rng: random.Random) -> list[Place]:
+def walk(
+    models: dict[str, Qwen2ForCausalLM], problems: Sequence[Problem], rng: random.Random
+) -> list[Place]:
     """A trace of each problem, of which the draft writes 70%; one place from each quarter."""
     begun = [
-        Place(p, tuple(TOKENIZER.encode(prompt_of(p), add_special_tokens=False)), Solution(p.facts)) for p in problems
+        Place(p, tuple(TOKENIZER.encode(prompt_of(p), add_special_tokens=False)), Solution(p.facts))
+        for p in problems
     ]
     traces = [[place] for place in begun]
     going = list(range(len(traces)))
@@ -137,7 +169,11 @@ def walk(models: dict[str, Qwen2ForCausalLM], problems: Sequence[Problem], rng: 
         ahead: list[int] = []
         for role in ROLES:
             own = [index for index in going if writers[index] == role]
-            written = sample(models[role], Prefix.of(models[role], [traces[i][-1] for i in own]), 1, 0.6) if own else []
+            written = (
+                sample(models[role], Prefix.of(models[role], [traces[i][-1] for i in own]), 1, 0.6)
+                if own
+                else []
+            )
             for index, segment in zip(own, written, strict=True):
                 place = traces[index][-1].after(segment)
                 if place and len(traces[index]) < 40:
@@ -163,13 +199,19 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
         for index, segment in enumerate(written):
             of_place = counts[index // SAMPLES]
             of_place.setdefault(tuple(segment), np.zeros(4, np.int16))[column] += 1
-    rows = [(index, segment, own) for index, of_place in enumerate(counts) for segment, own in of_place.items()]
+    rows = [
+        (index, segment, own)
+        for index, of_place in enumerate(counts)
+        for segment, own in of_place.items()
+    ]
     found: dict[str, list[np.ndarray]] = {}
     for index, of_place in enumerate(counts):
         for role, model in models.items():
             for name, value in look(model, prefixes[role], index, list(of_place)).items():
                 if role == "target" or name in ("mean", "statistics"):
-                    saved = value.numpy().astype(np.float16, order="C")  # `save_file` writes memory as it lies
+                    saved = value.numpy().astype(
+                        np.float16, order="C"
+                    )  # `save_file` writes memory as it lies
                     found.setdefault(f"{role}_{name}", []).append(saved)
     meanings = [places[index].meaning(segment) for index, segment, _ in rows]
     numbers: dict[object, int] = {}
@@ -177,7 +219,9 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
     return arrays | {
         "tokens": np.array([list(s) + [-1] * (LONGEST - len(s)) for _, s, _ in rows], np.int16),
         "counts": np.array([own for _, _, own in rows]),
-        "is_right": np.array([places[r[0]].solution.is_right(m) for r, m in zip(rows, meanings, strict=True)]),
+        "is_right": np.array(
+            [places[r[0]].solution.is_right(m) for r, m in zip(rows, meanings, strict=True)]
+        ),
         "meaning": np.array([numbers.setdefault(m, len(numbers)) for m in meanings], np.int32),
         "context": np.array([index for index, _, _ in rows], np.int32),
         "question": np.array([places[index].problem.seed for index, _, _ in rows], np.int64),
@@ -196,7 +240,10 @@ def main() -> None:
     folder = arguments.work / arguments.split
     folder.mkdir(parents=True, exist_ok=True)
     for first in range(0, arguments.limit, QUESTIONS):
-        file, seeds = folder / f"{first}.safetensors", SPLITS[arguments.split][first : first + QUESTIONS]
+        file, seeds = (
+            folder / f"{first}.safetensors",
+            SPLITS[arguments.split][first : first + QUESTIONS],
+        )
         if not file.exists():
             partial = file.with_suffix(".partial")
             save_file(shard(models, seeds), partial)

@@ -50,8 +50,22 @@ class Stage:
 PLAIN = {"plain solutions": 0.55, "plain claims": 0.4, "look-ups": 0.05}
 """Texts in the plainest style, without planted mistakes and grades. The drill of passes would teach that the ball is
 where it starts."""
-WHOLE = {"solutions": 0.5, "claims": 0.1, "passes": 0.05, "chats": 0.1, "checks": 0.1, "grades": 0.15}
-REFINED = {"solutions": 0.25, "numbers": 0.2, "graded drafts": 0.25, "drafts": 0.1, "checks": 0.1, "chats": 0.1}
+WHOLE = {
+    "solutions": 0.5,
+    "claims": 0.1,
+    "passes": 0.05,
+    "chats": 0.1,
+    "checks": 0.1,
+    "grades": 0.15,
+}
+REFINED = {
+    "solutions": 0.25,
+    "numbers": 0.2,
+    "graded drafts": 0.25,
+    "drafts": 0.1,
+    "checks": 0.1,
+    "chats": 0.1,
+}
 """Numbers in all their forms, and the trained draft's own mistakes (`python -m studies.pair.drafts`)."""
 SHALLOW = 3
 """Layers of the base, from which both models go on, and of the draft."""
@@ -76,7 +90,9 @@ COURSES: dict[str, tuple[Stage, ...]] = {
         Stage(SHALLOW, 3000, WHOLE, 0.005),
         *[Stage(SHALLOW, 400, WHOLE, 0.003)] * 3,
         Stage(SHALLOW, 800, WHOLE, 0.003),
-        Stage(SHALLOW, 600, {"solutions": 0.5, "numbers": 0.25, "checks": 0.1, "chats": 0.15}, 0.003),
+        Stage(
+            SHALLOW, 600, {"solutions": 0.5, "numbers": 0.25, "checks": 0.1, "chats": 0.15}, 0.003
+        ),
     ),
 }
 
@@ -87,7 +103,9 @@ def _texts(drafts: Path | None = None) -> tuple[Texts, np.ndarray]:
     return Texts(tokenizer, drafts), token_weights(tokenizer)
 
 
-def make_batch(role: str, stage: Stage, index: int, step: int, top: int, drafts: Path | None = None) -> Batch:
+def make_batch(
+    role: str, stage: Stage, index: int, step: int, top: int, drafts: Path | None = None
+) -> Batch:
     """The batch of one step of the stage with this index."""
     rng = random.Random(f"{role} {index} {step}")
     [kind] = rng.choices(list(stage.kinds), list(stage.kinds.values()))
@@ -114,8 +132,14 @@ class Skills:
     def has(self, kind: str, is_shallow: bool) -> bool:
         """Whether a stage for texts of this kind is over; a shallow model does not learn four passes."""
         if kind == "passes":
-            return self.top == NUM_HOPS and self._since > 100 and (is_shallow or self._least() > 0.97)
-        names = ("digits",) if kind == "look-ups" else ("end", "1", "2", *("4" for _ in range(not is_shallow)))
+            return (
+                self.top == NUM_HOPS and self._since > 100 and (is_shallow or self._least() > 0.97)
+            )
+        names = (
+            ("digits",)
+            if kind == "look-ups"
+            else ("end", "1", "2", *("4" for _ in range(not is_shallow)))
+        )
         is_learnt = min(self._shares.get(f"{kind} {name}", 0.0) for name in names) > 0.96
         return kind in ("look-ups", "plain solutions") and is_learnt
 
@@ -147,14 +171,30 @@ class Learner:
 
     def __init__(self, role: str, work: Path, device: str = "cpu", times: int = 1) -> None:
         """`times`: how many times as large as planned batches are; their number is smaller by its root."""
-        self._role, self._folder, self._device, self._times = role, work / role, torch.device(device), times
+        self._role, self._folder, self._device, self._times = (
+            role,
+            work / role,
+            torch.device(device),
+            times,
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = build_tokenizer()
         self._people = torch.tensor(_texts()[0].people, device=device)
-        kinds = {"people": {*WOMEN, *MEN}, "digits": {*"0123456789"}, "So": {"So"}, "No": {"No"}, "end": {"</think>Ċ"}}
+        kinds = {
+            "people": {*WOMEN, *MEN},
+            "digits": {*"0123456789"},
+            "So": {"So"},
+            "No": {"No"},
+            "end": {"</think>Ċ"},
+        }
         entries = {index: piece.strip("Ġ") for piece, index in self.tokenizer.get_vocab().items()}
-        self._kinds = {name: [i for i, word in entries.items() if word in words] for name, words in kinds.items()}
-        numbers = [i for i, word in entries.items() if word.isdigit() or word in {*UNITS, *TENS[2:]}]
+        self._kinds = {
+            name: [i for i, word in entries.items() if word in words]
+            for name, words in kinds.items()
+        }
+        numbers = [
+            i for i, word in entries.items() if word.isdigit() or word in {*UNITS, *TENS[2:]}
+        ]
         self._is_number = np.isin(np.arange(len(self.tokenizer)), numbers)
         self._skills = Skills(self._folder)
         torch.manual_seed(5)
@@ -172,7 +212,9 @@ class Learner:
         last = max((int(path.name[5:]) for path in self._folder.glob("stage*")), default=-1)
         for index, planned in enumerate(COURSES[self._role]):
             num_steps = round(planned.num_steps / self._times**0.5)
-            stage = replace(planned, batch_size=planned.batch_size * self._times, num_steps=num_steps)
+            stage = replace(
+                planned, batch_size=planned.batch_size * self._times, num_steps=num_steps
+            )
             folder = self._folder / f"stage{index}"
             if is_dry and index > last:
                 return
@@ -198,7 +240,11 @@ class Learner:
             while not self._skills.has(next(iter(stage.kinds)), stage.num_layers == SHALLOW):
                 while len(ahead) < 2 * num_makers:
                     step = trainer.step + len(ahead)
-                    ahead.append(makers.submit(make_batch, self._role, stage, index, step, self._skills.top, drafts))
+                    ahead.append(
+                        makers.submit(
+                            make_batch, self._role, stage, index, step, self._skills.top, drafts
+                        )
+                    )
                 yield ahead.popleft().result()
                 if trainer.step % 25 == 0:
                     log.info("%s", self._skills)
@@ -232,7 +278,9 @@ class Learner:
         asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
             some = batch.ways[:, hop - 1] >= 0
-            asked.append((hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1]))
+            asked.append(
+                (hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1])
+            )
         asked = [(layer * max(min(depth, 24) // 6, 1), *where) for layer, *where in asked]
         asked.append((depth * 11 // 12, *batch.judged.T))
         for layer, rows, columns, wanted in asked:
@@ -262,7 +310,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
     parser.add_argument("--output", type=Path, default=Path("demo/pair"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--times", type=int, default=1, help="batches as many times as large, fewer steps")
+    parser.add_argument(
+        "--times", type=int, default=1, help="batches as many times as large, fewer steps"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)

@@ -29,12 +29,19 @@ class Course:
 class Trainer(Generic[Batch]):
     """Trains one model on one course."""
 
-    def __init__(self, model: nn.Module, course: Course, folder: Path, loss: Callable[[Batch], Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, course: Course, folder: Path, loss: Callable[[Batch], Tensor]
+    ) -> None:
         self.model, self._course, self._folder, self._loss = model, course, folder, loss
         matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not _is_table(n)}
         others = [p for n, p in model.named_parameters() if n not in matrices]
         self._optimizers = (
-            torch.optim.Muon(list(matrices.values()), lr=course.matrix_learning_rate, momentum=0.95, weight_decay=0.05),
+            torch.optim.Muon(
+                list(matrices.values()),
+                lr=course.matrix_learning_rate,
+                momentum=0.95,
+                weight_decay=0.05,
+            ),
             torch.optim.AdamW(others, lr=course.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
         )
         self._rates = (course.matrix_learning_rate, course.learning_rate)
@@ -49,7 +56,13 @@ class Trainer(Generic[Batch]):
             loss = self._update(batch)
             self.step += 1
             if self.step % 25 == 0:
-                log.info("%s step %d/%d loss %.4f", self._folder.name, self.step, self._course.num_steps, loss)
+                log.info(
+                    "%s step %d/%d loss %.4f",
+                    self._folder.name,
+                    self.step,
+                    self._course.num_steps,
+                    loss,
+                )
             if self.step % 100 == 0 or self.step == self._course.num_steps:
                 self.save()
 
@@ -66,13 +79,21 @@ class Trainer(Generic[Batch]):
 
     def save(self) -> None:
         """Write weights, optimizer state and step to a new file, then replace the old checkpoint."""
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items() if not _is_tied(name)}
+        tensors = {
+            f"model.{name}": value
+            for name, value in self.model.state_dict().items()
+            if not _is_tied(name)
+        }
         for number, optimizer in enumerate(self._optimizers):
             for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in state.items()}
+                tensors |= {
+                    f"optimizer.{number}.{index}.{name}": value for name, value in state.items()
+                }
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / "checkpoint.partial"
-        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"step": str(self.step)})
+        save_file(
+            {k: v.contiguous() for k, v in tensors.items()}, partial, {"step": str(self.step)}
+        )
         partial.replace(self._folder / "checkpoint.safetensors")
 
     def resume(self) -> bool:
@@ -81,7 +102,9 @@ class Trainer(Generic[Batch]):
         if not path.exists():
             return False
         tensors = load_file(path)
-        weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        weights = {
+            k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")
+        }
         self.model.load_state_dict(weights, strict=False)
         for number, optimizer in enumerate(self._optimizers):
             state: dict[int, dict[str, Tensor]] = {}

@@ -16,7 +16,13 @@ BLOCK = 200
 
 
 def attention(
-    module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **_: object
+    module: torch.nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Causal attention in bfloat16 by matrix products over blocks of `BLOCK` queries, each with the keys up to its end:
     on CPUs its backward pass is faster than the fused one's.
@@ -25,11 +31,15 @@ def attention(
     """
     batch, heads, length, size = q.shape
     with torch.autocast("cpu", enabled=False):
-        q, k, v = (x.to(torch.bfloat16).reshape(batch * heads, length, size) for x in (q * scaling, k, v))
+        q, k, v = (
+            x.to(torch.bfloat16).reshape(batch * heads, length, size) for x in (q * scaling, k, v)
+        )
         mixed: list[Tensor] = []
         for first in range(0, length, BLOCK):
             end = min(first + BLOCK, length)
-            causal = torch.full((end - first, end), float("-inf"), dtype=torch.bfloat16).triu(first + 1)
+            causal = torch.full((end - first, end), float("-inf"), dtype=torch.bfloat16).triu(
+                first + 1
+            )
             masks = causal.expand(batch * heads, end - first, end)
             scores = torch.baddbmm(masks, q[:, first:end], k[:, :end].transpose(1, 2))
             mixed.append(torch.bmm(torch.softmax(scores, -1), v[:, :end]))

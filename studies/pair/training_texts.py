@@ -63,9 +63,13 @@ class Batch:
         for row, text in enumerate(texts):
             weights[row, text.heavy] = 5.0
         hops = [(row, place, way) for row, text in enumerate(texts) for place, way in text.hops]
-        ways = np.array([way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops], np.int64).reshape(-1, NUM_HOPS)
+        ways = np.array(
+            [way + [-1] * (NUM_HOPS - len(way)) for _, _, way in hops], np.int64
+        ).reshape(-1, NUM_HOPS)
         rows, columns = np.array([hop[:2] for hop in hops], np.int64).reshape(-1, 2).T
-        judged = np.array([(row, *one) for row, text in enumerate(texts) for one in text.judged], np.int64)
+        judged = np.array(
+            [(row, *one) for row, text in enumerate(texts) for one in text.judged], np.int64
+        )
         return cls(kind, ids, labels, weights, rows, columns, ways, judged.reshape(-1, 3))
 
 
@@ -75,8 +79,12 @@ class Texts:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, drafts: Path | None = None) -> None:
         """`drafts`: answers of the draft, as `python -m studies.pair.drafts` writes them."""
         self._tokenizer = tokenizer
-        self._drafts = [json.loads(line) for line in drafts.read_text().splitlines()] if drafts else []
-        self._held_out = {make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]}
+        self._drafts = (
+            [json.loads(line) for line in drafts.read_text().splitlines()] if drafts else []
+        )
+        self._held_out = {
+            make_problem(s, 0).question for k in ("probe", "tune", "report") for s in SPLITS[k]
+        }
         self._names = {name: self._ids(f" {name}")[0] for name in WOMEN + MEN}
         self.people = sorted(self._names.values())
         self._so, self._no = self._ids("So")[0], self._ids("No")[0]
@@ -110,7 +118,9 @@ class Texts:
                 drafted, segments = rng.choice(self._drafts)
                 if kind == "graded drafts":
                     return self.graded(make_problem(drafted), segments, rng)
-                return self._solution(write_document(drafted, begun=segments[: rng.randrange(1, len(segments))]))
+                return self._solution(
+                    write_document(drafted, begun=segments[: rng.randrange(1, len(segments))])
+                )
             case "checks":
                 return self._claims(make_problem(seed), rng, is_drill=True)
             case "plain solutions" if make_problem(seed, 0).question not in self._held_out:
@@ -124,14 +134,20 @@ class Texts:
 
     def _passes(self, problem: Problem, top: int, rng: random.Random) -> Text:
         """Ends of sixteen moves, no two alike, after a prompt of who passes to whom."""
-        facts, writer, text = problem.facts, Writer(problem, rng), self._begin(_told_of(problem, " passes to "))
+        facts, writer, text = (
+            problem.facts,
+            Writer(problem, rng),
+            self._begin(_told_of(problem, " passes to ")),
+        )
         moves = [
             (start, ("move", passes, facts.after(start, passes)))
             for start in range(len(facts.names))
             for passes in (*range(1, top + 1), top)
         ]
         for start, claim in dict.fromkeys(rng.sample(moves, 16)):
-            self._add(text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False)
+            self._add(
+                text, f"So the ball starts with {facts.names[start]}.{DELIMITER}", is_learnt=False
+            )
             self._add_claim(text, writer, start, claim)
         return text
 
@@ -159,7 +175,10 @@ class Texts:
         facts, writer, text = problem.facts, Writer(problem, rng), self._begin(problem.question)
         moves, others = list[tuple[int, Claim]](), list[tuple[int, Claim]]()
         for start in range(len(facts.names)):
-            moves += [(start, ("move", passes, facts.after(start, passes))) for passes in range(1, NUM_HOPS + 1)]
+            moves += [
+                (start, ("move", passes, facts.after(start, passes)))
+                for passes in range(1, NUM_HOPS + 1)
+            ]
             others += [(start, claim) for claim in Solution(facts, start).about(rng)]
         drawn = rng.sample(moves, 6) + rng.sample(others, 4)
         is_judged = False
@@ -169,7 +188,11 @@ class Texts:
             before = told if is_drill else self._before(writer, start)
             self._add(text, before.removeprefix("So"), is_learnt=False)
             step, way = Step((claim,)), self._way(facts, start, claim)
-            mistakes = Solution(facts, start).mistakes(step) if rng.random() < (0.5 if is_drill else 0.4) else []
+            mistakes = (
+                Solution(facts, start).mistakes(step)
+                if rng.random() < (0.5 if is_drill else 0.4)
+                else []
+            )
             if mistakes:
                 wrong = writer.write(rng.choice(mistakes), start).replace(MARK, "") + DELIMITER
                 with self._judged(text, [False]):
@@ -181,7 +204,9 @@ class Texts:
             is_judged = not mistakes
         self._open(text, "So", is_judged)
         self._add(text, self._before(writer, start).removeprefix("So"), is_learnt=False)
-        self._add(text, writer.write(Step((("answer", facts.cards[start]),)), start), is_learnt=True)
+        self._add(
+            text, writer.write(Step((("answer", facts.cards[start]),)), start), is_learnt=True
+        )
         return text
 
     def _open(self, text: Text, word: str, is_learnt: bool) -> None:
@@ -200,9 +225,15 @@ class Texts:
         facts, rng = writer.problem.facts, writer.rng
         passes = rng.randint(1, NUM_HOPS)
         card, compared, *remarks = Solution(facts, start).about(rng)
-        steps = [Step((("move", passes, start), *(card, compared)[: rng.randrange(3)])), Step((rng.choice(remarks),))]
+        steps = [
+            Step((("move", passes, start), *(card, compared)[: rng.randrange(3)])),
+            Step((rng.choice(remarks),)),
+        ]
         holders = facts.after(start, -passes), start
-        written = [writer.write(*pair) + DELIMITER for pair in zip(steps[: rng.randint(1, 2)], holders, strict=False)]
+        written = [
+            writer.write(*pair) + DELIMITER
+            for pair in zip(steps[: rng.randint(1, 2)], holders, strict=False)
+        ]
         return "".join(written).replace(MARK, "")
 
     def _solution(self, document: Document) -> Text:
@@ -216,7 +247,9 @@ class Texts:
             way = self._way(document.problem.facts, holder or 0, step.claims[0]) if is_asked else []
             with self._judged(text, solution.judge(step)):
                 if is_learnt:
-                    self._add_marked(text, segment + ("" if step is document.steps[-1] else DELIMITER), True, way)
+                    self._add_marked(
+                        text, segment + ("" if step is document.steps[-1] else DELIMITER), True, way
+                    )
                 else:
                     self._add(text, segment.replace(MARK, "") + DELIMITER, is_learnt=False)
             was_planted = not is_learnt
@@ -245,16 +278,27 @@ class Texts:
         first = len(text.ids)
         yield
         stops = [place for place in range(first, len(text.ids)) if text.ids[place] in self._stops]
-        text.judged += zip(stops, (self._so if right else self._no for right in are_right), strict=False)
+        text.judged += zip(
+            stops, (self._so if right else self._no for right in are_right), strict=False
+        )
 
     def graded(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
         """A solution up to a step, wrong in half of the cases where one is, and the grade of that step."""
         are_right = [one.is_right for one in judge(problem, segments)[0]]
         wanted = rng.random() < 0.5
-        place = rng.choice([i for i, is_right in enumerate(are_right) if is_right == wanted] or range(len(are_right)))
-        grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if are_right[place] else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
+        place = rng.choice(
+            [i for i, is_right in enumerate(are_right) if is_right == wanted]
+            or range(len(are_right))
+        )
+        grade = (
+            rng.choices((9, 8, 7), (6, 3, 1))[0]
+            if are_right[place]
+            else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
+        )
         text = self._begin(problem.question)
-        self._add(text, "".join(segment + DELIMITER for segment in segments[: place + 1]), is_learnt=False)
+        self._add(
+            text, "".join(segment + DELIMITER for segment in segments[: place + 1]), is_learnt=False
+        )
         turn = turn_after(self._tokenizer, QUESTION, PREFILL)
         text.ids += turn
         text.labels += [IGNORED] * len(turn)
@@ -266,7 +310,9 @@ class Texts:
         """The prompt of a question, or of a chat."""
         chat = Chat(({"role": "user", "content": asked},), "") if isinstance(asked, str) else asked
         turns, tools = list(chat.messages), list(chat.tools) or None
-        prompt = self._tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True)
+        prompt = self._tokenizer.apply_chat_template(
+            turns, tools, tokenize=False, add_generation_prompt=True
+        )
         ids = self._ids(str(prompt))
         return Text(ids, [IGNORED] * len(ids))
 
@@ -281,7 +327,9 @@ class Texts:
         text.labels += ids if is_learnt else [IGNORED] * len(ids)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(
+            text, add_special_tokens=False
+        ).ids
         return ids
 
 

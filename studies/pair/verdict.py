@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,9 @@ class Net(nn.Module):
             case "states":
                 first = nn.Linear(width, projection or width, bias=False).requires_grad_(False)
                 scaled = (nn.BatchNorm1d(width, affine=False), *((first,) if projection else ()))
-                self.body = nn.Sequential(*scaled, nn.Linear(projection or width, hidden), nn.ReLU())
+                self.body = nn.Sequential(
+                    *scaled, nn.Linear(projection or width, hidden), nn.ReLU()
+                )
             case "attention":
                 layer = nn.TransformerEncoderLayer(hidden, 4, 128, dropout=0.0, batch_first=True)
                 self.body = nn.Linear(width + 1, hidden)
@@ -93,7 +95,9 @@ class Net(nn.Module):
         is_there = inputs >= 0 if self.kind == "text" else (inputs != 0).any(-1)
         if self.kind == "attention":
             place = torch.linspace(0, 1, inputs.shape[1]).expand(inputs.shape[:2])[..., None]
-            mixed = self.mix(self.body(torch.cat([inputs, place], -1)), src_key_padding_mask=~is_there)
+            mixed = self.mix(
+                self.body(torch.cat([inputs, place], -1)), src_key_padding_mask=~is_there
+            )
         else:
             mixed, _ = self.mix(self.body(inputs.long() + 1 if self.kind == "text" else inputs))
         mask = is_there[..., None]
@@ -120,7 +124,12 @@ def _surprisal(rows: Rows) -> np.ndarray:
     values = rows["target_statistics"][:, 1, :, :3].astype(np.float32)
     there = (values != 0).any(-1, keepdims=True)
     length = there.sum(1)
-    each = [length, values.sum(1) / length, np.where(there, values, 99).min(1), np.where(there, values, -99).max(1)]
+    each = [
+        length,
+        values.sum(1) / length,
+        np.where(there, values, 99).min(1),
+        np.where(there, values, -99).max(1),
+    ]
     return np.concatenate(each, 1)
 
 
@@ -135,14 +144,23 @@ def _ours(rows: Rows, pooling: str = "mean") -> np.ndarray:
 OURS = Recipe("ours", "states", _ours)
 SEQUENCE = Recipe("sequence, recurrent", "recurrent", _sequence)
 RECIPES = (
-    Recipe("paper", "states", lambda rows: rows["target_mean"], ("target .6", "target 1"), is_squared=True),
+    Recipe(
+        "paper",
+        "states",
+        lambda rows: rows["target_mean"],
+        ("target .6", "target 1"),
+        is_squared=True,
+    ),
     OURS,
     SEQUENCE,
     Recipe("sequence, attention", "attention", _sequence),
     Recipe("text alone", "text", lambda rows: rows["tokens"]),
     Recipe("context alone", "states", lambda rows: rows["target_before"]),
     Recipe("surprisal statistics", "states", _surprisal),
-    *(replace(OURS, name=f"ours, {pool}", read=lambda r, p=pool: _ours(r, p)) for pool in ("max", "last")),  # type: ignore[misc]
+    *(
+        replace(OURS, name=f"ours, {pool}", read=partial(_ours, pooling=pool))
+        for pool in ("max", "last")
+    ),
     replace(OURS, name="ours, projected", projection=64 * 25),
     *(replace(OURS, name=f"ours, decay {decay}", decay=decay) for decay in (0.001, 0.1, 1.0)),
 )
@@ -169,13 +187,19 @@ def fit(
         best, best_loss, best_rate = None, math.inf, rates[0]
         for rate in rates:
             torch.manual_seed(seed)
-            net = Net(recipe.kind, 1024 if recipe.kind == "text" else inputs.shape[-1], recipe.projection)
+            net = Net(
+                recipe.kind, 1024 if recipe.kind == "text" else inputs.shape[-1], recipe.projection
+            )
             optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=recipe.decay)
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * (len(train) // 512 + 1))
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, rate, epochs * (len(train) // 512 + 1)
+            )
             for _ in range(epochs):
                 for batch in torch.randperm(len(train)).split(512):
                     chosen = train[batch]
-                    _loss(recipe, net(inputs[chosen].float()), label[chosen], weight[chosen]).backward()
+                    _loss(
+                        recipe, net(inputs[chosen].float()), label[chosen], weight[chosen]
+                    ).backward()
                     optimizer.step()
                     optimizer.zero_grad()
                     schedule.step()
@@ -212,7 +236,9 @@ class Judge:
         self._weight, self._truth = weight[self._of], rows["is_right"][self._of]
         self._share = rows.share(f"target {temperature}")[self._of]
         groups, self._group = np.unique(rows.question[self._of], return_inverse=True)
-        draws = np.random.default_rng(0).multinomial(len(groups), np.full(len(groups), 1 / len(groups)), DRAWS)
+        draws = np.random.default_rng(0).multinomial(
+            len(groups), np.full(len(groups), 1 / len(groups)), DRAWS
+        )
         self._draws = np.concatenate([np.ones((1, len(groups)), int), draws])
 
     def auroc(self, score: np.ndarray) -> np.ndarray:
@@ -256,13 +282,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[recipe.name for recipe in RECIPES])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    train, test = Rows(arguments.work / "probe"), Rows(arguments.work / ("tune" if arguments.truth else "report"))
+    train, test = (
+        Rows(arguments.work / "probe"),
+        Rows(arguments.work / ("tune" if arguments.truth else "report")),
+    )
     judges = [Judge(test, arguments.temperature, style) for style in range(4)]
-    file = arguments.work / f"{'truth' if arguments.truth else 'verdict'}{arguments.temperature}.json"
+    file = (
+        arguments.work / f"{'truth' if arguments.truth else 'verdict'}{arguments.temperature}.json"
+    )
     done: dict[str, dict[str, object]] = json.loads(file.read_text()) if file.exists() else {}
     share, rng = test.share(f"target {arguments.temperature}"), np.random.default_rng(0)
     same = np.rint(share * SAMPLES).astype(int)
-    scores = {f"{k} samples": rng.hypergeometric(same, SAMPLES - same, k) / k for k in (1, 2, 4, SAMPLES)}
+    scores = {
+        f"{k} samples": rng.hypergeometric(same, SAMPLES - same, k) / k for k in (1, 2, 4, SAMPLES)
+    }
     for recipe in (recipe for recipe in RECIPES if recipe.name in arguments.only):
         inputs = torch.from_numpy(recipe.read(test))
         fitted = fit(recipe, train, arguments.temperature, arguments.epochs, arguments.truth)
@@ -270,13 +303,19 @@ def main() -> None:
             scores[f"{recipe.name} {seed}"] = predict(net, inputs).sigmoid().numpy()
             print(recipe.name, seed, rate, round(loss, 4), flush=True)
     for style, judge in enumerate(judges):
-        found = {name: {"auroc": judge.auroc(one), "log_loss": judge.log_loss(one)} for name, one in scores.items()}
+        found = {
+            name: {"auroc": judge.auroc(one), "log_loss": judge.log_loss(one)}
+            for name, one in scores.items()
+        }
         for name, values in found.items():
             table = {key: _interval(drawn) for key, drawn in values.items()} | {
                 "r2": [round(judge.r2(scores[name]), 4)]
             }
             if beside := found.get(f"{SEQUENCE.name} {name[-1]}"):
-                table |= {f"{key} beyond the sequence": _interval(values[key] - beside[key]) for key in values}
+                table |= {
+                    f"{key} beyond the sequence": _interval(values[key] - beside[key])
+                    for key in values
+                }
             done.setdefault(name, {})[f"style {style}"] = table
     file.write_text(json.dumps(done, indent=1) + "\n")
 

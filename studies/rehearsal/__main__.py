@@ -21,7 +21,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m studies.rehearsal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m studies.rehearsal",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rehearsal", choices=("shapes", "depth", "reproduce"))
     parser.add_argument("--engine", choices=("fast", "vllm"), default="fast", help="of both models")
@@ -37,7 +39,9 @@ def main() -> None:
         else:
             reproduce(work := MODELS.with_name("reproduce"), MODELS, chosen.questions)
             lines = (work / "report" / "report.md").read_text().splitlines(keepends=True)
-            (chosen.output / "reproduce.md").write_text("".join(line for line in lines if not line.startswith("![")))
+            (chosen.output / "reproduce.md").write_text(
+                "".join(line for line in lines if not line.startswith("!["))
+            )
     except StackError as error:
         raise SystemExit(f"{error.log_tail}\n{error}") from error
 

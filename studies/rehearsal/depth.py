@@ -88,7 +88,9 @@ class Run:
         """CPU seconds of all processes by sample; those of a process that was killed go on where it ended."""
         total = np.zeros(len(self.samples))
         for name in self.samples[0].held:
-            at = [sample.held[name].cpu_s if name in sample.held else 0.0 for sample in self.samples]
+            at = [
+                sample.held[name].cpu_s if name in sample.held else 0.0 for sample in self.samples
+            ]
             total += np.cumsum(np.maximum(np.diff(at, prepend=at[0]), 0.0))
         return total
 
@@ -98,9 +100,15 @@ class Run:
         tokens = np.array([sample.num_tokens for sample in self.samples]) / len(self.answers)
         edges = np.linspace(0, tokens[-1], NUM_DEPTHS + 1)
         step = tokens[-1] / NUM_DEPTHS
-        for start, end, spent in zip(edges, edges[1:], np.diff(np.interp(edges, tokens, self.cpu_s())), strict=False):
+        for start, end, spent in zip(
+            edges, edges[1:], np.diff(np.interp(edges, tokens, self.cpu_s())), strict=False
+        ):
             middle = (start + end) / 2
-            yield middle, 1000 * spent / step, any(abs(middle - at) < step for at in self.kills.values())
+            yield (
+                middle,
+                1000 * spent / step,
+                any(abs(middle - at) < step for at in self.kills.values()),
+            )
 
     def line(self) -> tuple[float, float, float]:
         """CPU milliseconds a token at depth 0, their growth for each 1,000 tokens, and the greatest distance from this
@@ -108,7 +116,11 @@ class Run:
         kept = [(at, ms) for at, ms, is_disturbed in [*self.depths()][1:] if not is_disturbed]
         at, ms = (np.array(column) for column in zip(*kept, strict=True))
         slope, start = np.polyfit(at, ms, 1)
-        return float(start), float(slope) * 1000, float(np.max(np.abs(ms / (start + slope * at) - 1)))
+        return (
+            float(start),
+            float(slope) * 1000,
+            float(np.max(np.abs(ms / (start + slope * at) - 1))),
+        )
 
     def as_json(self) -> Json:
         start, slope, off = self.line()
@@ -134,7 +146,9 @@ async def ask(gateway: Gateway, answer: Answer, seed: int, num_tokens: int, opti
     """One answer, whose stream is resumed when it breaks."""
     body = {
         "model": (await gateway.models())[0]["id"],
-        "messages": [{"role": "user", "content": f"Ben has {seed} coins. How many coins does Ben have now?"}],
+        "messages": [
+            {"role": "user", "content": f"Ben has {seed} coins. How many coins does Ben have now?"}
+        ],
         "seed": seed,
         "max_tokens": num_tokens,
         "temperature": 0.6,
@@ -157,7 +171,9 @@ def text_of(chunk: Json) -> str:
     return "".join(delta.get("reasoning_content") or delta.get("content") or "" for delta in deltas)
 
 
-async def rehearse(stack: Stack, engine: str, strategy: str, num_tokens: int, has_kills: bool) -> Run:
+async def rehearse(
+    stack: Stack, engine: str, strategy: str, num_tokens: int, has_kills: bool
+) -> Run:
     """All answers of one strategy; with kills, the processes in `KILLS` die on the way."""
     answers, kills = [Answer() for _ in range(NUM_SESSIONS)], dict[str, float]()
 
@@ -176,8 +192,14 @@ async def rehearse(stack: Stack, engine: str, strategy: str, num_tokens: int, ha
     async with aclosing(Gateway.at(stack.base_url, stack.api_key)) as gateway:
         watch = Watch(stack, lambda: sum(answer.total for answer in answers))
         await watch.look()
-        aside = [asyncio.create_task(watch.keep_looking(2.0)), *([asyncio.create_task(kill())] if has_kills else [])]
-        asking = [ask(gateway, answer, seed, num_tokens, OPTIONS[strategy]) for seed, answer in enumerate(answers)]
+        aside = [
+            asyncio.create_task(watch.keep_looking(2.0)),
+            *([asyncio.create_task(kill())] if has_kills else []),
+        ]
+        asking = [
+            ask(gateway, answer, seed, num_tokens, OPTIONS[strategy])
+            for seed, answer in enumerate(answers)
+        ]
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         for task in aside:
             task.cancel()
@@ -189,7 +211,9 @@ async def rehearse(stack: Stack, engine: str, strategy: str, num_tokens: int, ha
     return Run(engine, strategy, answers, watch.samples, kills, faults)
 
 
-async def _faults(http: httpx.AsyncClient, answers: Sequence[Answer], num_tokens: int) -> AsyncIterator[str]:
+async def _faults(
+    http: httpx.AsyncClient, answers: Sequence[Answer], num_tokens: int
+) -> AsyncIterator[str]:
     """What is wrong with the answers, beside what is stored of them."""
     for answer in answers:
         if answer.total != num_tokens:
@@ -219,6 +243,8 @@ async def depth(engine: str, num_tokens: int, folder: Path) -> None:
         save_pair(pair := Path(name) / "small")
         for strategy in OPTIONS:
             async with Stack(stack_config(pair, engine)) as stack:
-                run = await rehearse(stack, engine, strategy, num_tokens, has_kills=strategy == "semantic")
+                run = await rehearse(
+                    stack, engine, strategy, num_tokens, has_kills=strategy == "semantic"
+                )
             write_json(folder / f"depth-{engine}-{strategy}.json", run.as_json())
             print(engine, strategy, run.line(), *run.faults, flush=True)

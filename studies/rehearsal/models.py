@@ -27,7 +27,8 @@ LOGITS_DEVIATION = 0.7
 NUM_ORDINARY = 151_643
 """Ordinary tokens of Qwen2's tokenizers."""
 _PIECE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SHARED = (
     "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
@@ -74,7 +75,11 @@ def qwen_tokenizer(added: Sequence[str], template: str) -> PreTrainedTokenizerFa
     """A byte-level BPE of Qwen2's class and size, with the first added token, or `<|im_end|>`, at the end of a turn:
     the demo's merges, then merges of two of its tokens of letters."""
     model = json.loads(FILE.read_text())["model"]
-    ordinary = [token for token in model["vocab"] if not any(part in token for part in (*R1_ADDED, *QWQ_ADDED))]
+    ordinary = [
+        token
+        for token in model["vocab"]
+        if not any(part in token for part in (*R1_ADDED, *QWQ_ADDED))
+    ]
     merges: list[tuple[str, str]] = [(a, b) for a, b in model["merges"] if a + b in ordinary]
     vocabulary = {token: number for number, token in enumerate(ordinary)}
     letters = [token for token in ordinary if token.isascii() and token.isalpha()]
@@ -84,7 +89,9 @@ def qwen_tokenizer(added: Sequence[str], template: str) -> PreTrainedTokenizerFa
             vocabulary["".join(pair)] = len(vocabulary)
             merges.append(pair)
     if len(vocabulary) < NUM_ORDINARY:
-        raise ValueError(f"{len(starts)} x {len(letters)} pairs give {len(vocabulary)} tokens of {NUM_ORDINARY}")
+        raise ValueError(
+            f"{len(starts)} x {len(letters)} pairs give {len(vocabulary)} tokens of {NUM_ORDINARY}"
+        )
     raw = Tokenizer(models.BPE(vocabulary, merges))
     raw.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_PIECE), behavior="isolated")
@@ -93,16 +100,30 @@ def qwen_tokenizer(added: Sequence[str], template: str) -> PreTrainedTokenizerFa
     )
     raw.decoder = decoders.ByteLevel()
     raw.add_tokens(
-        [AddedToken(token, normalized=False, special=token.startswith(("<|", "<\uff5c"))) for token in added]
+        [
+            AddedToken(token, normalized=False, special=token.startswith(("<|", "<\uff5c")))
+            for token in added
+        ]
     )
-    ends = {"eos_token": "<|im_end|>"} if "<|im_end|>" in added else {"eos_token": added[0], "bos_token": added[3]}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=False, **ends)
+    ends = (
+        {"eos_token": "<|im_end|>"}
+        if "<|im_end|>" in added
+        else {"eos_token": added[0], "bos_token": added[3]}
+    )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=raw, clean_up_tokenization_spaces=False, **ends
+    )
     wrapped.chat_template = template
     return wrapped
 
 
 def save_model(
-    folder: Path, shape: Shape, window: int, tokenizer: PreTrainedTokenizerFast, shares: Mapping[str, float], seed: int
+    folder: Path,
+    shape: Shape,
+    window: int,
+    tokenizer: PreTrainedTokenizerFast,
+    shares: Mapping[str, float],
+    seed: int,
 ) -> Path:
     """Save a Qwen2 model in bf16 that draws uniformly but for tokens that have these shares at `TEMPERATURE`; 0: never.
 
@@ -137,7 +158,11 @@ def save_rest(folder: Path, shape: Shape, window: int, tokenizer: PreTrainedToke
 
 def _weights(shape: Shape) -> Iterator[tuple[str, Tensor]]:
     """Random weights: the states stay near their embeddings, whose elements have variance 1."""
-    hidden, inner, kv = shape.hidden_size, shape.intermediate_size, shape.num_kv_heads * shape.head_dim
+    hidden, inner, kv = (
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.num_kv_heads * shape.head_dim,
+    )
 
     def matrix(rows: int, columns: int, gain: float) -> Tensor:
         return torch.randn(rows, columns, dtype=torch.bfloat16).mul_(gain / math.sqrt(columns))
@@ -158,7 +183,9 @@ def _weights(shape: Shape) -> Iterator[tuple[str, Tensor]]:
     yield "lm_head.weight", matrix(shape.vocab_size, hidden, LOGITS_DEVIATION)
 
 
-def link_model(source: Path, folder: Path, shape: Shape, window: int, tokenizer: PreTrainedTokenizerFast) -> Path:
+def link_model(
+    source: Path, folder: Path, shape: Shape, window: int, tokenizer: PreTrainedTokenizerFast
+) -> Path:
     """The same weights under another tokenizer."""
     folder.mkdir(parents=True)
     os.link(source / "model.safetensors", folder / "model.safetensors")
@@ -182,7 +209,19 @@ def _save_probes(pair: Path, folder: Path, features: FeatureSet, layers: LayerSe
     wanted: dict[str, FeatureSet] = {"draft": "states", "target": features}
     for role, seen in wanted.items():
         model = str(pair / role)
-        info = model_info(model, model, AutoConfig.from_pretrained(model), load_tokenizer(model), None)
+        info = model_info(
+            model, model, AutoConfig.from_pretrained(model), load_tokenizer(model), None
+        )
         shape, every = (info.num_layers + 1, info.hidden_size), tuple(Segmentation)
-        card = ProbeCard(info.model, info.fingerprint, info.tokenizer, shape, seen, layers, every, "cross", "none")
+        card = ProbeCard(
+            info.model,
+            info.fingerprint,
+            info.tokenizer,
+            shape,
+            seen,
+            layers,
+            every,
+            "cross",
+            "none",
+        )
         save_probe(Probe(num_features(seen, layers, shape)), card, folder / f"{role}.safetensors")

@@ -67,7 +67,9 @@ class Watch:
 
 def series(samples: Sequence[Sample], process: str, field: str) -> list[float]:
     """One field of one process over the samples that have it."""
-    return [float(getattr(sample.held[process], field)) for sample in samples if process in sample.held]
+    return [
+        float(getattr(sample.held[process], field)) for sample in samples if process in sample.held
+    ]
 
 
 def _held(pid: int) -> Held:

@@ -23,7 +23,15 @@ def reproduce(output: Path, models: Path, num_answers: int) -> None:
     """`semspec bench reproduce` on the pair r1 with `num_answers` questions of each task; the same call resumes it."""
     save_pairs(models)
     output.mkdir(parents=True, exist_ok=True)
-    bench(["reproduce", "--pair", str(_pair_file(output, models.absolute(), num_answers)), "--output", str(output)])
+    bench(
+        [
+            "reproduce",
+            "--pair",
+            str(_pair_file(output, models.absolute(), num_answers)),
+            "--output",
+            str(output),
+        ]
+    )
 
 
 def _pair_file(folder: Path, models: Path, num_answers: int) -> Path:
@@ -50,7 +58,13 @@ def _pair_file(folder: Path, models: Path, num_answers: int) -> Path:
     }
     (folder / "training.yaml").write_text(yaml.safe_dump(training))
     runs = [{"task": task, "data": data, "strategies": METHODS} for task, data in tasks.items()]
-    pair = {"name": "true-shapes", "training": "training.yaml", "runs": runs, "max_tokens": 16, "environment": SETTINGS}
+    pair = {
+        "name": "true-shapes",
+        "training": "training.yaml",
+        "runs": runs,
+        "max_tokens": 16,
+        "environment": SETTINGS,
+    }
     (folder / "pair.yaml").write_text(yaml.safe_dump(pair))
     return folder / "pair.yaml"
 
@@ -60,7 +74,10 @@ def _tasks(folder: Path, num_answers: int) -> dict[str, str]:
     numbers = range(1, num_answers + 1)
     mathematics = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n), "id": n} for n in numbers]
     wrong = {f"Incorrect Answer {place}": str(10 + place) for place in (1, 2, 3)}
-    choice = [{"Question": f"Which is {n}?", "Correct Answer": str(n), "Record ID": f"r{n}", **wrong} for n in numbers]
+    choice = [
+        {"Question": f"Which is {n}?", "Correct Answer": str(n), "Record ID": f"r{n}", **wrong}
+        for n in numbers
+    ]
     rows = dict.fromkeys(("math500", "aime24", "amc23"), mathematics) | {"gpqa-diamond": choice}
     return {task: _write(folder / f"{task}.jsonl", own) for task, own in rows.items()}
 

@@ -33,7 +33,10 @@ MAX_TOKENS = 32
 SHARES = {"\n\n": 0.15, "</think>": 0.05, R1_END: 0.0}
 SETTINGS = {f"SEMSPEC_{role}_{name}": value for role in ("DRAFT", "TARGET") for name, value in {
     "DTYPE": "bfloat16", "KV_BYTES": str(1024 * MEBIBYTE), "MAX_CONTEXT_TOKENS": "34816"}.items()}  # fmt: skip
-TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+TOOL = {
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
 SCHEMA = {"type": "object", "properties": {"coins": {"type": "integer"}}, "required": ["coins"]}
 STRATEGIES = ("target", "draft", "semantic", "token-level", "spec-reason", "spec-thinking")
 REQUESTS: Mapping[str, Json] = {
@@ -42,9 +45,19 @@ REQUESTS: Mapping[str, Json] = {
     "semantic, 3 at once": {"semspec": {"strategy": "semantic", "gamma": 3, "num_candidates": 2}},
     "semantic, greedy": {"semspec": {"strategy": "semantic"}, "temperature": 0},
     "semantic, n-grams": {"semspec": {"strategy": "semantic", "rewrite": "token-level"}},
-    "JSON": {"response_format": {"type": "json_schema", "json_schema": {"name": "coins", "schema": SCHEMA}}},
+    "JSON": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "coins", "schema": SCHEMA},
+        }
+    },
     "tools": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
-    "logprobs, penalties": {"logprobs": True, "top_logprobs": 3, "presence_penalty": 0.5, "logit_bias": {"151000": 5}},
+    "logprobs, penalties": {
+        "logprobs": True,
+        "top_logprobs": 3,
+        "presence_penalty": 0.5,
+        "logit_bias": {"151000": 5},
+    },
     "a prompt of 35,000 tokens": {"messages": [{"role": "user", "content": " coins" * 35_000}]},
 }
 
@@ -72,27 +85,50 @@ async def shapes(engine: str, output: Path, models: Path) -> None:
     """Every request to both pairs on one engine; writes a file of each pair."""
     for name, pair in save_pairs(models).items():
         config = stack_config(pair, engine)
-        commands = {**config.commands, "gateway": (sys.executable, "-m", "semspec.bench.strategies")}
+        commands = {
+            **config.commands,
+            "gateway": (sys.executable, "-m", "semspec.bench.strategies"),
+        }
         config = replace(config, commands=commands, environment={**config.environment, **SETTINGS})
         start = perf_counter()
         async with Stack(config) as stack:
-            rows: Json = {"start": {"seconds": perf_counter() - start, "self-test": [*_self_tests(stack)]}}
+            rows: Json = {
+                "start": {"seconds": perf_counter() - start, "self-test": [*_self_tests(stack)]}
+            }
             async with client(stack.base_url, stack.api_key) as http:
                 watch = Watch(stack, lambda: 0)
                 model = (await http.get("/v1/models")).json()["data"][0]["id"]
-                rows["tokenize"] = (await http.post("/tokenize", json={"model": model, "prompt": "52 coins"})).json()
-                bias = {"logit_bias": {str(load_tokenizer(str(pair / "target")).convert_tokens_to_ids("</think>")): 12}}
+                rows["tokenize"] = (
+                    await http.post("/tokenize", json={"model": model, "prompt": "52 coins"})
+                ).json()
+                bias = {
+                    "logit_bias": {
+                        str(
+                            load_tokenizer(str(pair / "target")).convert_tokens_to_ids("</think>")
+                        ): 12
+                    }
+                }
                 for label, fields in REQUESTS.items():
-                    fields = fields | bias if label in ("JSON", "tools") else fields  # else they think to the end
-                    body = {"model": model, "messages": [{"role": "user", "content": "How many coins are 2 and 5?"}]}
+                    fields = (
+                        fields | bias if label in ("JSON", "tools") else fields
+                    )  # else they think to the end
+                    body = {
+                        "model": model,
+                        "messages": [{"role": "user", "content": "How many coins are 2 and 5?"}],
+                    }
                     body |= {"seed": 3, "max_tokens": MAX_TOKENS} | fields
                     start = perf_counter()
                     response = await http.post("/v1/chat/completions", json=body)
-                    rows[label] = {"seconds": perf_counter() - start, **_row(response.status_code, response.json())}
+                    rows[label] = {
+                        "seconds": perf_counter() - start,
+                        **_row(response.status_code, response.json()),
+                    }
                     print(engine, name, label, rows[label], flush=True)
                     stack.processes["target"].check_alive()
                     await watch.look()
-                peaks = {role: max(series(watch.samples, role, "rss_bytes")) for role in stack.processes}
+                peaks = {
+                    role: max(series(watch.samples, role, "rss_bytes")) for role in stack.processes
+                }
                 rows["mebibytes"] = {role: round(peak / MEBIBYTE) for role, peak in peaks.items()}
         write_json(output / f"shapes-{engine}-{name}.json", rows)
 
@@ -109,7 +145,10 @@ def _row(status: int, answer: Json) -> Json:
         "reasoning": message.get("reasoning_content"),
         "content": message["content"],
         "tool_calls": [call["function"] for call in message.get("tool_calls") or []],
-        **{name: semspec.get(name) for name in ("num_segments", "acceptance_rate", "target_ratio", "fallback")},
+        **{
+            name: semspec.get(name)
+            for name in ("num_segments", "acceptance_rate", "target_ratio", "fallback")
+        },
     }
 
 

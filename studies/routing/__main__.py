@@ -11,5 +11,7 @@ from semspec.bench.strategies import STRATEGIES
 from studies.routing import confspec, glimp_router
 
 if __name__ == "__main__":
-    cast(dict[str, object], STRATEGIES).update({"confspec": confspec.strategy, "glimp-router": glimp_router.strategy})
+    cast(dict[str, object], STRATEGIES).update(
+        {"confspec": confspec.strategy, "glimp-router": glimp_router.strategy}
+    )
     cli.main(sys.argv[1:])

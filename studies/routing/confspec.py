@@ -40,15 +40,23 @@ def confidence_of(reply: ChoiceScores) -> float:
     return max(share_to_keep(reply), 1 - share_to_keep(reply))
 
 
-async def rounds(progress: Progress, backends: Backends, confidence: float) -> AsyncGenerator[Step, None]:
+async def rounds(
+    progress: Progress, backends: Backends, confidence: float
+) -> AsyncGenerator[Step, None]:
     while progress.finish_reason is None:
-        record = await drafted_segment(progress, backends.drafter, progress.params("draft", max_segments=1))
+        record = await drafted_segment(
+            progress, backends.drafter, progress.params("draft", max_segments=1)
+        )
         clock, asked = Stopwatch(), (QUESTION, PREFILL, DIGITS, progress.generation.session)
         own = cast(Target, backends.drafter).score_choices  # our engines do it for either model
-        reply = await or_backend_unavailable("draft", own(progress.draft_context.extended(record.segment), *asked))
+        reply = await or_backend_unavailable(
+            "draft", own(progress.draft_context.extended(record.segment), *asked)
+        )
         times = total(record.times, waited("draft_ms", clock.lap_ms(), reply.duration_ms))
         if confidence_of(reply) < confidence:
-            reply = await of_drafted(backends.target.score_choices(progress.context.extended(record.segment), *asked))
+            reply = await of_drafted(
+                backends.target.score_choices(progress.context.extended(record.segment), *asked)
+            )
             times = total(times, waited("read_ms", clock.lap_ms(), reply.duration_ms))
         kept = share_to_keep(reply)
         record = replace(record, accepted=kept >= 0.5, score=kept, times=times)
@@ -56,7 +64,9 @@ async def rounds(progress: Progress, backends: Backends, confidence: float) -> A
             progress = progress.after(record.segment)
             yield record
             continue
-        async with aclosing(rewritten(record, written_by_target(progress, backends, max_segments=1))) as steps:
+        async with aclosing(
+            rewritten(record, written_by_target(progress, backends, max_segments=1))
+        ) as steps:
             async for step in steps:
                 if isinstance(step, SegmentRecord):
                     progress = progress.after(step.segment)
@@ -67,4 +77,6 @@ def strategy(generation: Generation) -> Strategy:
     acceptance = generation.options.acceptance
     confidence = CONFIDENCE.of(acceptance.threshold)
     options = replace(generation.options, acceptance=replace(acceptance, threshold=confidence))
-    return Strategy("confspec", partial(rounds, confidence=confidence), options, needs_earlier_turns=True)
+    return Strategy(
+        "confspec", partial(rounds, confidence=confidence), options, needs_earlier_turns=True
+    )

@@ -43,10 +43,18 @@ def one(options: argparse.Namespace) -> int:
     """Simulate one layout, and print what it does."""
     pace = _pace(options)
     setup = Setup(
-        pace, options.strategy, options.sessions, options.gamma, options.ahead == "on", options.drafts, _host(options)
+        pace,
+        options.strategy,
+        options.sessions,
+        options.gamma,
+        options.ahead == "on",
+        options.drafts,
+        _host(options),
     )
     result = simulate(setup, _answers(options))
-    print(f"paced {pace.name}, simulated: {setup.strategy}, {setup.num_sessions} sessions, {setup.num_gpus} GPUs")
+    print(
+        f"paced {pace.name}, simulated: {setup.strategy}, {setup.num_sessions} sessions, {setup.num_gpus} GPUs"
+    )
     for name, value in _figures(result, options.price).items():
         print(f"  {name:22} {value}")
     return 0
@@ -73,10 +81,15 @@ def compare(options: argparse.Namespace) -> int:
     found = list(validate(runs, host))
     table = Table(HEADER, tuple(map(_compared, found))).as_markdown()
     print(table, end="")
-    print(f"host, undilated, ms: call {host.call_ms:.2f}, round {host.judge_ms:.2f}, answer {host.answer_ms:.2f}")
+    print(
+        f"host, undilated, ms: call {host.call_ms:.2f}, round {host.judge_ms:.2f}, answer {host.answer_ms:.2f}"
+    )
     if options.output:
         write_text(options.output / "validation.md", table)
-        write_json(options.output / "validation.json", {"host": asdict(host), "rows": list(map(_as_json, found))})
+        write_json(
+            options.output / "validation.json",
+            {"host": asdict(host), "rows": list(map(_as_json, found))},
+        )
     return int(not all(comparison.holds for comparison in found))
 
 
@@ -132,17 +145,24 @@ def _pace(options: argparse.Namespace) -> Pace:
 def _host(options: argparse.Namespace) -> Host:
     for name in ("call_ms", "judge_ms", "answer_ms"):
         if not 0 <= getattr(options, name) < 1e6:
-            raise InvalidRequest(f"--{name.replace('_', '-')} is {getattr(options, name):g}; choose at least 0", name)
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')} is {getattr(options, name):g}; choose at least 0", name
+            )
     return Host(options.call_ms, options.judge_ms, options.answer_ms)
 
 
 def _workload(options: argparse.Namespace) -> Workload:
-    return Workload(options.segment_tokens, options.acceptance, options.answer_tokens, options.prompt_tokens)
+    return Workload(
+        options.segment_tokens, options.acceptance, options.answer_tokens, options.prompt_tokens
+    )
 
 
 def _answers(options: argparse.Namespace) -> list[Answer]:
     if options.run:
-        return recorded(read_records(options.run if options.run.is_file() else options.run / RECORDS), options.label)
+        return recorded(
+            read_records(options.run if options.run.is_file() else options.run / RECORDS),
+            options.label,
+        )
     return _workload(options).answers(options.answers, options.seed)
 
 
@@ -156,13 +176,24 @@ def _parser() -> argparse.ArgumentParser:
     alone = commands.add_parser("run", help="one layout, strategy and load")
     alone.set_defaults(command=one)
     add = alone.add_argument
-    add("--pace", default="h100-1.5b-32b", metavar="NAME", help=f"{', '.join(PACES)}, or DRAFT.csv,TARGET.csv")
+    add(
+        "--pace",
+        default="h100-1.5b-32b",
+        metavar="NAME",
+        help=f"{', '.join(PACES)}, or DRAFT.csv,TARGET.csv",
+    )
     add("--strategy", choices=STRATEGIES, default="semantic")
     add("--sessions", type=int, default=1, help="answers at a time")
     add("--gamma", type=int, default=1, help="segments drafted in a round")
     add("--ahead", choices=("on", "off"), default="on", help="draft-ahead")
     add("--drafts", type=int, default=1, help="replicas of the draft")
-    add("--targets", type=int, choices=range(1, 65), metavar="N", help="replicas of the target (default: the pace's)")
+    add(
+        "--targets",
+        type=int,
+        choices=range(1, 65),
+        metavar="N",
+        help="replicas of the target (default: the pace's)",
+    )
     add("--answers", type=int, default=32, help="answers to write")
     add("--seed", type=int, default=0)
     add(
@@ -174,13 +205,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--label", default="semantic", help="configuration of --run")
     add("--price", type=float, default=3.5, help="$ a GPU and hour")
     _add_stated(alone)
-    check = commands.add_parser("validate", help=f"compare with paced runs; 1 if one differs by over {ALLOWED:.0%}%")
+    check = commands.add_parser(
+        "validate", help=f"compare with paced runs; 1 if one differs by over {ALLOWED:.0%}%"
+    )
     check.set_defaults(command=compare)
-    check.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of `semspec bench run --pace`")
-    check.add_argument("--host", type=Path, metavar="RUN", help="one session, for host times (default: the first run)")
+    check.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of `semspec bench run --pace`"
+    )
+    check.add_argument(
+        "--host",
+        type=Path,
+        metavar="RUN",
+        help="one session, for host times (default: the first run)",
+    )
     check.add_argument("--output", type=Path, help="folder for validation.md and validation.json")
     study = commands.add_parser(
-        "layouts", help="table of ways to use two H100; acceptance and segments are a range of its own"
+        "layouts",
+        help="table of ways to use two H100; acceptance and segments are a range of its own",
     )
     study.set_defaults(command=two_gpus)
     study.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
@@ -191,13 +232,33 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stated(parser: argparse.ArgumentParser) -> None:
     """Options with what is stated rather than measured."""
     add, workload, host = parser.add_argument, Workload(), Host()
-    add("--segment-tokens", type=int, default=workload.segment_tokens, help="mean length of a segment")
-    add("--acceptance", type=float, default=workload.acceptance, help="share of drafted segments accepted")
+    add(
+        "--segment-tokens",
+        type=int,
+        default=workload.segment_tokens,
+        help="mean length of a segment",
+    )
+    add(
+        "--acceptance",
+        type=float,
+        default=workload.acceptance,
+        help="share of drafted segments accepted",
+    )
     add("--answer-tokens", type=int, default=workload.answer_tokens)
     add("--prompt-tokens", type=int, default=workload.prompt_tokens)
     add("--call-ms", type=float, default=host.call_ms, help="host time of a call")
-    add("--judge-ms", type=float, default=host.judge_ms, help="host time of a round: judging, keeping segments")
-    add("--answer-ms", type=float, default=host.answer_ms, help="host time of an answer: HTTP, tokenizing")
+    add(
+        "--judge-ms",
+        type=float,
+        default=host.judge_ms,
+        help="host time of a round: judging, keeping segments",
+    )
+    add(
+        "--answer-ms",
+        type=float,
+        default=host.answer_ms,
+        help="host time of an answer: HTTP, tokenizing",
+    )
 
 
 if __name__ == "__main__":

@@ -86,7 +86,9 @@ class Replica:
 
     health, is_overloaded = Health.SERVING, False
 
-    def __init__(self, address: str, times: StepTimes, gpu: Gpu, reunion_s: float, idle_s: float) -> None:
+    def __init__(
+        self, address: str, times: StepTimes, gpu: Gpu, reunion_s: float, idle_s: float
+    ) -> None:
         """`idle_s`: of each step in which it leaves `gpu` to others."""
         self.address, self.num_in_flight = address, 0
         self.busy_s, self.num_steps, self.num_tokens = 0.0, 0, 0
@@ -114,7 +116,9 @@ class Replica:
             if running:
                 await self._step(len(running), sum(shares))
             num_before = len(running)
-            running = [call for call, share in zip(running, shares, strict=True) if call.advance(share)]
+            running = [
+                call for call, share in zip(running, shares, strict=True) if call.advance(share)
+            ]
             num_ended = num_before - len(running)
 
     async def _step(self, num_sequences: int, num_tokens: int) -> None:
@@ -148,16 +152,29 @@ class SimulatedModel:
     """The drafter or the target of the decoding loop, served by `replicas`."""
 
     def __init__(
-        self, writer: Writer, replicas: Sequence[Replica], answers: Mapping[str, Answer], call_s: float
+        self,
+        writer: Writer,
+        replicas: Sequence[Replica],
+        answers: Mapping[str, Answer],
+        call_s: float,
     ) -> None:
         """`answers`: what is to be written in each session."""
-        self._writer, self._replicas, self._answers, self._call_s = writer, replicas, answers, call_s
+        self._writer, self._replicas, self._answers, self._call_s = (
+            writer,
+            replicas,
+            answers,
+            call_s,
+        )
 
-    def stream(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def stream(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Model.stream`; simulated text is not shown before its segment."""
         return self.generate(context, params)
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         """See `semspec.decoding.protocols.Drafter`."""
         await asyncio.sleep(self._call_s)
         segments = self._next(context, params)
@@ -180,12 +197,17 @@ class SimulatedModel:
         async with aclosing(replica.results(call, 1)) as results:
             await anext(results)
         surprisal = (0.0,) * len(SURPRISAL_FEATURES)
-        return [SegmentScore(States(b"", (0, 0), ""), surprisal, len(one.token_ids), 0.0) for one in segments]
+        return [
+            SegmentScore(States(b"", (0, 0), ""), surprisal, len(one.token_ids), 0.0)
+            for one in segments
+        ]
 
     def _next(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
         """The segments that follow `context`, each with the verdict on it as its states."""
         planned, index = self._answers[params.session].segments, len(context.pieces) - 1
-        chosen = islice(enumerate(planned), index, index + params.max_segments if params.max_segments else None)
+        chosen = islice(
+            enumerate(planned), index, index + params.max_segments if params.max_segments else None
+        )
         is_draft = self._writer is Writer.DRAFT
         return [
             GeneratedSegment(
@@ -206,7 +228,9 @@ class SimulatedModel:
 def _fed(replica: Replica, session: str, pieces: tuple[Piece, ...]) -> int:
     """Number of tokens of `pieces` that the replica has yet to feed; it has all of them afterwards."""
     cached = replica.cached.get(session, ())
-    num_known = next((i for i, (a, b) in enumerate(zip(cached, pieces, strict=False)) if a is not b), len(cached))
+    num_known = next(
+        (i for i, (a, b) in enumerate(zip(cached, pieces, strict=False)) if a is not b), len(cached)
+    )
     replica.cached[session] = pieces
     return sum(len(piece.token_ids) for piece in pieces[num_known:])
 

@@ -29,7 +29,14 @@ RANGE = tuple(product((0.78, 0.9), (20, 40), (4.1, 5.0)))
 """Acceptance, tokens a segment, ms of a draft's step."""
 MIDDLE = (0.84, 30, 4.1)
 MEASURED = "separate, measured steps"
-LAYOUTS = ("target, TP 2", "target, 2 replicas", "separate", MEASURED, "colocated", "colocated, 1 ms idle")
+LAYOUTS = (
+    "target, TP 2",
+    "target, 2 replicas",
+    "separate",
+    MEASURED,
+    "colocated",
+    "colocated, 1 ms idle",
+)
 MEASUREMENTS = Path(__file__).parents[2] / "bench" / "results" / "gpu-h100" / "gpu.json"
 MEASURED_CONTEXTS = {"decode": 900, "read": 1024}
 """Cached tokens of the measured steps that are taken: the smallest of each kind."""
@@ -61,7 +68,9 @@ def setup_of(layout: str, context: int, draft_ms: float) -> Setup:
     pace = Pace(layout, draft, target, 2 if layout == "target, 2 replicas" else 1, is_colocated)
     num_fitting = FITTING.get(layout, FITTING_COLOCATED) // context
     idle_ms = 1.0 if layout == LAYOUTS[-1] else 0.0
-    return Setup(pace, "target" if is_plain else "semantic", num_fitting=num_fitting, idle_ms=idle_ms)
+    return Setup(
+        pace, "target" if is_plain else "semantic", num_fitting=num_fitting, idle_ms=idle_ms
+    )
 
 
 def _times(shape: Shape, rates: Rates, num_gpus: int, context: int) -> StepTimes:
@@ -79,7 +88,11 @@ def measured_times(role: str) -> StepTimes:
     by_sequences: dict[int, dict[int, float]] = {}
     for row in json.loads(MEASUREMENTS.read_text())["stages"][role]["facts"]["rows"]:
         kind = row["what"]
-        if kind in MEASURED_CONTEXTS and MEASURED_CONTEXTS[kind] == row["context"] and row.get("states", True):
+        if (
+            kind in MEASURED_CONTEXTS
+            and MEASURED_CONTEXTS[kind] == row["context"]
+            and row.get("states", True)
+        ):
             num_extra = row["streams"] * (row["tokens"] - 1)
             by_sequences.setdefault(row["streams"], {})[num_extra] = row["ms"]["median"]
     rising = {number: _rising(sorted(times.items())) for number, times in by_sequences.items()}
@@ -139,7 +152,11 @@ def rows(workload: Workload, host: Host, say: Callable[[str], None]) -> Iterator
 
         def run(layout: str, point: tuple[float, int, float]) -> Result:
             acceptance, segment_tokens, draft_ms = point
-            setup = replace(setup_of(layout, context, draft_ms), num_sessions=num_sessions, host=host)  # noqa: B023
+            setup = replace(
+                setup_of(layout, context, draft_ms),  # noqa: B023
+                num_sessions=num_sessions,  # noqa: B023
+                host=host,
+            )
             own = replace(workload, acceptance=acceptance, segment_tokens=segment_tokens)
             return simulate(setup, own.answers(max(16, 2 * num_sessions)))  # noqa: B023
 

@@ -41,9 +41,13 @@ class Setup:
     @property
     def num_gpus(self) -> int:
         """GPUs of the engines that the strategy uses."""
-        has_own = self.strategy == "draft" or (self.strategy != "target" and not self.pace.is_colocated)
+        has_own = self.strategy == "draft" or (
+            self.strategy != "target" and not self.pace.is_colocated
+        )
         drafts = has_own * self.num_drafts * self.pace.draft.num_gpus
-        targets = 0 if self.strategy == "draft" else self.pace.num_targets * self.pace.target.num_gpus
+        targets = (
+            0 if self.strategy == "draft" else self.pace.num_targets * self.pace.target.num_gpus
+        )
         return drafts + targets
 
 
@@ -88,7 +92,9 @@ class Result:
 def simulate(setup: Setup, answers: Sequence[Answer]) -> Result:
     """Have the sessions write all of `answers`, each the next one when it is done. Raises: InvalidRequest."""
     if setup.strategy not in STRATEGIES:
-        raise InvalidRequest(f"{setup.strategy} is not simulated; choose from {', '.join(STRATEGIES)}", "strategy")
+        raise InvalidRequest(
+            f"{setup.strategy} is not simulated; choose from {', '.join(STRATEGIES)}", "strategy"
+        )
     if not answers:
         raise InvalidRequest("there is nothing to simulate; give at least one answer", "answers")
     for name in ("num_sessions", "gamma", "num_drafts"):
@@ -106,7 +112,10 @@ class _Simulation:
         def replicas(writer: Writer, times: StepTimes, number: int) -> list[Replica]:
             reunion_s = REUNION_S / setup.dilation
             idle_s = setup.idle_ms / 1e3 / setup.dilation
-            return [Replica(f"{writer}-{n}", times, shared or Gpu(), reunion_s, idle_s) for n in range(number)]
+            return [
+                Replica(f"{writer}-{n}", times, shared or Gpu(), reunion_s, idle_s)
+                for n in range(number)
+            ]
 
         self._replicas = {
             Writer.DRAFT: replicas(Writer.DRAFT, setup.pace.draft, setup.num_drafts),
@@ -127,7 +136,11 @@ class _Simulation:
 
     async def run(self) -> Result:
         loop = asyncio.get_running_loop()
-        engines = [asyncio.create_task(one.run()) for replicas in self._replicas.values() for one in replicas]
+        engines = [
+            asyncio.create_task(one.run())
+            for replicas in self._replicas.values()
+            for one in replicas
+        ]
         left = iter(self._answers)
         await asyncio.gather(*(self._session(left) for _ in range(self._setup.num_sessions)))
         for task in engines:
@@ -142,7 +155,10 @@ class _Simulation:
                 writer: sum(one.busy_s for one in replicas) / len(replicas) / loop.time()
                 for writer, replicas in self._replicas.items()
             },
-            {writer: sum(one.num_steps for one in replicas) for writer, replicas in self._replicas.items()},
+            {
+                writer: sum(one.num_steps for one in replicas)
+                for writer, replicas in self._replicas.items()
+            },
         )
 
     async def _session(self, left: Iterator[str]) -> None:
@@ -153,7 +169,9 @@ class _Simulation:
                 await asyncio.sleep(self._host.answer_ms / 1e3)
                 async for event in decode(self._generation(name), self._backends):
                     if isinstance(event, SegmentRecord):
-                        self._num_tokens[Writer(event.segment.writer)] += len(event.segment.token_ids)
+                        self._num_tokens[Writer(event.segment.writer)] += len(
+                            event.segment.token_ids
+                        )
             self._latencies_s.append(loop.time() - start)
 
     def _generation(self, name: str) -> Generation:

@@ -71,11 +71,17 @@ def load_paced_run(folder: Path) -> PacedRun:
     facts = json.loads(path.read_text()) if path.is_file() else {}
     paced: dict[str, Any] | None = facts.get("settings", {}).get("paced")
     if paced is None:
-        raise InvalidRequest(f"{folder} has no paced run; make one with `semspec bench run --pace NAME`", "run")
+        raise InvalidRequest(
+            f"{folder} has no paced run; make one with `semspec bench run --pace NAME`", "run"
+        )
     pace = load_pace(paced["name"])
     tables = {"draft": pace.draft, "target": pace.target}
-    if other := [role for role, table in tables.items() if paced["tables"][role]["digest"] != table.digest]:
-        raise InvalidRequest(f"{folder} was paced by another table of the {other[0]}; run it again", "run")
+    if other := [
+        role for role, table in tables.items() if paced["tables"][role]["digest"] != table.digest
+    ]:
+        raise InvalidRequest(
+            f"{folder} was paced by another table of the {other[0]}; run it again", "run"
+        )
     labels = [label for label in facts["labels"] if parse(label).method in STRATEGIES]
     records = read_records(folder / RECORDS)
     gamma = int(paced["serving"].get("gamma", 1))
@@ -83,7 +89,16 @@ def load_paced_run(folder: Path) -> PacedRun:
         label: max(Counts(**counts).late_share for counts in roles.values())
         for label, roles in facts.get("steps", {}).items()
     }
-    return PacedRun(folder, pace, paced["dilation"], facts["settings"]["sessions"], gamma, labels, records, late_shares)
+    return PacedRun(
+        folder,
+        pace,
+        paced["dilation"],
+        facts["settings"]["sessions"],
+        gamma,
+        labels,
+        records,
+        late_shares,
+    )
 
 
 def host_of(run: PacedRun) -> Host:
@@ -94,12 +109,18 @@ def host_of(run: PacedRun) -> Host:
     """
     semantic, alone = run.of("semantic"), run.of("target")
     if run.num_sessions != 1 or not (semantic and alone):
-        raise InvalidRequest(f"{run.folder} needs answers of target and semantic in one session; run them", "host")
+        raise InvalidRequest(
+            f"{run.folder} needs answers of target and semantic in one session; run them", "host"
+        )
     answer_ms = fmean(map(_other_ms, alone))
     num_rounds = fmean(_num_rounds(record, run.gamma) for record in semantic)
     num_rejected = fmean(record.num_rejected for record in semantic)
-    stages = {name: fmean(record.stages_ms[name] for record in semantic) for name in (*STAGES, "wire_ms")}
-    num_waited = num_rounds + 2 * num_rejected + 1  # scores, rewrites and drafts after them, the first draft
+    stages = {
+        name: fmean(record.stages_ms[name] for record in semantic) for name in (*STAGES, "wire_ms")
+    }
+    num_waited = (
+        num_rounds + 2 * num_rejected + 1
+    )  # scores, rewrites and drafts after them, the first draft
     call_ms = (stages["wire_ms"] - stages["judge_ms"]) / num_waited
     judge_ms = (stages["judge_ms"] + fmean(map(_other_ms, semantic)) - answer_ms) / num_rounds
     return Host(*(run.dilation * max(0.0, one) for one in (call_ms, judge_ms, answer_ms)))
@@ -126,7 +147,9 @@ def validate(runs: Sequence[PacedRun], host: Host) -> Iterator[Comparison]:
             configuration, records = parse(label), run.of(label)
             if not records:
                 continue
-            setup = Setup(run.pace, configuration.method, run.num_sessions, host=host, dilation=run.dilation)
+            setup = Setup(
+                run.pace, configuration.method, run.num_sessions, host=host, dilation=run.dilation
+            )
             setup = replace(
                 setup,
                 gamma=configuration.knobs.get("gamma", run.gamma),

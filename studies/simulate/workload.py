@@ -47,7 +47,10 @@ class Workload:
         verdicts = [True] * num_accepted + [False] * (num_segments - num_accepted)
         random.shuffle(verdicts)
         left = iter(verdicts)
-        return [Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in own)) for own in lengths]
+        return [
+            Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in own))
+            for own in lengths
+        ]
 
     def _lengths(self, random: Random) -> list[int]:
         lengths, left = [], self.answer_tokens
@@ -74,7 +77,9 @@ def recorded(records: Sequence[Record], label: str) -> list[Answer]:
         if record.label == label and record.trace
     ]
     if not answers:
-        raise InvalidRequest(f"the run has no traces of {label}; name a configuration of the run", "label")
+        raise InvalidRequest(
+            f"the run has no traces of {label}; name a configuration of the run", "label"
+        )
     return answers
 
 
@@ -83,5 +88,7 @@ def _planned(row: dict[str, object]) -> Planned:
     own, rejected = row["num_tokens"], row.get("rejected")
     drafted = rejected["num_tokens"] if isinstance(rejected, dict) else own
     if not isinstance(own, int) or not isinstance(drafted, int):
-        raise InvalidRequest("a trace of the run has no numbers of tokens; make the run again", "run")
+        raise InvalidRequest(
+            "a trace of the run has no numbers of tokens; make the run again", "run"
+        )
     return Planned(drafted, own, row["verdict"] != "rewritten")

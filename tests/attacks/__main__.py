@@ -20,8 +20,28 @@ import httpx
 
 from semspec.training.report.document import Table
 from tests.attacks import case as case_module
-from tests.attacks import files, floods, malformed_services, messages, odd_http, rest, sound_floods, watched_files
-from tests.attacks.case import HIGH, KEPT, MEDIUM, Case, Family, Found, Result, Run, Severity, seed_of_commit
+from tests.attacks import (
+    files,
+    floods,
+    malformed_services,
+    messages,
+    odd_http,
+    rest,
+    sound_floods,
+    watched_files,
+)
+from tests.attacks.case import (
+    HIGH,
+    KEPT,
+    MEDIUM,
+    Case,
+    Family,
+    Found,
+    Result,
+    Run,
+    Severity,
+    seed_of_commit,
+)
 from tests.attacks.victim import Victim, victim_of
 
 MODULES: tuple[Any, ...] = (
@@ -44,14 +64,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("--seed", default="", help="the cases are drawn from it")
     parser.add_argument("--share", type=float, default=1.0, help="share of each family's cases")
-    parser.add_argument("--only", default="", help="only families in whose name one of these occurs, with commas")
-    parser.add_argument("--replay", type=Path, nargs="*", default=[], help="files of findings, to try only those")
+    parser.add_argument(
+        "--only", default="", help="only families in whose name one of these occurs, with commas"
+    )
+    parser.add_argument(
+        "--replay", type=Path, nargs="*", default=[], help="files of findings, to try only those"
+    )
     options = parser.parse_args()
     seed = options.seed or seed_of_commit()
     given: dict[str, list[Case]] = {}
     for kept in (json.loads(path.read_text()) for path in options.replay):
         given.setdefault(kept["family"], []).append(kept["case"])
-    chosen = [one for one in FAMILIES.values() if any(word in one.name for word in options.only.split(","))]
+    chosen = [
+        one
+        for one in FAMILIES.values()
+        if any(word in one.name for word in options.only.split(","))
+    ]
     numbers = {one.name: max(1, round(one.num_cases * options.share)) for one in chosen}
     results, megabytes = asyncio.run(attacked(seed, dict.fromkeys(given, 0) or numbers, given))
     said = page(seed, results, megabytes)
@@ -80,14 +108,22 @@ async def attacked(
                         found = await tried(victim, family, drawn[at : at + family.at_once], run)
                         for result in (one for one in found if one.severity is not KEPT):
                             kept = result.keep(FINDINGS)
-                            print(f"{result.line()}\n  again: python -m tests.attacks --replay {kept}", flush=True)
+                            print(
+                                f"{result.line()}\n  again: python -m tests.attacks --replay {kept}",
+                                flush=True,
+                            )
                         results += found
                         if not before:
                             before = {"gateway": victim.memory()["gateway"]}
-                        elif len(before) == 1 and 3 * len(results) > sum(numbers.values()):  # caches are full
+                        elif len(before) == 1 and 3 * len(results) > sum(
+                            numbers.values()
+                        ):  # caches are full
                             before = {**victim.memory(), **before}
                 told = {name: now // 10**6 for name, now in victim.memory().items()}
-                print(f"{family.name}: {len(drawn)} cases in {monotonic() - begin:.0f} s, MB: {told}", flush=True)
+                print(
+                    f"{family.name}: {len(drawn)} cases in {monotonic() - begin:.0f} s, MB: {told}",
+                    flush=True,
+                )
             try:
                 await victim.check_memory(before)
             except Found as found:
@@ -95,11 +131,19 @@ async def attacked(
             return results, {name: most // 10**6 for name, most in victim.resident.items()}
 
 
-async def tried(victim: Victim, family: Family, cases: list[Case], run: Run, is_again: bool = False) -> list[Result]:
+async def tried(
+    victim: Victim, family: Family, cases: list[Case], run: Run, is_again: bool = False
+) -> list[Result]:
     """What cases at once find. What the neighbour or the processes tell of is looked for again in ever fewer cases."""
     results, together = await _once(victim, family, cases, run)
-    is_logged = together is not None and together.severity is MEDIUM and any(r.severity is MEDIUM for r in results)
-    is_vague = any(result.is_of_load for result in results) or (together is not None and not is_logged)
+    is_logged = (
+        together is not None
+        and together.severity is MEDIUM
+        and any(r.severity is MEDIUM for r in results)
+    )
+    is_vague = any(result.is_of_load for result in results) or (
+        together is not None and not is_logged
+    )
     if is_vague and (len(cases) > 1 or not is_again):
         await victim.quieten()
         half, results = (len(cases) + 1) // 2, list[Result]()
@@ -107,12 +151,20 @@ async def tried(victim: Victim, family: Family, cases: list[Case], run: Run, is_
             results += await tried(victim, family, part, run, is_again=True) if part else []
         is_vague = together is not None and not together.is_of_load
     order = list(Severity).index
-    if together is not None and is_vague and order(together.severity) > max(order(one.severity) for one in results):
-        results[0] = replace(results[0], severity=together.severity, why=f"{len(cases)} at once: {together.why}")
+    if (
+        together is not None
+        and is_vague
+        and order(together.severity) > max(order(one.severity) for one in results)
+    ):
+        results[0] = replace(
+            results[0], severity=together.severity, why=f"{len(cases)} at once: {together.why}"
+        )
     return results
 
 
-async def _once(victim: Victim, family: Family, cases: list[Case], run: Run) -> tuple[list[Result], Found | None]:
+async def _once(
+    victim: Victim, family: Family, cases: list[Case], run: Run
+) -> tuple[list[Result], Found | None]:
     """What each found, and what the neighbour, the processes and the logs tell of all."""
 
     async def one(case: Case) -> Result:

@@ -83,12 +83,17 @@ class Result:
         """A file from which the case can be tried again."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1)
-        path = folder / f"{self.family.replace(' ', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+        path = (
+            folder
+            / f"{self.family.replace(' ', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+        )
         path.write_text(text)
         return path
 
 
 def seed_of_commit() -> str:
     """The hash of the commit, so that each commit draws other cases; `0` where there is no git."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False)
+    found = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, check=False
+    )
     return found.stdout.decode().strip()[:12] or "0"

@@ -36,7 +36,21 @@ class Kind:
     """Of the sound folder."""
 
 
-HOW = ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json", "deep", "deep")
+HOW = (
+    "flip",
+    "flip",
+    "edit",
+    "cut",
+    "empty",
+    "missing",
+    "folder",
+    "link",
+    "noise",
+    "json",
+    "json",
+    "deep",
+    "deep",
+)
 
 
 def spoil(path: Path, how: str, chance: Random) -> None:
@@ -45,7 +59,9 @@ def spoil(path: Path, how: str, chance: Random) -> None:
     if how == "folder":
         path.mkdir()
     elif how == "link":
-        path.symlink_to(chance.choice(("/dev/full", "/nowhere", path.name, "/proc/self/mem", "/dev/null")))
+        path.symlink_to(
+            chance.choice(("/dev/full", "/nowhere", path.name, "/proc/self/mem", "/dev/null"))
+        )
     elif how != "missing":
         path.write_bytes(_spoilt(data, how, chance))
 
@@ -59,14 +75,18 @@ def _spoilt(data: bytes, how: str, chance: Random) -> bytes:
         return deep(chance)
     noise = chance.randbytes(chance.choice((1, 100, len(data))))
     flipped = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
-    return {"edit": edited(data, chance), "cut": data[:place], "empty": b"", "noise": noise}.get(how, flipped)
+    return {"edit": edited(data, chance), "cut": data[:place], "empty": b"", "noise": noise}.get(
+        how, flipped
+    )
 
 
 def deep(chance: Random) -> bytes:
     """JSON of many levels, which is also YAML."""
     number = chance.choice((200, 900, 5_000, 100_000))
     lists, objects = "[" * number + "]" * number, '{"a":' * number + "1" + "}" * number
-    return chance.choice((lists, objects, f'{{"format": 1, "a": {lists}}}', f"[{objects}]")).encode()
+    return chance.choice(
+        (lists, objects, f'{{"format": 1, "a": {lists}}}', f"[{objects}]")
+    ).encode()
 
 
 def check(kind: Kind, result: Json) -> None:

@@ -57,7 +57,10 @@ class Held:
     def row(self) -> list[str]:
         """Cells of the table."""
         health = (f"{1e3 * number:.0f}" for number in (median(self.health_s), max(self.health_s)))
-        sizes = (f"{number / 1e6:.1f}" for number in (self.peak_bytes, self.resident_bytes, self.metrics_bytes))
+        sizes = (
+            f"{number / 1e6:.1f}"
+            for number in (self.peak_bytes, self.resident_bytes, self.metrics_bytes)
+        )
         return [*health, f"{self.neighbour_s / self.quiet_s:.1f}", *sizes]
 
     def check(self, least_s: float = 0.0) -> None:
@@ -71,15 +74,24 @@ class Held:
         if self.metrics_bytes > METRICS_BYTES:
             raise Found(MEDIUM, f"/metrics has {self.metrics_bytes} bytes")
         if median(self.health_s) > HEALTH_S or max(self.health_s) > WORST_HEALTH_S:
-            waits = f"{median(self.health_s):.2f} s in the median, {max(self.health_s):.2f} s at worst"
+            waits = (
+                f"{median(self.health_s):.2f} s in the median, {max(self.health_s):.2f} s at worst"
+            )
             raise Found(MEDIUM, f"health took {waits}", is_of_load=True)
         if slower > SLOWER and self.neighbour_s > least_s:
-            raise Found(MEDIUM, f"the neighbour waited {slower:.1f} times as long as in quiet", is_of_load=True)
+            raise Found(
+                MEDIUM,
+                f"the neighbour waited {slower:.1f} times as long as in quiet",
+                is_of_load=True,
+            )
 
 
 def request(path: str, body: bytes, method: str = "POST") -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ATTACKER}\r\n"
-    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 def exchange(connection: socket.socket, sent: bytes) -> None:
@@ -91,7 +103,10 @@ def exchange(connection: socket.socket, sent: bytes) -> None:
             raise ConnectionError
         received += data
     head, _, body = received.partition(b"\r\n\r\n")
-    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b": 0")
+    length = next(
+        (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")),
+        b": 0",
+    )
     missing = int(length.partition(b":")[2]) - len(body)
     while missing > 0 and (data := connection.recv(1 << 16)):
         missing -= len(data)
@@ -108,7 +123,11 @@ def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[
 @cache
 def costly_requests() -> list[bytes]:
     """Return requests that are refused for their bodies; making them takes seconds."""
-    refused = [costly for name, costly in costly_bodies().items() if " of " in name or name.startswith("JSON")]
+    refused = [
+        costly
+        for name, costly in costly_bodies().items()
+        if " of " in name or name.startswith("JSON")
+    ]
     return [request(costly.path, costly.body) for costly in refused]
 
 
@@ -132,7 +151,11 @@ def methods(address: Address, chance: Random, is_over: threading.Event) -> None:
     """Send different methods that HTTP does not have."""
     begin = f"X{chance.random()}".replace(".", "")
     numbers = count()
-    _repeat(address, is_over, lambda: request("/v1/models", b"", f"{begin}{next(numbers)}".ljust(METHOD_BYTES, "X")))
+    _repeat(
+        address,
+        is_over,
+        lambda: request("/v1/models", b"", f"{begin}{next(numbers)}".ljust(METHOD_BYTES, "X")),
+    )
 
 
 def arriving_bodies(address: Address, _: Random, is_over: threading.Event) -> None:
@@ -184,13 +207,19 @@ async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
     process = psutil.Process(victim.stack.processes["gateway"].pid)
     begun = len(victim.waits_s)
     threads = [
-        threading.Thread(target=FLOODS[kind], args=(victim.address, Random(f"{seed}/{number}"), is_over), daemon=True)
+        threading.Thread(
+            target=FLOODS[kind],
+            args=(victim.address, Random(f"{seed}/{number}"), is_over),
+            daemon=True,
+        )
         for number in range(NUM_THREADS)
     ]
     for thread in threads:
         thread.start()
     try:
-        async with httpx.AsyncClient(base_url=victim.stack.base_url, timeout=SOCKET_S, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=victim.stack.base_url, timeout=SOCKET_S, trust_env=False
+        ) as http:
             end = monotonic() + seconds
             while monotonic() < end:
                 await _ask_health(http, held)
@@ -226,7 +255,10 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
 
     def draw(seed: str, number: int) -> list[Case]:
         kinds = list(FLOODS)
-        return [{"kind": kinds[i % len(kinds)], "seed": f"{seed}/{i}", "seconds": SECONDS} for i in range(number)]
+        return [
+            {"kind": kinds[i % len(kinds)], "seed": f"{seed}/{i}", "seconds": SECONDS}
+            for i in range(number)
+        ]
 
     yield draw, run
 
@@ -254,11 +286,24 @@ async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
 def main() -> int:
     """Return the exit status: 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.floods", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long each kind is repeated")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="how long each kind is repeated"
+    )
     parser.add_argument("--only", default="", help="only kinds in whose name this occurs")
     options = parser.parse_args()
-    rows = asyncio.run(held_against([kind for kind in FLOODS if options.only in kind], options.seconds))
-    columns = ["flood", "alive", "health ms, median", "worst", "neighbour, times", "peak MB", "after MB", "/metrics MB"]
+    rows = asyncio.run(
+        held_against([kind for kind in FLOODS if options.only in kind], options.seconds)
+    )
+    columns = [
+        "flood",
+        "alive",
+        "health ms, median",
+        "worst",
+        "neighbour, times",
+        "peak MB",
+        "after MB",
+        "/metrics MB",
+    ]
     print(Table(columns, rows).as_markdown())
     return int(any(row[1] == "no" or row[0].endswith("(missed)") for row in rows))
 

@@ -19,7 +19,12 @@ Json = dict[str, Any]
 
 _PROCESSES = get_context("forkserver")  # which imports once what every job needs
 _PROCESSES.set_forkserver_preload(
-    ["semspec.engine.transformers_engine", "semspec.gateway.settings", "semspec.probes.verifier", "semspec.stack"]
+    [
+        "semspec.engine.transformers_engine",
+        "semspec.gateway.settings",
+        "semspec.probes.verifier",
+        "semspec.stack",
+    ]
 )
 
 
@@ -30,7 +35,11 @@ def done(job: str, path: Path) -> Json:
     process.start()
     sink.close()
     try:
-        result: Json = source.recv() if source.poll(JOB_S) else {"end": "killed", "why": f"no end within {JOB_S} s"}
+        result: Json = (
+            source.recv()
+            if source.poll(JOB_S)
+            else {"end": "killed", "why": f"no end within {JOB_S} s"}
+        )
     except EOFError:
         result = {"end": "killed", "why": "it ended without a result"}
     process.kill()
@@ -67,7 +76,9 @@ def model(path: str) -> Json:
         engine = TransformersEngine.load(path, writer=Writer.TARGET, device="cpu")
         info = await engine.info()
         prompt = await engine.encode([Message("user", "Tom has pens: 25. How many?")])
-        order = GenerationParams(SamplingParams(0.0, seed=3), max_tokens=16, max_segment_tokens=8, max_segments=2)
+        order = GenerationParams(
+            SamplingParams(0.0, seed=3), max_tokens=16, max_segment_tokens=8, max_segments=2
+        )
         names = [info.fingerprint, info.tokenizer, info.chat_template, str(info.max_context_tokens)]
         try:
             segments = [one.segment async for one in engine.generate(Context((prompt,)), order)]
@@ -96,7 +107,9 @@ def probes(path: str) -> Json:
         info = await verifier.info()
         draft, target = (
             States(b"\0\0\x80\x3e" * rows * width, (rows, width), model)
-            for (rows, width), model in zip(shapes, (info.draft_model, info.target_model), strict=True)
+            for (rows, width), model in zip(
+                shapes, (info.draft_model, info.target_model), strict=True
+            )
         )
         score = SegmentScore(target, (-0.5,) * len(SURPRISAL_FEATURES), 9, 1.0)
         try:
@@ -122,7 +135,10 @@ def release(path: str) -> Json:
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
     [route] = load_routes(Path(path), load_settings(GatewaySettings).defaults)
-    return {"identity": [route.label, route.digest, str(route.release)], "said": [str(route.release.rule)]}
+    return {
+        "identity": [route.label, route.digest, str(route.release)],
+        "said": [str(route.release.rule)],
+    }
 
 
 def datastore(path: str) -> Json:
@@ -130,7 +146,10 @@ def datastore(path: str) -> Json:
     from semspec.decoding.retrieval.datastore import Datastore
 
     store = Datastore.load(Path(path))
-    return {"identity": [store.card.digest], "said": list(store.static.match("\x03\x01", 2).continuations)}
+    return {
+        "identity": [store.card.digest],
+        "said": list(store.static.match("\x03\x01", 2).continuations),
+    }
 
 
 def training(path: str) -> Json:

@@ -37,7 +37,15 @@ STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 ALTERED = ("Draft.Info", "Draft.Generate", "Draft.Propose", "Target.Info", "Target.Score", "Target.Generate",
         "Target.VerifyTokens", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
 """Methods whose answers are altered."""
-STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "last-hidden", "target")
+STRATEGIES = (
+    "semantic",
+    "semantic",
+    "semantic",
+    "token-level",
+    "surprisal",
+    "last-hidden",
+    "target",
+)
 _OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))
 Json = dict[str, Any]
 Alter = Callable[[bytes, Any], Awaitable[bytes]]
@@ -64,7 +72,12 @@ def altering(case: Case) -> Alter:
             case "late":
                 await asyncio.sleep(LATE_S)
         cut = truth[: chance.randrange(len(truth) + 1)]
-        return {"bytes": edited(truth, chance), "again": answers[-2:][0], "cut": cut, "late": truth}.get(kind, b"")
+        return {
+            "bytes": edited(truth, chance),
+            "again": answers[-2:][0],
+            "cut": cut,
+            "late": truth,
+        }.get(kind, b"")
 
     return alter
 
@@ -84,17 +97,29 @@ class AlteringProxy(grpc.GenericRpcHandler):
         """True if health checks report that the service is not serving, while it answers all calls."""
 
     def service(self, handler_call_details: Any) -> Any:
-        return grpc.stream_stream_rpc_method_handler(partial(self._answer, handler_call_details.method))
+        return grpc.stream_stream_rpc_method_handler(
+            partial(self._answer, handler_call_details.method)
+        )
 
-    async def _answer(self, path: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def _answer(
+        self, path: str, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[bytes]:
         """A stream, which is the same on the wire where there is one request or response."""
         if self.is_early and path == CHECK:
             async for request in requests:
                 name = health_pb2.HealthCheckRequest.FromString(request).service
-                status = health_pb2.HealthCheckResponse.NOT_SERVING if name else health_pb2.HealthCheckResponse.SERVING
+                status = (
+                    health_pb2.HealthCheckResponse.NOT_SERVING
+                    if name
+                    else health_pb2.HealthCheckResponse.SERVING
+                )
                 yield health_pb2.HealthCheckResponse(status=status).SerializeToString()
             return
-        own = tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
+        own = tuple(
+            (name, value)
+            for name, value in context.invocation_metadata()
+            if name == "authorization"
+        )
         call = self._upstream.stream_stream(path)(requests, metadata=own)
         try:
             async for truth in call:
@@ -119,9 +144,16 @@ class AlteredSite:
 
     async def asked(self, strategy: str) -> Json:
         """The answer, nothing if there is none. Raises: Found when the client or the gateway is blamed."""
-        body = {"seed": 3, "max_tokens": 60, "temperature": 0.0, "semspec": {**VARIANTS[strategy], "trace": True}}
+        body = {
+            "seed": 3,
+            "max_tokens": 60,
+            "temperature": 0.0,
+            "semspec": {**VARIANTS[strategy], "trace": True},
+        }
         response = await self.http.post(CHAT, json=chat_body(WORD, body))
-        is_believed = "needs a draft model" in response.text  # what Info tells, until it is asked again
+        is_believed = (
+            "needs a draft model" in response.text
+        )  # what Info tells, until it is asked again
         if response.status_code not in (200, 429, 503, 504) and not is_believed:
             raise Found(MEDIUM, f"{response.status_code}: {response.text[:300]}")
         answer: Json = response.json() if response.status_code == 200 else {}
@@ -136,11 +168,16 @@ class AlteredSite:
                     await asyncio.sleep(0.2)
             answer = await self.asked("semantic")
         except TimeoutError:
-            raise Found(HIGH, f"the {service} counts as serving, though its health checks deny it") from None
+            raise Found(
+                HIGH, f"the {service} counts as serving, though its health checks deny it"
+            ) from None
         finally:
             self.proxies[service].is_early = False
         if answer and (service == "Target" or not answer["semspec"]["fallback"]):
-            raise Found(HIGH, f"the {service} is called, though its health checks report that it is not serving")
+            raise Found(
+                HIGH,
+                f"the {service} is called, though its health checks report that it is not serving",
+            )
 
     async def run(self, case: Case) -> None:
         method = _method(case)
@@ -159,7 +196,10 @@ class AlteredSite:
             while not (normal := await self.asked("semantic")) or normal["semspec"]["fallback"]:
                 await asyncio.sleep(0.2)
         if answer_of(normal) != self.texts["semantic"]:
-            raise Found(CRITICAL, f"after the alteration {answer_of(normal)!r}, before {self.texts['semantic']!r}")
+            raise Found(
+                CRITICAL,
+                f"after the alteration {answer_of(normal)!r}, before {self.texts['semantic']!r}",
+            )
         self.logs.check((b"Traceback",))
         if answer:
             _check(answer, self.texts[case["strategy"]], service, case["kind"])
@@ -176,8 +216,14 @@ def drawn(seed: str, number: int) -> list[Case]:
     cases = []
     for i in range(number):
         chance = Random(f"{seed}/{i}")
-        case = {"method": f"semspec.v2.{chance.choice(ALTERED)}", "kind": KINDS[i % len(KINDS)], "seed": f"{seed}/{i}"}
-        cases.append({**case, "after": chance.choice((0, 0, 1, 3)), "strategy": chance.choice(STRATEGIES)})
+        case = {
+            "method": f"semspec.v2.{chance.choice(ALTERED)}",
+            "kind": KINDS[i % len(KINDS)],
+            "seed": f"{seed}/{i}",
+        }
+        cases.append(
+            {**case, "after": chance.choice((0, 0, 1, 3)), "strategy": chance.choice(STRATEGIES)}
+        )
     return cases
 
 
@@ -204,12 +250,16 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
             own[f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"] = f"127.0.0.1:{port}"
             await server.start()
             held.push_async_callback(server.stop, 0)
-        gateway = another_gateway(victim.processes["gateway"], "gateway altered", free_port(), **own)
+        gateway = another_gateway(
+            victim.processes["gateway"], "gateway altered", free_port(), **own
+        )
         await gateway.start()
         http = await held.enter_async_context(http_of(victim.stack, gateway.address))
         http.headers["authorization"] = f"Bearer {ATTACKER}"
         site = AlteredSite(http, Logs({"gateway": gateway.child.log}), proxies)
-        site.texts.update({strategy: answer_of(await site.asked(strategy)) for strategy in set(STRATEGIES)})
+        site.texts.update(
+            {strategy: answer_of(await site.asked(strategy)) for strategy in set(STRATEGIES)}
+        )
         try:
             yield drawn, site.run
         finally:

@@ -28,7 +28,11 @@ def drawn(seed: str, number: int) -> list[Case]:
     grammars = [name for name in GROWN if name.startswith(("schema: ", "lark: "))]
     for i in range(number):
         chance = Random(f"{seed}/{i}")
-        case: Case = {"method": methods[i % len(methods)].full_name, "how": chance.choice(HOW), "seed": f"{seed}/{i}"}
+        case: Case = {
+            "method": methods[i % len(methods)].full_name,
+            "how": chance.choice(HOW),
+            "seed": f"{seed}/{i}",
+        }
         if case["how"] == "grammar":
             case["method"] = chance.choice(WITH_GRAMMARS)
             case["grown"] = [chance.choice(grammars), round(10 ** chance.uniform(0, 6))]
@@ -38,7 +42,9 @@ def drawn(seed: str, number: int) -> list[Case]:
 
 def grow(message: Wire, chance: Random) -> None:
     """One field at any depth, a text or a list, of any size."""
-    fields = [one for one in message.DESCRIPTOR.fields if one.type == one.TYPE_STRING or one.message_type]
+    fields = [
+        one for one in message.DESCRIPTOR.fields if one.type == one.TYPE_STRING or one.message_type
+    ]
     fields = [one for one in fields if not isinstance(getattr(message, one.name), MutableMapping)]
     if not fields:
         return
@@ -54,7 +60,9 @@ def grow(message: Wire, chance: Random) -> None:
 
 @asynccontextmanager
 async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
-    addresses = {role: victim.stack.addresses[role.lower()] for role in ("Draft", "Target", "Verifier")}
+    addresses = {
+        role: victim.stack.addresses[role.lower()] for role in ("Draft", "Target", "Verifier")
+    }
     token = victim.stack.processes["target"].environment["SEMSPEC_SERVICE_TOKEN"]
     sound = await sound_messages(addresses["Target"], token)
 
@@ -66,15 +74,23 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
             grow(message, chance)
         if case["how"] == "grammar":
             text = written({"$grown": case["grown"]})
-            message.grammar = f"start: %json {text}" if case["grown"][0].startswith("schema") else json.loads(text)
+            message.grammar = (
+                f"start: %json {text}"
+                if case["grown"][0].startswith("schema")
+                else json.loads(text)
+            )
         for _ in range(chance.randint(1, 3) if case["how"] == "odd" else 0):
             spoil(message, chance)
         data = message.SerializeToString()
         data = edited(data, chance) if case["how"] == "bytes" else data
-        answer = await status(addresses[method.containing_service.name], method, data, f"Bearer {token}", TIMEOUT_S)
+        answer = await status(
+            addresses[method.containing_service.name], method, data, f"Bearer {token}", TIMEOUT_S
+        )
         if answer in REFUSED or answer is grpc.StatusCode.DEADLINE_EXCEEDED:
             is_late = answer is grpc.StatusCode.DEADLINE_EXCEEDED
-            raise Found(HIGH if is_late else MEDIUM, f"{path_of(method)}: {answer}", is_of_load=is_late)
+            raise Found(
+                HIGH if is_late else MEDIUM, f"{path_of(method)}: {answer}", is_of_load=is_late
+            )
 
     yield drawn, run
 

@@ -14,9 +14,45 @@ from tests.security.support import edited, odd_json
 from tests.test_openapi.support import BODIES
 
 SILENT_S, WHOLE_S, SLOW_S = 1.5, 90.0, 3.0  # the first for a request that may be incomplete
-METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "PRI", "get", "X" * 300, "")
-VERSIONS = ("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/1", "http/1.1", "ICY", "")
-PATHS = (*BODIES, "/", "/health", "/ready", "/metrics", "/v1/models", "/v1/services", "/openapi.json", "/info", "*")
+METHODS = (
+    "GET",
+    "POST",
+    "PUT",
+    "DELETE",
+    "PATCH",
+    "OPTIONS",
+    "HEAD",
+    "TRACE",
+    "CONNECT",
+    "PRI",
+    "get",
+    "X" * 300,
+    "",
+)
+VERSIONS = (
+    "HTTP/1.1",
+    "HTTP/1.0",
+    "HTTP/0.9",
+    "HTTP/1.2",
+    "HTTP/2.0",
+    "HTTP/3.0",
+    "HTTP/1",
+    "http/1.1",
+    "ICY",
+    "",
+)
+PATHS = (
+    *BODIES,
+    "/",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/v1/models",
+    "/v1/services",
+    "/openapi.json",
+    "/info",
+    "*",
+)
 FRAMES = (
     b"content-length: -1", b"content-length: 1e3", b"content-length: 5, 5", b"content-length: " + b"9" * 400,
     b"transfer-encoding: chunked", b"transfer-encoding: gzip, chunked", b"transfer-encoding: xchunked",
@@ -34,7 +70,9 @@ ODD_HEADERS = (
 KINDS = "line headers bytes JSON JSON cut drip chunks pipeline early smuggled two-lengths slow-readers".split()
 
 
-def head_of(line: str, num_bytes: int, *headers: bytes, last: bytes = b"connection: close") -> bytes:
+def head_of(
+    line: str, num_bytes: int, *headers: bytes, last: bytes = b"connection: close"
+) -> bytes:
     own = [line.encode("utf-8", "surrogateescape"), b"host: x", b"content-type: application/json"]
     own += [f"authorization: Bearer {ATTACKER}".encode(), b"content-length: %d" % num_bytes]
     return b"\r\n".join((*own, last, *headers, b"", b""))
@@ -48,7 +86,11 @@ def shot(kind: str, chance: Random) -> Case:
     pieces = [head + data]
     match kind:
         case "line":
-            pieces = [head_of(f"{chance.choice(METHODS)} {_odd_path(chance)} {chance.choice(VERSIONS)}", 0)]
+            pieces = [
+                head_of(
+                    f"{chance.choice(METHODS)} {_odd_path(chance)} {chance.choice(VERSIONS)}", 0
+                )
+            ]
         case "headers":
             odd = chance.sample(ODD_HEADERS, chance.randint(1, 4)) * chance.choice((1, 1, 1, 60))
             pieces = [head_of(line, len(data), *odd) + data]
@@ -63,7 +105,9 @@ def shot(kind: str, chance: Random) -> Case:
             step = chance.randint(5, 200)
             pieces = [pieces[0][i : i + step] for i in range(0, len(pieces[0]), step)]
         case "chunks":
-            size = chance.choice((b"%x", b"%X;ext=1", b"0%x", b"-%x", b"%xg", b" %x ", b"1%x", b"0x%x"))
+            size = chance.choice(
+                (b"%x", b"%X;ext=1", b"0%x", b"-%x", b"%xg", b" %x ", b"1%x", b"0x%x")
+            )
             head = head.replace(b"content-length: %d" % len(data), b"transfer-encoding: chunked")
             pieces = [head, size % len(data) + b"\r\n" + data + b"\r\n0\r\n\r\n"]
         case "pipeline":
@@ -78,33 +122,68 @@ def shot(kind: str, chance: Random) -> Case:
         case "smuggled":
             inner, most = head_of("GET /smuggled HTTP/1.1", 0), 1
             extra = chance.choice(FRAMES)
-            pieces = [head_of("POST /tokenize HTTP/1.1", 5 + len(inner), extra, last=b"x: y") + b"0\r\n\r\n" + inner]
+            pieces = [
+                head_of("POST /tokenize HTTP/1.1", 5 + len(inner), extra, last=b"x: y")
+                + b"0\r\n\r\n"
+                + inner
+            ]
         case _:
             inner, most = b"0\r\n\r\n" + head_of("GET /smuggled HTTP/1.1", 0), 1
-            size = chance.choice((b"%x\n", b"%x\r", b"0%x;\n", b'%x;a="\r\n', b"+%x\r\n")) % len(inner)
-            pieces = [head_of("POST /tokenize HTTP/1.1", 4, b"transfer-encoding: chunked", last=b"x: y") + size + inner]
+            size = chance.choice((b"%x\n", b"%x\r", b"0%x;\n", b'%x;a="\r\n', b"+%x\r\n")) % len(
+                inner
+            )
+            pieces = [
+                head_of("POST /tokenize HTTP/1.1", 4, b"transfer-encoding: chunked", last=b"x: y")
+                + size
+                + inner
+            ]
     is_whole = kind in ("drip", "JSON", "pipeline")
-    return {"kind": kind, "pieces": [piece.decode("latin-1") for piece in pieces], "is_whole": is_whole, "most": most}
+    return {
+        "kind": kind,
+        "pieces": [piece.decode("latin-1") for piece in pieces],
+        "is_whole": is_whole,
+        "most": most,
+    }
 
 
 def line(line: str, status: int) -> Case:
     """A request without a body, and what is answered."""
-    return {"kind": line, "pieces": [head_of(line, 0).decode()], "is_whole": True, "most": 1, "statuses": [status]}
+    return {
+        "kind": line,
+        "pieces": [head_of(line, 0).decode()],
+        "is_whole": True,
+        "most": 1,
+        "statuses": [status],
+    }
 
 
 def _odd_path(chance: Random) -> str:
     path = chance.choice(PATHS)
     if chance.random() < 0.6:
-        path = edited(path.encode(), chance).replace(b"\n", b"%0a").decode("utf-8", "surrogateescape")
-    return chance.choice((path, path, f"http://x{path}", f"{path}?{'a=b&' * chance.choice((1, 3000))}", path * 2))
+        path = (
+            edited(path.encode(), chance).replace(b"\n", b"%0a").decode("utf-8", "surrogateescape")
+        )
+    return chance.choice(
+        (path, path, f"http://x{path}", f"{path}?{'a=b&' * chance.choice((1, 3000))}", path * 2)
+    )
 
 
 def _odd_body(body: object, chance: Random) -> bytes:
     for _ in range(chance.randint(1, 3)):
         body = odd_json(body, chance)
     data = json.dumps(body).encode()
-    deep, cut = data.replace(b"8", b"[" * 900 + b"]" * 900, 1), data[: chance.randrange(len(data) + 1)]
-    odd = (deep, data[:-1] + b"," + data[1:], cut, b"\xef\xbb\xbf" + data, data.decode().encode("utf-16"), data * 2)
+    deep, cut = (
+        data.replace(b"8", b"[" * 900 + b"]" * 900, 1),
+        data[: chance.randrange(len(data) + 1)],
+    )
+    odd = (
+        deep,
+        data[:-1] + b"," + data[1:],
+        cut,
+        b"\xef\xbb\xbf" + data,
+        data.decode().encode("utf-16"),
+        data * 2,
+    )
     return chance.choice((data,) * 6 + odd + (data + b"\0",))
 
 
@@ -129,11 +208,15 @@ async def answered(victim: Victim, case: Case) -> bytes:
             writer.write(piece.encode("latin-1"))
             await writer.drain()
             await asyncio.sleep(0)
-        while data := await asyncio.wait_for(reader.read(1 << 16), WHOLE_S if case["is_whole"] else SILENT_S):
+        while data := await asyncio.wait_for(
+            reader.read(1 << 16), WHOLE_S if case["is_whole"] else SILENT_S
+        ):
             received += data
     except TimeoutError:
         if case["is_whole"]:
-            raise Found(HIGH, f"no end of the response after {received[:200]!r}", is_of_load=True) from None
+            raise Found(
+                HIGH, f"no end of the response after {received[:200]!r}", is_of_load=True
+            ) from None
     except ConnectionError:
         pass
     finally:
@@ -149,8 +232,12 @@ def check(answer: bytes, case: Case) -> None:
     is_defect = b'"internal_error"' in answer or b'"service_unavailable"' in answer
     if is_defect or any(status >= 500 and status != 505 for status in statuses):
         raise Found(MEDIUM, f"{statuses}: {answer[-300:]!r}", is_of_load=503 in statuses)
-    if statuses != case.get("statuses", statuses) or (405 in statuses and b"\r\nallow: " not in answer.lower()):
-        raise Found(LOW, f"not {case.get('statuses')}, or 405 without the methods: {answer[:300]!r}")
+    if statuses != case.get("statuses", statuses) or (
+        405 in statuses and b"\r\nallow: " not in answer.lower()
+    ):
+        raise Found(
+            LOW, f"not {case.get('statuses')}, or 405 without the methods: {answer[:300]!r}"
+        )
     if case["most"] is not None and len(statuses) > case["most"]:
         raise Found(HIGH, f"{len(statuses)} responses to {case['most']} requests")
     head, _, body = answer.partition(b"\r\n\r\n")

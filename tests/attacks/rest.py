@@ -31,8 +31,17 @@ SCHEMAS_AT: tuple[Place, ...] = (
     ("/generate", {"parameters": {"max_new_tokens": 8, "grammar": {"type": "json"}}},
      ("parameters", "grammar", "value")),
 )  # fmt: skip
-TYPES = {"boolean": bool, "integer": int, "number": int | float, "string": str, "array": list, "object": dict}
-ODD = {kind: [one for one in ODD_JSON if isinstance(one, own)] for kind, own in TYPES.items()} | {"null": []}
+TYPES = {
+    "boolean": bool,
+    "integer": int,
+    "number": int | float,
+    "string": str,
+    "array": list,
+    "object": dict,
+}
+ODD = {kind: [one for one in ODD_JSON if isinstance(one, own)] for kind, own in TYPES.items()} | {
+    "null": []
+}
 """Odd values by the type of a field."""
 
 
@@ -43,7 +52,10 @@ def ways(schema: Json, named: Json, way: Way = ()) -> Iterator[tuple[Way, str]]:
         yield from ways(one, named, way)
     if kind := schema.get("type"):
         yield way, kind
-    inside = [*schema.get("properties", {}).items(), *[(0, one) for one in [schema.get("items")] if one]]
+    inside = [
+        *schema.get("properties", {}).items(),
+        *[(0, one) for one in [schema.get("items")] if one],
+    ]
     for name, own in inside if len(way) < 6 else ():
         yield from ways(own, named, (*way, name))
 
@@ -90,7 +102,14 @@ def with_schema(place: Place, one: Any) -> Case:
 
 
 def posted(path: str, body: Any) -> Case:
-    return {"label": f"POST {path}", "parts": {}, "headers": {}, "query": {}, "is_wrong": False, "body": body}
+    return {
+        "label": f"POST {path}",
+        "parts": {},
+        "headers": {},
+        "query": {},
+        "is_wrong": False,
+        "body": body,
+    }
 
 
 def put(value: Any, way: Way, part: Any) -> Any:

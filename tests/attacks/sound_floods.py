@@ -39,13 +39,21 @@ def check(responses: Sequence[httpx.Response], *statuses: int) -> None:
     if wrong := [response for response in responses if response.status_code not in statuses]:
         is_defect = wrong[0].status_code >= 500
         raise Found(
-            MEDIUM if is_defect else LOW, f"{wrong[0].status_code}: {wrong[0].text[:300]}", is_of_load=is_defect
+            MEDIUM if is_defect else LOW,
+            f"{wrong[0].status_code}: {wrong[0].text[:300]}",
+            is_of_load=is_defect,
         )
-    if long := [response for response in responses if response.status_code >= 400 and len(response.text) > 3000]:
+    if long := [
+        response
+        for response in responses
+        if response.status_code >= 400 and len(response.text) > 3000
+    ]:
         raise Found(LOW, f"a refusal of {len(long[0].text)} characters")
 
 
-async def send(victim: Victim, bodies: Sequence[dict[str, Any]], at_once: int = AT_ONCE) -> list[httpx.Response]:
+async def send(
+    victim: Victim, bodies: Sequence[dict[str, Any]], at_once: int = AT_ONCE
+) -> list[httpx.Response]:
     places = asyncio.Semaphore(at_once)
 
     async def post(body: dict[str, Any]) -> httpx.Response:
@@ -89,7 +97,10 @@ async def until_known(victim: Victim, max_memory: int) -> None:
     async with asyncio.timeout(GENEROUS_S):
         while True:
             lines = (await victim.neighbour.get("/metrics")).text.splitlines()
-            if float(next(line for line in lines if line.startswith(name)).removeprefix(name)) == max_memory:
+            if (
+                float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+                == max_memory
+            ):
                 return
             await asyncio.sleep(0.5)
 
@@ -97,7 +108,9 @@ async def until_known(victim: Victim, max_memory: int) -> None:
 async def compile_grammars(victim: Victim, chance: Random) -> None:
     """Send costly schemas. A neighbour's new schema does not wait for all of them."""
     costly = [{"const": {f"k{i}": chance.random() for i in range(4000)}} for _ in range(NUM_COSTLY)]
-    flood = [asyncio.create_task(victim.http.post(CHAT, json=with_schema(schema))) for schema in costly]
+    flood = [
+        asyncio.create_task(victim.http.post(CHAT, json=with_schema(schema))) for schema in costly
+    ]
     await asyncio.sleep(3)  # until the target has a queue of them
     num_before = sum(task.done() for task in flood)
     response = await victim.neighbour.post(CHAT, json=with_schema({"const": chance.random()}))
@@ -105,7 +118,9 @@ async def compile_grammars(victim: Victim, chance: Random) -> None:
     check([response], 200)
     check(await asyncio.gather(*flood), 200, 400, 429)
     if num_overtaken > MAX_OVERTAKEN:
-        raise Found(MEDIUM, f"the neighbour's new schema waited for {num_overtaken} of another owner")
+        raise Found(
+            MEDIUM, f"the neighbour's new schema waited for {num_overtaken} of another owner"
+        )
 
 
 async def repeat(victim: Victim, chance: Random) -> None:
@@ -114,7 +129,12 @@ async def repeat(victim: Victim, chance: Random) -> None:
     body = json.dumps({**BODIES[CHAT], "max_tokens": 200, "seed": 1}).encode()
     headers["content-type"] = "application/json"
 
-    options: Any = {"base_url": victim.stack.base_url, "headers": headers, "timeout": 120.0, "verify": False}
+    options: Any = {
+        "base_url": victim.stack.base_url,
+        "headers": headers,
+        "timeout": 120.0,
+        "verify": False,
+    }
     async with AsyncExitStack() as stack, Redis.from_url(victim.stack.addresses["redis"]) as redis:
         clients = [await stack.enter_async_context(httpx.AsyncClient(**options)) for _ in range(8)]
         posts = [http.post(CHAT, content=body) for http in clients * (NUM_REPEATED // len(clients))]

@@ -45,19 +45,29 @@ KNOWN: dict[str, list[Case]] = {
         posted(CHAT, {**BODIES[CHAT], "messages": [{"role": "user", "content": TEXT}]}),
         posted(CHAT, {**BODIES[CHAT], "repetition_penalty": 1e-300}),
     ],
-    "floods within the limits": [{"kind": kind, "seed": "1"} for kind in ("refused grammars", "one key")],
+    "floods within the limits": [
+        {"kind": kind, "seed": "1"} for kind in ("refused grammars", "one key")
+    ],
     "broken files": [
         {"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"},
         *({"job": job, "file": file, "how": "deep", "seed": "1"} for job, file in DEEP),
     ],
     "lying services": [
-        {"method": f"semspec.v2.{service}.Info", "kind": "early", "after": 0, "strategy": "semantic", "seed": "1"}
+        {
+            "method": f"semspec.v2.{service}.Info",
+            "kind": "early",
+            "after": 0,
+            "strategy": "semantic",
+            "seed": "1",
+        }
         for service in ("Draft", "Target", "Verifier")
     ],
     "watched files": [{"file": "release/pair.json", "how": "deep", "wait_s": 12, "seed": "1"}],
     "odd HTTP": [line(f"{asked} HTTP/1.1", status) for asked, status in LINES.items()],
     "gRPC": [
-        {"method": method, "how": "grammar", "seed": "", "grown": grown} for method in WITH_GRAMMARS for grown in COSTLY
+        {"method": method, "how": "grammar", "seed": "", "grown": grown}
+        for method in WITH_GRAMMARS
+        for grown in COSTLY
     ],
 }
 

@@ -33,7 +33,12 @@ MAX_DATA_KIB, MAX_DESCRIPTORS = 512 * 1024, 1024
 """Memory that the gateway may take, as in docker-compose.yml."""
 _HELD = ("sh", "-c", f'ulimit -d {MAX_DATA_KIB}; ulimit -n {MAX_DESCRIPTORS}; exec "$@"', "sh")
 _OPTIONS = {"seed": 5, "max_tokens": 12, "user": WORD, "semspec": {"trace": True}}
-_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}}
+_SCHEMA = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "integer"}},
+    }
+}
 ASKED = (chat_body(WORD, _OPTIONS), chat_body(WORD, {**_OPTIONS, **_SCHEMA, "max_tokens": 24}))
 """The neighbour's questions."""
 
@@ -102,32 +107,50 @@ class Victim:
             for number, body in enumerate((*ASKED, *[None] * len(self.hidden))):
                 path = self.hidden[number - len(ASKED)] if body is None else CHAT
                 try:
-                    response = await self.neighbour.request("POST" if body else "GET", path, json=body)
+                    response = await self.neighbour.request(
+                        "POST" if body else "GET", path, json=body
+                    )
                     self._compare(f"{number} {path}", response)
                 except Found as found:
                     self.noticed.append(found)
                 except httpx.HTTPError as error:
-                    self.noticed.append(Found(HIGH, f"the neighbour's {path}: {error!r}", is_of_load=True))
+                    self.noticed.append(
+                        Found(HIGH, f"the neighbour's {path}: {error!r}", is_of_load=True)
+                    )
             self._waited(monotonic() - begin)
             await asyncio.sleep(0.02)
 
     def _compare(self, name: str, response: httpx.Response) -> None:
         if response.status_code != 200:
             told = f"the neighbour's {name} got {response.status_code}: {response.text[:300]}"
-            raise Found(CRITICAL if response.status_code == 404 else HIGH, told, response.status_code in (503, 504))
+            raise Found(
+                CRITICAL if response.status_code == 404 else HIGH,
+                told,
+                response.status_code in (503, 504),
+            )
         said = response.json()
         if (said.get("semspec") or {}).get("fallback"):
-            raise Found(HIGH, f"the neighbour's {name} fell back: {said['semspec']['fallback']}", is_of_load=True)
-        answer = said.get("choices") or {part: value for part, value in said.items() if part != "expires_in_s"}
+            raise Found(
+                HIGH,
+                f"the neighbour's {name} fell back: {said['semspec']['fallback']}",
+                is_of_load=True,
+            )
+        answer = said.get("choices") or {
+            part: value for part, value in said.items() if part != "expires_in_s"
+        }
         if answer != self.answers.setdefault(name, answer):
-            raise Found(CRITICAL, f"the neighbour's {name} was {answer}, before {self.answers[name]}"[:900])
+            raise Found(
+                CRITICAL, f"the neighbour's {name} was {answer}, before {self.answers[name]}"[:900]
+            )
 
     def _waited(self, round_s: float) -> None:
         self.waits_s.append(round_s)
         self.slow_s = self.slow_s + round_s if round_s > max(LEAST_S, SLOW * self.quiet_s) else 0.0
         if self.slow_s and (round_s > LONGEST_S or self.slow_s > SLOW_S):
             told = f"the neighbour waited {round_s:.1f} s, in quiet {self.quiet_s:.2f} s; slow for {self.slow_s:.1f} s"
-            self.noticed.append(Found(HIGH if round_s > LONGEST_S else MEDIUM, told, is_of_load=True))
+            self.noticed.append(
+                Found(HIGH if round_s > LONGEST_S else MEDIUM, told, is_of_load=True)
+            )
 
     async def until_round(self, number: int = 1) -> None:
         """Return when so many rounds of the neighbour are over that began after now."""
@@ -154,7 +177,10 @@ class Victim:
             raise Found(CRITICAL, f"ended: {', '.join(gone)} with {codes}")
         for path in self.hidden:
             if (response := await self.http.get(path)).status_code != 404:
-                raise Found(CRITICAL, f"another owner gets {path}: {response.status_code}: {response.text[:300]}")
+                raise Found(
+                    CRITICAL,
+                    f"another owner gets {path}: {response.status_code}: {response.text[:300]}",
+                )
         if self.noticed:
             raise max(self.noticed, key=lambda found: list(Severity).index(found.severity))
         self.logs.check(DEFECTS)
@@ -173,7 +199,9 @@ class Victim:
 def hold_apart(case: Case, response: httpx.Response, hidden: tuple[str, ...]) -> None:
     """Raises: Found if an answer tells of the neighbour what the request did not say."""
     words = (WORD, *(path.split("/")[3] for path in hidden[:1]))
-    if leaked := [word for word in words if word in response.text and word not in f"{case}{response.url}"]:
+    if leaked := [
+        word for word in words if word in response.text and word not in f"{case}{response.url}"
+    ]:
         raise Found(CRITICAL, f"told of the neighbour: {leaked}: {response.text[:300]}")
 
 
@@ -185,14 +213,30 @@ async def victim_of(folder: Path) -> AsyncIterator[Victim]:
         await random_probes(draft, target, folder)
     keys = f"{entry('attacker', ATTACKER)} {entry('neighbour', NEIGHBOUR)}"
     environment = {"SEMSPEC_GATEWAY_API_KEYS": keys, "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo"}
-    environment |= {"SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60", "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10"}  # busy machines
-    environment |= {f"SEMSPEC_{role}_CACHE_BYTES": str(32 << 20) for role in ("DRAFT", "TARGET")}  # full soon
+    environment |= {
+        "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60",
+        "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
+    }  # busy machines
+    environment |= {
+        f"SEMSPEC_{role}_CACHE_BYTES": str(32 << 20) for role in ("DRAFT", "TARGET")
+    }  # full soon
     config = StackConfig(model, model, folder, environment=environment, start_timeout_s=600.0)
-    config = replace(config, commands={**config.commands, "gateway": (*_HELD, *config.commands["gateway"])})
+    config = replace(
+        config, commands={**config.commands, "gateway": (*_HELD, *config.commands["gateway"])}
+    )
     async with stack_of(config) as stack, http_of(stack) as http, http_of(stack) as neighbour:
-        http.headers["authorization"], neighbour.headers["authorization"] = f"Bearer {ATTACKER}", f"Bearer {NEIGHBOUR}"
+        http.headers["authorization"], neighbour.headers["authorization"] = (
+            f"Bearer {ATTACKER}",
+            f"Bearer {NEIGHBOUR}",
+        )
         logs = Logs({name: child.log for name, child in stack.processes.items() if name != "redis"})
-        victim = Victim(stack, http, neighbour, {name: Process.of(stack, name) for name in stack.processes}, logs)
+        victim = Victim(
+            stack,
+            http,
+            neighbour,
+            {name: Process.of(stack, name) for name in stack.processes},
+            logs,
+        )
         kept = await neighbour.post(CHAT, json={**ASKED[0], "semspec": {"session": "neighbours"}})
         path = f"/v1/generations/{kept.json()['id']}"
         victim.hidden = (path, f"{path}/trace", "/v1/sessions/neighbours")

@@ -44,7 +44,9 @@ class WatchedSite:
         self.number += 1
         for name in (KEYS, LIST, RELEASE):
             path = self.folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+                missing_ok=True
+            )
         _write_sound(self.folder, self.number)
 
     async def run(self, case: Case) -> None:
@@ -61,7 +63,9 @@ class WatchedSite:
                 while not await self._has_noticed():
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            raise Found(HIGH, f"{case['file']}: sound files are not taken up after spoilt ones") from None
+            raise Found(
+                HIGH, f"{case['file']}: sound files are not taken up after spoilt ones"
+            ) from None
         if (health := await self.http.get("/health")).status_code != 200:
             raise Found(HIGH, f"health: {health.text[:300]}")
         self.logs.check((b"Traceback",))
@@ -106,7 +110,9 @@ async def opened(victim: Victim, folder: Path) -> AsyncIterator[tuple[Draw, Run]
     _write_sound(folder, 0)
     files = {"API_KEYS": "", "API_KEYS_FILE": str(folder / KEYS), "PAIR": str(folder / LIST)}
     settings = {f"SEMSPEC_GATEWAY_{name}": value for name, value in files.items()}
-    gateway = another_gateway(victim.processes["gateway"], "gateway watching", free_port(), **settings)
+    gateway = another_gateway(
+        victim.processes["gateway"], "gateway watching", free_port(), **settings
+    )
     await gateway.start()
     try:
         async with http_of(victim.stack, gateway.address) as http:

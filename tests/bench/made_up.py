@@ -36,7 +36,12 @@ SETTINGS: Mapping[str, Any] = {
     "task": "demo", "pair": "pair", "gateway": None, "temperature": 0.6, "top_p": 0.95, "max_tokens": 512,
     "samples": 1, "sessions": 1, "seed": 0, "code": "0123abcd",
 }  # fmt: skip
-ENVIRONMENT: Mapping[str, Any] = {"python": "3.11.7", "num_cores": 2, "devices": [], "versions": {"torch": "2.13.0"}}
+ENVIRONMENT: Mapping[str, Any] = {
+    "python": "3.11.7",
+    "num_cores": 2,
+    "devices": [],
+    "versions": {"torch": "2.13.0"},
+}
 
 
 def made_up_run(
@@ -49,7 +54,11 @@ def made_up_run(
 ) -> Run:
     rng = np.random.default_rng(seed)
     length = rng.lognormal(5, 0.4, num_questions)
-    records = [_record(rng, label, index, int(length[index])) for index in range(num_questions) for label in labels]
+    records = [
+        _record(rng, label, index, int(length[index]))
+        for index in range(num_questions)
+        for label in labels
+    ]
     return Run(
         folder=Path(".work/bench") / name,
         name=name,
@@ -64,8 +73,16 @@ def made_up_run(
 def _record(rng: np.random.Generator, label: str, index: int, num_tokens: int) -> Record:
     speedup, right = RATES[label]
     latency_s = num_tokens / 100 / speedup * float(rng.lognormal(0, 0.1))
-    trace = [] if "/assisted" in label else [_segment(rng, label, number, 1e2 * latency_s) for number in range(8)]
-    spent = {name: sum(one["times"][name] for one in trace) for name in (*STAGES, "wire_ms")} if trace else {}
+    trace = (
+        []
+        if "/assisted" in label
+        else [_segment(rng, label, number, 1e2 * latency_s) for number in range(8)]
+    )
+    spent = (
+        {name: sum(one["times"][name] for one in trace) for name in (*STAGES, "wire_ms")}
+        if trace
+        else {}
+    )
     accepted = sum(one["verdict"] == "accepted" for one in trace)
     rejected = sum(one["verdict"] == "rewritten" for one in trace)
     return Record(
@@ -78,7 +95,11 @@ def _record(rng: np.random.Generator, label: str, index: int, num_tokens: int) -
         latency_s=latency_s,
         num_prompt_tokens=40,
         num_tokens=num_tokens,
-        num_target_tokens=None if not trace else num_tokens if label == "target" else num_tokens * rejected // 8,
+        num_target_tokens=None
+        if not trace
+        else num_tokens
+        if label == "target"
+        else num_tokens * rejected // 8,
         num_accepted=accepted,
         num_rejected=rejected,
         num_proposed_tokens=num_tokens if "token-level" in label else 0,
@@ -91,12 +112,18 @@ def _record(rng: np.random.Generator, label: str, index: int, num_tokens: int) -
 
 def _segment(rng: np.random.Generator, label: str, number: int, span_ms: float) -> dict[str, Any]:
     kept = "accepted" if rng.random() < 0.9 - 0.03 * number else "rewritten"
-    shares = {"draft_ms": 0.2, "read_ms": 0.3, "judge_ms": 0.05, "write_ms": 0.0 if kept == "accepted" else 1.2}
+    shares = {
+        "draft_ms": 0.2,
+        "read_ms": 0.3,
+        "judge_ms": 0.05,
+        "write_ms": 0.0 if kept == "accepted" else 1.2,
+    }
     return {
         "index": number,
         "text": HOSTILE,
         "num_tokens": 14,
         "writer": "draft",
         "verdict": "unjudged" if label in ("target", "draft") else kept,
-        "times": {name: share * span_ms for name, share in shares.items()} | {"wire_ms": 0.1 * span_ms},
+        "times": {name: share * span_ms for name, share in shares.items()}
+        | {"wire_ms": 0.1 * span_ms},
     }

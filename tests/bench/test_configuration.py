@@ -38,7 +38,9 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
     }
     generation = with_options(DEFAULTS, configuration)
     assert generation.segmentation is Segmentation.SENTENCE
-    assert generation.options == Options("token-level", "", 2, 2, 3, Acceptance("threshold", 0.3), draft_ahead=False)
+    assert generation.options == Options(
+        "token-level", "", 2, 2, 3, Acceptance("threshold", 0.3), draft_ahead=False
+    )
 
 
 def test_options_of_retrieval_have_knobs() -> None:
@@ -46,7 +48,9 @@ def test_options_of_retrieval_have_knobs() -> None:
     retrieval = {"source": "datastore", "gate": "soft"}
     assert parse(label).options == {"strategy": "retrieval", "retrieval": retrieval}
     options = with_options(DEFAULTS, parse(label)).options
-    assert options.retrieval == RetrievalOptions("datastore", "soft") and options.soft_gate == Gate(0.1, top_k=5)
+    assert options.retrieval == RetrievalOptions("datastore", "soft") and options.soft_gate == Gate(
+        0.1, top_k=5
+    )
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
@@ -62,7 +66,10 @@ def test_recorded_labels_of_earlier_versions_are_read() -> None:
     new = "in-process/semantic:rewrite=token-level:num_speculative_tokens=3:num_candidates=2:ahead=off"
     old = parse_recorded("in-process/semantic+token-level:token_gamma=3:num_drafts=2:ahead=off")
     assert old == replace(parse(new), label=old.label) and old.variant == "semantic+token-level"
-    assert parse_recorded("last-hidden:rule=sample").variant == parse("semantic:probes=last-hidden").variant
+    assert (
+        parse_recorded("last-hidden:rule=sample").variant
+        == parse("semantic:probes=last-hidden").variant
+    )
     gate = parse_recorded("retrieval:retrieval_source=ngrams:gate=soft:gate_entropy=0.02")
     assert gate.knobs == {"source": "ngrams", "gate": "soft", "gate_entropy": 0.02}
 
@@ -95,7 +102,9 @@ def test_unknown_words_are_refused_with_those_that_are_known(label: str, named: 
         parse(label)
 
 
-@pytest.mark.parametrize(("window", "found", "said"), [(40_960, 32_768, False), (32_768, 26_215, True)])
+@pytest.mark.parametrize(
+    ("window", "found", "said"), [(40_960, 32_768, False), (32_768, 26_215, True)]
+)
 def test_budget_is_the_published_one_of_qwq_and_a_lower_one_is_said(
     window: int, found: int, said: bool, tmp_path: Path
 ) -> None:
@@ -105,4 +114,6 @@ def test_budget_is_the_published_one_of_qwq_and_a_lower_one_is_said(
         (tmp_path / role / "config.json").write_text(json.dumps(config))
     lines: list[str] = []
     assert answer_tokens(tmp_path, 32_768, lines.append) == found
-    assert [("26,215 tokens, not 32,768" in line, "target" in line) for line in lines] == [(True, True)] * said
+    assert [("26,215 tokens, not 32,768" in line, "target" in line) for line in lines] == [
+        (True, True)
+    ] * said

@@ -38,14 +38,20 @@ def test_light_is_measured_without_vllm_and_the_other_stages_say_what_to_install
     light, *others = on_disk(tmp_path).values()
     assert light["status"] == "done" and light["facts"]["bandwidth_bytes_per_s"] > 0
     assert len(others) == 6
-    assert all(row["status"] == "skipped" and "TORCH_VARIANT=cuda" in row["reason"] for row in others)
+    assert all(
+        row["status"] == "skipped" and "TORCH_VARIANT=cuda" in row["reason"] for row in others
+    )
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
         assert tar.getnames() == ["gpu.json", "summary.txt"]
         assert {(one.uid, one.uname, one.mtime) for one in tar} == {(0, "", 0)}
 
 
-def test_stage_that_is_killed_at_its_limit_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"rows": [{"what": "read", "streams": 1, "tokens": 4, "context": 8, "ms": {"median": 2.0}}]}
+def test_stage_that_is_killed_at_its_limit_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {
+        "rows": [{"what": "read", "streams": 1, "tokens": 4, "context": 8, "ms": {"median": 2.0}}]
+    }
 
     def killed(*_: object) -> None:
         (tmp_path / "target.json").write_text(json.dumps(facts))
@@ -65,7 +71,9 @@ def test_process_is_killed_at_its_limit_with_its_group(tmp_path: Path) -> None:
 
 def test_record_on_disk_is_complete_while_a_later_stage_runs(tmp_path: Path) -> None:
     def second(limit_s: float) -> dict[str, Any]:
-        assert on_disk(tmp_path)["first"]["facts"] == {"value": 1}  # as a kill at this moment would leave it
+        assert on_disk(tmp_path)["first"]["facts"] == {
+            "value": 1
+        }  # as a kill at this moment would leave it
         assert limit_s <= 5
         return {"status": "failed", "reason": "out of memory"}
 
@@ -83,7 +91,11 @@ def test_same_run_keeps_what_is_done_and_another_device_does_not(tmp_path: Path)
         asked.append(name)
         return {"status": "failed" if asked == ["first", "second"] else "done"}
 
-    for device, expected in (("one", ["first", "second"]), ("one", ["second"]), ("other", ["first", "second"])):
+    for device, expected in (
+        ("one", ["first", "second"]),
+        ("one", ["second"]),
+        ("other", ["first", "second"]),
+    ):
         asked.clear()
         (tmp_path / "pair-mine" / "run").mkdir(parents=True, exist_ok=True)
         record = Record(tmp_path, {"environment": {"device": device}}, 60)
@@ -97,19 +109,29 @@ def test_same_run_keeps_what_is_done_and_another_device_does_not(tmp_path: Path)
 def test_stage_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     code = "import sys; from semspec.bench.gpu.__main__ import _run_group; _run_group(sys.argv[1:], 1, 60)"
     stage = ["sh", "-c", f"echo $$ > {tmp_path}/pid; kill -9 $PPID; exec sleep 60"]
-    assert subprocess.run([sys.executable, "-c", code, *stage], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", code, *stage], check=False).returncode
+        == -signal.SIGKILL
+    )
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
 
 
-def test_bundle_has_no_secrets_paths_or_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_has_no_secrets_paths_or_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("SHLVL", "1")
     record = Record(tmp_path, {}, 60)
     reason = "401 of hf_secret in /home/somebody/models, 1 of 2"
     record.stage("answers", 0, 5, lambda _: {"status": "failed", "reason": reason})
-    for name in ("summary.txt", "answers.log", "pair-mine/answers.jsonl.gz", "pair-mine/run/records.jsonl"):
+    for name in (
+        "summary.txt",
+        "answers.log",
+        "pair-mine/answers.jsonl.gz",
+        "pair-mine/run/records.jsonl",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     with tarfile.open(bundle(tmp_path)) as tar:
@@ -118,7 +140,9 @@ def test_bundle_has_no_secrets_paths_or_logs(tmp_path: Path, monkeypatch: pytest
         assert read and "401 of $HF_TOKEN in ~/models, 1 of 2" in read.read().decode()
 
 
-def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(tmp_path: Path) -> None:
+def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(
+    tmp_path: Path,
+) -> None:
     whole = linked(str(BUNDLED_PAIR), tmp_path)
     assert (whole / "probes").is_dir() and (whole / "draft").resolve() == BUNDLED_PAIR / "draft"
     bare = linked(f"{BUNDLED_PAIR}/draft,{BUNDLED_PAIR}/target", tmp_path)
@@ -132,7 +156,10 @@ def test_services_are_laid_out_as_planned(tmp_path: Path) -> None:
     folder = linked(str(BUNDLED_PAIR), tmp_path)
     services = dict(_services(folder, [80 << 30] * 2))
     assert json.loads(services["SEMSPEC_TARGET_VLLM_OPTIONS"]) == {"tensor_parallel_size": 2}
-    assert (services["SEMSPEC_DRAFT_DEVICE"], services["SEMSPEC_TARGET_DEVICE"]) == ("cuda:0", "cuda")
+    assert (services["SEMSPEC_DRAFT_DEVICE"], services["SEMSPEC_TARGET_DEVICE"]) == (
+        "cuda:0",
+        "cuda",
+    )
     with pytest.raises(Mismatch, match="does not fit on 1 x 1 GiB"):
         dict(_services(folder, [1 << 30]))
 
@@ -141,7 +168,9 @@ def test_plan_s_sums_of_the_paper_s_target_are_those_that_gpus_had() -> None:
     """bench/results/gpu-h200, of which nothing but weights and the tokens kept was measured."""
     shape = PAPER.target
     num_tables = 2 * shape.num_head_parameters
-    model = Model("", config_of(shape, 26_000), shape.num_body_parameters + num_tables, num_tables, 0)
+    model = Model(
+        "", config_of(shape, 26_000), shape.num_body_parameters + num_tables, num_tables, 0
+    )
     path = Path(gpu.__file__).parents[1] / "results" / "gpu-h200" / "gpu.json"
     start = json.loads(path.read_text())["stages"]["target"]["facts"]["start"]
     used = int(0.92 * (143_771 << 20))
@@ -153,7 +182,9 @@ def test_plan_s_sums_of_the_paper_s_target_are_those_that_gpus_had() -> None:
 def test_what_does_not_agree_is_said_and_ends_with_a_failure() -> None:
     row = {"what": "planned, weights", "planned": 2_000, "measured": 3_000, "holds": False}
     stages = {"target": {"status": "done", "facts": {"rows": [row]}}}
-    assert [*summary(stages)] == ["target, planned, weights, 2,000 planned, 3,000 measured: DOES NOT HOLD"]
+    assert [*summary(stages)] == [
+        "target, planned, weights, 2,000 planned, 3,000 measured: DOES NOT HOLD"
+    ]
     assert not holds(stages) and holds({"target": {"status": "skipped"}})
 
 
@@ -163,10 +194,14 @@ def test_floor_is_the_larger_of_bytes_and_products() -> None:
     slow_memory, slow_units = Light(1e6, 1e30), Light(1e30, 1e9)
     decode = {"what": "decode", "streams": 2, "tokens": 1, "context": 9}
     kept_bytes = 2 * 10 * shape.kv_bytes_per_token
-    assert slow_memory.floor_ms(shape, decode) == pytest.approx((2 * num_weights + kept_bytes) / 1e6 * 1e3)
+    assert slow_memory.floor_ms(shape, decode) == pytest.approx(
+        (2 * num_weights + kept_bytes) / 1e6 * 1e3
+    )
     read = {"what": "read", "streams": 1, "tokens": 3, "context": 0}
     attention = 4 * shape.num_layers * shape.hidden_size * (1 + 2 + 3)
-    assert slow_units.floor_ms(shape, read) == pytest.approx((2 * num_weights * 3 + attention) / 1e9 * 1e3)
+    assert slow_units.floor_ms(shape, read) == pytest.approx(
+        (2 * num_weights * 3 + attention) / 1e9 * 1e3
+    )
     facts = with_floors({"rows": [decode | {"ms": {"median": 1e6}}]}, shape, slow_memory)
     assert 0 < facts["rows"][0]["share_of_floor"] < 1
     [line] = summary({"target": {"facts": facts}})

@@ -85,11 +85,20 @@ for line in sys.stdin:
 """
 
 
-def test_answer_that_the_worker_does_not_survive_is_wrong_and_the_next_is_graded(tmp_path: Path) -> None:
+def test_answer_that_the_worker_does_not_survive_is_wrong_and_the_next_is_graded(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     judge = Judge(limit_s=3.0, script=tmp_path / "worker.py")
     long = "9" * 200_000  # more than a pipe holds
-    for text, expected in (("5", True), ("stuck", False), ("5", True), ("crash", False), ("5", True), ("6", False)):
+    for text, expected in (
+        ("5", True),
+        ("stuck", False),
+        ("5", True),
+        ("crash", False),
+        ("5", True),
+        ("6", False),
+    ):
         assert judge.is_equivalent("5", text) is expected
     assert judge.is_equivalent(long, long)
 
@@ -122,7 +131,15 @@ def test_letter_is_found_as_models_write_it(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "B", "\\boxed{B} </think> \\boxed{C}", "\\boxed{Both}", "\\boxed{A} and \\boxed{B}", "Answer: Boron"]
+    "text",
+    [
+        "",
+        "B",
+        "\\boxed{B} </think> \\boxed{C}",
+        "\\boxed{Both}",
+        "\\boxed{A} and \\boxed{B}",
+        "Answer: Boron",
+    ],
 )
 def test_no_or_another_letter_is_wrong(text: str) -> None:
     assert not is_right_letter("B", text)

@@ -8,7 +8,12 @@ from semspec.bench.intervals import interval_of_difference, interval_of_share, w
 
 @pytest.mark.parametrize(
     ("right", "of", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_as_published(right: int, of: int, low: float, high: float) -> None:
     """Newcombe, "Two-sided confidence intervals for the single proportion" (1998), Table I, method 3."""

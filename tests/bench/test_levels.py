@@ -19,7 +19,11 @@ from semspec.types import Message
 
 LABELS = ("fast/target", "fast/semantic", "vllm-serve:threads=1", "vllm-serve:threads=2")
 QUESTION = Question("7", (Message("user", "How many?"),), "4")
-TASK = Task("sums", [replace(QUESTION, id=str(number)) for number in range(100)], lambda one, text: text.endswith(one))
+TASK = Task(
+    "sums",
+    [replace(QUESTION, id=str(number)) for number in range(100)],
+    lambda one, text: text.endswith(one),
+)
 
 
 def plan(**fields: Any) -> Plan:
@@ -40,12 +44,19 @@ def plan(**fields: Any) -> Plan:
 
 def test_label_names_engine_strategy_and_threads() -> None:
     one = parse_contestant(" vllm/semantic:gamma=2:threads=3 ")
-    assert (one.label, one.engine, one.threads, one.needs_vllm) == ("vllm/semantic:gamma=2:threads=3", "vllm", 3, True)
+    assert (one.label, one.engine, one.threads, one.needs_vllm) == (
+        "vllm/semantic:gamma=2:threads=3",
+        "vllm",
+        3,
+        True,
+    )
     assert one.configuration.options == {"strategy": "semantic", "gamma": 2}
     plain = parse_contestant("vllm-serve")
     assert plain.is_plain and plain.is_target_alone and plain.threads is None
     assert not parse_contestant("fast/target").needs_vllm
-    config = Launcher(BUNDLED_PAIR, Path("env/python"), 8).stack_config(parse_contestant("fast/target:targets=2"))
+    config = Launcher(BUNDLED_PAIR, Path("env/python"), 8).stack_config(
+        parse_contestant("fast/target:targets=2")
+    )
     assert config.num_targets == 2
 
 
@@ -87,7 +98,9 @@ def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -
 
 
 def test_contestants_take_turns_at_each_level_and_the_first_one_changes() -> None:
-    turns = [(place.round_number, place.streams, place.contestant.label) for place in schedule(plan())]
+    turns = [
+        (place.round_number, place.streams, place.contestant.label) for place in schedule(plan())
+    ]
     assert turns[:4] == [(0, 1, label) for label in LABELS]
     assert turns[4:8] == [(0, 4, label) for label in (*LABELS[1:], LABELS[0])]
     assert [label for _, _, label in turns[8:12]] == [*LABELS[1:], LABELS[0]]
@@ -95,7 +108,9 @@ def test_contestants_take_turns_at_each_level_and_the_first_one_changes() -> Non
 
 
 def test_one_at_a_time_plays_a_round_in_a_row() -> None:
-    turns = [(place.contestant.label, place.streams) for place in schedule(plan(one_at_a_time=True))]
+    turns = [
+        (place.contestant.label, place.streams) for place in schedule(plan(one_at_a_time=True))
+    ]
     assert turns[:4] == [(LABELS[0], 1), (LABELS[0], 4), (LABELS[1], 1), (LABELS[1], 4)]
     assert turns[8:10] == [(LABELS[1], 1), (LABELS[1], 4)]
 
@@ -114,7 +129,10 @@ def test_turns_have_problems_of_their_own_until_the_task_has_no_more() -> None:
         ({"streams": [1, 0]}, "streams is 1, 0; give 1 or more"),
         ({"num_rounds": 0}, "rounds is 0"),
         ({"streams": [2, 2]}, "streams 2 is named twice"),
-        ({"contestants": [parse_contestant("fast/target")] * 2}, "contestant fast/target is named twice"),
+        (
+            {"contestants": [parse_contestant("fast/target")] * 2},
+            "contestant fast/target is named twice",
+        ),
     ],
 )
 def test_plan_that_cannot_be_played_is_refused(fields: dict[str, Any], named: str) -> None:
@@ -128,7 +146,12 @@ def event(content: str = "", **fields: Any) -> bytes:
 
 
 def reply(*chunks: bytes, error: str = "") -> Reply:
-    return Reply(Request(QUESTION, {}), [(index + 1.0, chunk) for index, chunk in enumerate(chunks)], 9.0, error)
+    return Reply(
+        Request(QUESTION, {}),
+        [(index + 1.0, chunk) for index, chunk in enumerate(chunks)],
+        9.0,
+        error,
+    )
 
 
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}\n\n'
@@ -137,7 +160,9 @@ DONE = b"data: [DONE]\n\n"
 
 def test_reply_in_tokens_is_timed_by_its_first_text_and_its_first_blank_line() -> None:
     split = event("two\n\nis 4")
-    found = reply(event(), event("one"), event("\n"), split[:20], split[20:], USAGE + DONE).result(TASK)
+    found = reply(event(), event("one"), event("\n"), split[:20], split[20:], USAGE + DONE).result(
+        TASK
+    )
     assert found == Result("", True, 5, 3, ttft_ms=2000, ttfs_ms=5000, e2el_ms=9000)
 
 
@@ -150,7 +175,10 @@ def test_reply_without_a_blank_line_has_its_first_segment_at_its_end() -> None:
     ("broken", "error"),
     [
         (reply(event("4")), "the stream ended before it was done"),
-        (reply(event("4"), b'data: {"error": {"code": "timeout", "message": "late"}}\n\n', DONE), "timeout"),
+        (
+            reply(event("4"), b'data: {"error": {"code": "timeout", "message": "late"}}\n\n', DONE),
+            "timeout",
+        ),
         (reply(b"no stream", error="429 overloaded"), "429 overloaded"),
     ],
 )
@@ -165,7 +193,10 @@ def result(e2el_ms: float, error: str = "", is_right: bool = True) -> Result:
 
 def turn(label: str, number: int, rate: float, cpu_s: float = 1.0) -> Turn:
     """Eight answers at `rate` a second, after which one failed."""
-    results = [*(result(500.0 + 200 * index, is_right=index > 1) for index in range(8)), result(1.0, "hung", False)]
+    results = [
+        *(result(500.0 + 200 * index, is_right=index > 1) for index in range(8)),
+        result(1.0, "hung", False),
+    ]
     role = "server" if label.startswith("vllm-serve") else "target"
     return Turn(label, number, 4, 8 / rate, results, {role: cpu_s, "client": 0.5})
 
@@ -173,10 +204,21 @@ def turn(label: str, number: int, rate: float, cpu_s: float = 1.0) -> Turn:
 def test_numbers_count_whole_answers_only() -> None:
     found = numbers([turn("fast/target", number, 2.0) for number in range(2)], limit_ms=1000)
     assert (found["completed"], found["failed"], found["num_prompts"]) == (16, 2, 18)
-    assert (found["duration"], found["request_throughput"], found["request_goodput"]) == (8.0, 2.0, 6 / 8)
+    assert (found["duration"], found["request_throughput"], found["request_goodput"]) == (
+        8.0,
+        2.0,
+        6 / 8,
+    )
     assert (found["output_throughput"], found["total_token_throughput"]) == (40.0, 60.0)
-    assert (found["median_e2el_ms"], found["mean_ttfs_ms"], found["pass_at_1"]) == (1200.0, 600.0, 0.75)
-    assert found["p95_e2el_ms"] > found["median_e2el_ms"] and found["cpu_s"] == {"target": 2.0, "client": 1.0}
+    assert (found["median_e2el_ms"], found["mean_ttfs_ms"], found["pass_at_1"]) == (
+        1200.0,
+        600.0,
+        0.75,
+    )
+    assert found["p95_e2el_ms"] > found["median_e2el_ms"] and found["cpu_s"] == {
+        "target": 2.0,
+        "client": 1.0,
+    }
 
 
 def test_ratio_is_taken_within_rounds_and_its_interval_holds_the_truth() -> None:
@@ -194,9 +236,17 @@ def test_ratio_is_taken_within_rounds_and_its_interval_holds_the_truth() -> None
 
 def test_summaries_compare_with_the_engines_target_and_the_best_plain_server() -> None:
     rates = dict(zip(LABELS, (2.0, 3.0, 1.0, 4.0), strict=True))
-    turns = [turn(label, number, rate * (1 + number), 2.0) for label, rate in rates.items() for number in range(2)]
+    turns = [
+        turn(label, number, rate * (1 + number), 2.0)
+        for label, rate in rates.items()
+        for number in range(2)
+    ]
     target, auto, slow_plain, best_plain = summaries(turns, plan().contestants, 1000)
-    assert target.over_target is None and target.over_plain and target.over_plain.value == pytest.approx(0.5)
+    assert (
+        target.over_target is None
+        and target.over_plain
+        and target.over_plain.value == pytest.approx(0.5)
+    )
     assert auto.over_target and auto.over_target.value == pytest.approx(1.5)
     assert auto.over_target.low == pytest.approx(auto.over_target.high) == pytest.approx(1.5)
     assert auto.over_plain_by_cpu and auto.over_plain_by_cpu.value == pytest.approx(1.0)
@@ -216,7 +266,9 @@ async def test_contestants_that_cannot_run_are_left_out_with_the_remedy(tmp_path
 
 
 @pytest.mark.slow
-def test_two_levels_over_the_stack_give_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_levels_over_the_stack_give_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = f"load --streams 1,2 --rounds 1 --problems 2 --vllm {tmp_path}/none --output {tmp_path}/load"
     main([*arguments.split(), "--contestant", "fast/target,fast/semantic,vllm/target"])
     assert "## 2 streams" in capsys.readouterr().out

@@ -50,9 +50,13 @@ def table(folder: Path, rows: list[str] | None = None, head: str = HEAD) -> Path
         (2, "0,2,12", "at least 1"),
     ],
 )
-def test_malformed_row_is_refused_with_its_line(tmp_path: Path, row: int, instead: str, said: str) -> None:
+def test_malformed_row_is_refused_with_its_line(
+    tmp_path: Path, row: int, instead: str, said: str
+) -> None:
     rows = [*ROWS[:row], instead, *ROWS[row + 1 :]]
-    at = row + 1 if said == "must reach 512 tokens" else row  # found where the next number of sequences begins
+    at = (
+        row + 1 if said == "must reach 512 tokens" else row
+    )  # found where the next number of sequences begins
     with pytest.raises(InvalidRequest, match=f"line {at + 5}, row.*{said}"):
         load_times(table(tmp_path, rows))
 
@@ -94,14 +98,19 @@ def test_shipped_times_never_fall_with_load(name: str) -> None:
     pace = load_pace(name)
     for times in (pace.draft, pace.target):
         for num_sequences in range(1, 257, 5):
-            values = [times.step_ms(num_sequences, tokens) for tokens in range(num_sequences, 513, 7)]
+            values = [
+                times.step_ms(num_sequences, tokens) for tokens in range(num_sequences, 513, 7)
+            ]
             assert values == sorted(values)
         by_sequences = [times.step_ms(number, number) for number in range(1, 257)]
         assert by_sequences == sorted(by_sequences)
 
 
 def test_roofline_is_the_larger_of_reading_and_multiplying() -> None:
-    rates, shape = replace(H100, context_tokens=0, fixed_ms=0.5, chunk_ms=0.0, eager_ms=0.0), PAPER.target
+    rates, shape = (
+        replace(H100, context_tokens=0, fixed_ms=0.5, chunk_ms=0.0, eager_ms=0.0),
+        PAPER.target,
+    )
     num_weights = shape.num_body_parameters + shape.num_head_parameters
     read_ms = 2e3 * num_weights / (H100.copy_bytes_per_s * H100.bandwidth_share)
     product_ms = 2e3 * num_weights / (H100.flops_per_s * H100.flops_share)
@@ -113,7 +122,10 @@ def test_roofline_is_the_larger_of_reading_and_multiplying() -> None:
 
 @pytest.mark.parametrize(("role", "name"), [("target", "h100-32b"), ("draft", "h100-1.5b")])
 def test_tables_have_the_measured_steps_of_single_sequences(role: str, name: str) -> None:
-    times, stages = load_times(FOLDER / f"{name}.csv"), json.loads(MEASUREMENTS.read_text())["stages"]
+    times, stages = (
+        load_times(FOLDER / f"{name}.csv"),
+        json.loads(MEASUREMENTS.read_text())["stages"],
+    )
     measured = {
         row["tokens"]: row["ms"]["median"]
         for row in stages[role]["facts"]["rows"]
@@ -199,9 +211,13 @@ def test_step_on_a_shared_gpu_takes_its_slices_in_turn_with_other_processes(tmp_
     assert step.counts.emulated_s == pytest.approx(0.010) and step.counts.num_late == 0
 
 
-async def test_paced_engine_writes_what_the_unpaced_one_writes(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+async def test_paced_engine_writes_what_the_unpaced_one_writes(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     settings = TargetSettings(model=str(checkpoints["qwen2"]), device="cpu")
-    params = GenerationParams(SamplingParams(seed=3), max_segments=0, max_tokens=30, want_states=True)
+    params = GenerationParams(
+        SamplingParams(seed=3), max_segments=0, max_tokens=30, want_states=True
+    )
     time, reported = Time(), list[Counts]()
     step = PacedStep(load_times(table(tmp_path)), 1.0, reported.append, time.clock, time.sleep)
     step.resumed_at = time.clock
@@ -242,19 +258,30 @@ def test_configuration_that_could_not_keep_the_pace_has_no_result(tmp_path: Path
     run = load_run(folder)
     assert [row.label for row in run.rows] == ["target", "draft"]
     [*_, last] = main_table(run).rows
-    assert last[:2] == ("semantic", "no result, the host was too slow: 6.0% of the draft's 100 steps were late")
+    assert last[:2] == (
+        "semantic",
+        "no result, the host was too slow: 6.0% of the draft's 100 steps were late",
+    )
 
 
 @pytest.mark.parametrize("num_late", [{"target": 6}, {"semantic": 6, "draft": 6}])
-def test_run_without_its_baseline_or_all_others_has_no_result(tmp_path: Path, num_late: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequest, match=r"6.0% of the draft's 100 steps were late.*--dilate above 4"):
+def test_run_without_its_baseline_or_all_others_has_no_result(
+    tmp_path: Path, num_late: dict[str, int]
+) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"6.0% of the draft's 100 steps were late.*--dilate above 4"
+    ):
         load_run(paced_run(tmp_path / "run", num_late))
 
 
 def paced_run(folder: Path, num_late: dict[str, int]) -> Path:
     """A made-up run of 100 steps of the draft in each configuration, some of them late."""
-    made = made_up_run(labels=("target", "semantic", "draft"), num_questions=5, paced=pacing().settings)
-    steps = {row.label: {"draft": asdict(Counts(100, num_late.get(row.label, 0)))} for row in made.rows}
+    made = made_up_run(
+        labels=("target", "semantic", "draft"), num_questions=5, paced=pacing().settings
+    )
+    steps = {
+        row.label: {"draft": asdict(Counts(100, num_late.get(row.label, 0)))} for row in made.rows
+    }
     folder.mkdir()
     facts = {"settings": made.settings, "environment": {}, "not_applicable": {}, "steps": steps}
     (folder / "run.json").write_text(json.dumps(facts | {"labels": list(steps)}))
@@ -278,4 +305,7 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
 def test_draft_and_target_of_a_colocated_pace_share_a_gpu(tmp_path: Path) -> None:
     pace = load_pace("h100-1.5b-32b-colocated")
     commands = config_of(StackConfig(), pacing(pace=pace), tmp_path).commands
-    assert commands["draft"][-2:] == commands["target"][-2:] == (str(tmp_path), "gpu") and pace.num_gpus(True) == 2
+    assert (
+        commands["draft"][-2:] == commands["target"][-2:] == (str(tmp_path), "gpu")
+        and pace.num_gpus(True) == 2
+    )

@@ -25,13 +25,18 @@ def test_one_command_makes_every_published_row_and_resumes(
     pair_file = save_pair_file(tmp_path)
     main(["reproduce", "--pair", str(pair_file), "--output", str(output)])
     said = capsys.readouterr().err
-    assert "math500: 2 answers from each of 8 strategies" in said and "at the paper's latencies" in said
+    assert (
+        "math500: 2 answers from each of 8 strategies" in said
+        and "at the paper's latencies" in said
+    )
 
     page = (output / "report" / "report.md").read_text()
     published = [row for row in paper.RESULTS if row.pair.startswith("R1-32B")]
     [layout] = [part for part in page.split("### ") if part.startswith("Pair tiny\n")]
     assert all(f"| published: {tables.named(row)} | " in layout for row in published)
-    assert all(any(line.startswith(f"| {label} | ") for line in layout.splitlines()) for label in METHODS)
+    assert all(
+        any(line.startswith(f"| {label} | ") for line in layout.splitlines()) for label in METHODS
+    )
     exhibits = page.split("## The paper's tables and figures, one by one")[1].split("\n## ")[0]
     measured = [line for line in exhibits.splitlines() if line.startswith("| ")][2:]
     missing = [line for line in measured if "not measured" in line]
@@ -42,9 +47,14 @@ def test_one_command_makes_every_published_row_and_resumes(
         facts = json.loads((runs / task / "run.json").read_text())
         labels = {record.label for record in read_records(runs / task / "records.jsonl")}
         assert labels | set(facts["not_applicable"]) >= set(METHODS)
-    before = {path: path.stat().st_mtime_ns for path in (*runs.rglob("*"), *(output / "training").rglob("*"))}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (*runs.rglob("*"), *(output / "training").rglob("*"))
+    }
     config = read_config(pair_file, PairConfig)
-    again = Reproduction(config, read_yaml(tmp_path / config.training), output, None, Reporter(quiet=True))
+    again = Reproduction(
+        config, read_yaml(tmp_path / config.training), output, None, Reporter(quiet=True)
+    )
     again.train("main")
     again.measure(again.check())
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -19,7 +19,13 @@ LONG = "So, there are 220 pens after 5 days.\n\n"
 
 def row(index: int, text: str, rejected: str | None = None, **fields: Any) -> dict[str, Any]:
     verdict = "accepted" if rejected is None else "rewritten"
-    return {"index": index, "text": text, "verdict": verdict, "rejected": rejected and {"text": rejected}, **fields}
+    return {
+        "index": index,
+        "text": text,
+        "verdict": verdict,
+        "rejected": rejected and {"text": rejected},
+        **fields,
+    }
 
 
 def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
@@ -55,22 +61,49 @@ def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
 def test_drafts_are_counted_by_their_earlier_repeats(tmp_path: Path) -> None:
     run = save_run(
         tmp_path / "run",
-        guarded=[row(0, LONG), row(1, "Other.\n\n", LONG, repeats=0), row(2, "Another.\n\n", "|\n" * 90, repeats=2)],
+        guarded=[
+            row(0, LONG),
+            row(1, "Other.\n\n", LONG, repeats=0),
+            row(2, "Another.\n\n", "|\n" * 90, repeats=2),
+        ],
         free=[row(index, LONG if index else f" {LONG}") for index in range(6)],
         target=[{**row(0, LONG), "verdict": "unjudged"}],
     )
     guarded, free = count_runs([run])
-    assert (guarded.label, guarded.is_guarded, guarded.num_refused, guarded.num_loops) == (GUARDED, True, 2, 1)
-    assert (guarded.num_judged, guarded.num_accepted, guarded.num_third) == ((2, 1, 0, 0), (1, 0, 0, 0), 0)
-    assert (free.is_guarded, free.num_judged, free.num_accepted) == (False, (1, 1, 1, 3), (1, 1, 1, 3))
+    assert (guarded.label, guarded.is_guarded, guarded.num_refused, guarded.num_loops) == (
+        GUARDED,
+        True,
+        2,
+        1,
+    )
+    assert (guarded.num_judged, guarded.num_accepted, guarded.num_third) == (
+        (2, 1, 0, 0),
+        (1, 0, 0, 0),
+        0,
+    )
+    assert (free.is_guarded, free.num_judged, free.num_accepted) == (
+        False,
+        (1, 1, 1, 3),
+        (1, 1, 1, 3),
+    )
     assert (free.num_third, free.num_answers, free.num_cut) == (4, 1, 1)
 
 
-def test_third_repeat_with_the_guard_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_third_repeat_with_the_guard_fails_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [row(index, LONG) for index in range(3)]
-    free, broken = save_run(tmp_path / "free", free=rows), save_run(tmp_path / "broken", guarded=rows)
+    free, broken = (
+        save_run(tmp_path / "free", free=rows),
+        save_run(tmp_path / "broken", guarded=rows),
+    )
     assert main([str(free), "--output", str(tmp_path / "out")]) == 0
-    assert json.loads((tmp_path / "out" / "repeats.json").read_text())[0]["num_accepted"] == [1, 1, 1, 0]
+    assert json.loads((tmp_path / "out" / "repeats.json").read_text())[0]["num_accepted"] == [
+        1,
+        1,
+        1,
+        0,
+    ]
     assert "| 3 or more |" in (tmp_path / "out" / "README.md").read_text()
     assert main([str(free), str(broken)]) == 1
     capsys.readouterr()

@@ -42,7 +42,9 @@ def test_runs_that_make_no_report_are_refused_before_anything_is_written(tmp_pat
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"medians": {}}'])
-def test_files_that_are_not_what_they_should_be_are_refused_with_the_remedy(text: str | None, tmp_path: Path) -> None:
+def test_files_that_are_not_what_they_should_be_are_refused_with_the_remedy(
+    text: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "file.json"
     if text is not None:
         path.write_text(text)

@@ -59,11 +59,23 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"runs": [{"task": "math500", "strategies": ["semantic"]}]}, "name the target alone first"),
-        ({"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]}, "unknown strategy 'semantik'"),
-        ({"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]}, "none of the name paper"),
+        (
+            {"runs": [{"task": "math500", "strategies": ["semantic"]}]},
+            "name the target alone first",
+        ),
+        (
+            {"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]},
+            "unknown strategy 'semantik'",
+        ),
+        (
+            {"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]},
+            "none of the name paper",
+        ),
         ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 twice"),
-        ({"probes": {"main": {"samples": {"num_samples": 1}}}}, "training.yaml with probes.main: samples.num_samples"),
+        (
+            {"probes": {"main": {"samples": {"num_samples": 1}}}},
+            "training.yaml with probes.main: samples.num_samples",
+        ),
         ({"training": "elsewhere.yaml"}, "cannot read"),
         ({"gpus": 2}, "gpus: no such setting"),
     ],
@@ -82,7 +94,12 @@ def test_every_failed_check_is_one_line_with_its_remedy(
     path = save_pair_file(tmp_path, runs=runs, environment={"SEMSPEC_TARGET_ENGINE": "vllm"})
     vllm, draft, target, _, questions, *_ = lines = refused(path, tmp_path / "output", capsys)
     assert vllm.startswith("fail") and "make setup TORCH_VARIANT=cuda" in vllm
-    assert draft.startswith("fail") and "is gated" in draft and f"{hub}/{DRAFT}" in draft and "hf auth login" in draft
+    assert (
+        draft.startswith("fail")
+        and "is gated" in draft
+        and f"{hub}/{DRAFT}" in draft
+        and "hf auth login" in draft
+    )
     assert target.startswith("ok") and "to download: 100000000.0 GB" in target
     assert questions.startswith("fail") and "none.jsonl" in questions
     assert "3 of" in lines[-1] and "nothing was begun" in lines[-1]
@@ -93,7 +110,9 @@ def test_models_that_fit_neither_disk_nor_memory_are_refused(
 ) -> None:
     models[DRAFT] = models[TARGET]
     lines = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
-    [disk], [memory] = ([line for line in lines if f" {name} " in line] for name in ("disk", "memory"))
+    [disk], [memory] = (
+        [line for line in lines if f" {name} " in line] for name in ("disk", "memory")
+    )
     assert disk.startswith("fail") and "HF_HOME" in disk and memory.startswith("fail")
 
 
@@ -141,10 +160,14 @@ def test_devices_of_the_environment_replace_those_of_the_pair(
     save_models(tmp_path / "hub")
     monkeypatch.setenv("SEMSPEC_TARGET_DEVICE", "cpu")
     path = save_pair_file(tmp_path, environment={"SEMSPEC_TARGET_DEVICE": "cuda:1"})
-    assert not any(line.startswith(("fail", "semspec")) for line in checked(path, tmp_path / "output", capsys))
+    assert not any(
+        line.startswith(("fail", "semspec")) for line in checked(path, tmp_path / "output", capsys)
+    )
 
 
-def test_check_sums_hours_and_disk_of_all_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_sums_hours_and_disk_of_all_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_models(tmp_path / "hub")
     data = save_questions(tmp_path)
     runs = [
@@ -157,7 +180,9 @@ def test_check_sums_hours_and_disk_of_all_stages(tmp_path: Path, capsys: pytest.
         "sentence": {"segmentation": "sentence"},
     }
     device = {role: {"device": "cpu"} for role in ("draft", "target")}
-    path = save_pair_file(tmp_path, runs=runs, probes={name: {**device, **changes} for name, changes in sets.items()})
+    path = save_pair_file(
+        tmp_path, runs=runs, probes={name: {**device, **changes} for name, changes in sets.items()}
+    )
     *_, total = checked(path, tmp_path / "output", capsys)
 
     num_questions, num_contexts, num_samples, num_sets = 20, 40, 6, 3
@@ -179,7 +204,9 @@ def states_size(hub: Path, model: str) -> int:
     return size
 
 
-def test_check_names_stages_whose_time_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_stages_whose_time_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_models(tmp_path / "hub")
     other = {"model": str(snapshot_of(tmp_path / "hub", DRAFT)), "revision": None, "device": "cpu"}
     path = save_pair_file(tmp_path, probes={"main": {"draft": other, "target": other}})
@@ -194,9 +221,22 @@ def snapshot_of(hub: Path, model: str) -> Path:
 @pytest.mark.parametrize("path", sorted(PAIRS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_pair_of_the_paper_is_valid_and_has_its_four_tasks(path: Path, tmp_path: Path) -> None:
     config = read_config(path, PairConfig)
-    made = Reproduction(config, read_yaml(path.parent / config.training), tmp_path, None, Reporter(quiet=True))
+    made = Reproduction(
+        config, read_yaml(path.parent / config.training), tmp_path, None, Reporter(quiet=True)
+    )
     assert {run.task for run in config.runs} >= {"math500", "aime24", "amc23", "gpqa-diamond"}
     recipes = {name: made.pipelines[f"paper-{name}"].probes for name in ("math", "science")}
-    assert all((one.domain, one.labels, one.projection) == (name, "own", None) for name, one in recipes.items())
-    assert [*map(made._sampled_as, config.probes)] == ["main", "paper-math", "paper-math", "sentence"]
-    assert all(pipeline.output == tmp_path / "pairs" / pipeline.name / "probes" for pipeline in made.pipelines.values())
+    assert all(
+        (one.domain, one.labels, one.projection) == (name, "own", None)
+        for name, one in recipes.items()
+    )
+    assert [*map(made._sampled_as, config.probes)] == [
+        "main",
+        "paper-math",
+        "paper-math",
+        "sentence",
+    ]
+    assert all(
+        pipeline.output == tmp_path / "pairs" / pipeline.name / "probes"
+        for pipeline in made.pipelines.values()
+    )

@@ -49,7 +49,9 @@ def test_run_asks_in_turns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert all({label for label, _ in turns[at : at + 2]} == set(LABELS) for at in (0, 2, 4))
     assert len({record.seed for record in records}) == 3
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "records.jsonl").write_text("".join(lines[:3]) + lines[3][:40])  # as a kill leaves it
+    (tmp_path / "records.jsonl").write_text(
+        "".join(lines[:3]) + lines[3][:40]
+    )  # as a kill leaves it
     carry_out(plan(), tmp_path)
     again = read_records(tmp_path / "records.jsonl")
     assert [(r.key, r.text_digest) for r in again] == [(r.key, r.text_digest) for r in records]
@@ -89,20 +91,31 @@ def pair_that_forgets(tmp_path: Path) -> Path:
     return pair
 
 
-def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(tmp_path: Path, pair_that_forgets: Path) -> None:
-    carry_out(plan(("in-process/draft", "in-process/spec-reason"), limit=1, pair=pair_that_forgets), tmp_path)
+def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
+    tmp_path: Path, pair_that_forgets: Path
+) -> None:
+    carry_out(
+        plan(("in-process/draft", "in-process/spec-reason"), limit=1, pair=pair_that_forgets),
+        tmp_path,
+    )
     run = load_run(tmp_path)
     assert [row.label for row in run.rows] == ["in-process/draft"]
     assert "template" in run.not_applicable["in-process/spec-reason"]
 
 
-def test_baseline_that_the_pair_cannot_do_is_an_error(tmp_path: Path, pair_that_forgets: Path) -> None:
+def test_baseline_that_the_pair_cannot_do_is_an_error(
+    tmp_path: Path, pair_that_forgets: Path
+) -> None:
     with pytest.raises(RunnerError, match="is the baseline"):
         carry_out(plan(("in-process/spec-reason",), limit=1, pair=pair_that_forgets), tmp_path)
 
 
-@pytest.mark.parametrize(("change", "named"), [({"temperature": 0.0}, "temperature"), ({"seed": 5}, "seed")])
-def test_folder_of_another_run_is_refused(tmp_path: Path, change: dict[str, object], named: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "named"), [({"temperature": 0.0}, "temperature"), ({"seed": 5}, "seed")]
+)
+def test_folder_of_another_run_is_refused(
+    tmp_path: Path, change: dict[str, object], named: str
+) -> None:
     run_module.claim(tmp_path, plan())
     with pytest.raises(InvalidRequest, match=named):
         carry_out(replace(plan(), **change), tmp_path)  # type: ignore[arg-type]
@@ -127,14 +140,30 @@ def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
         ("run --task demo --limit 1 --gateway http://127.0.0.1:9", 1, "--gateway"),
         ("run --task demo --limit 1 --strategy vllm/target", 2, "--vllm"),
         ("run --task demo --dilate 4", 2, "name a --pace"),
-        ("run --task demo --pace h100-1.5b-32b --gateway http://127.0.0.1:9", 2, "leave out --gateway"),
-        ("run --task demo --pace h100-1.5b-32b --strategy target,in-process/semantic", 2, "cannot be paced"),
+        (
+            "run --task demo --pace h100-1.5b-32b --gateway http://127.0.0.1:9",
+            2,
+            "leave out --gateway",
+        ),
+        (
+            "run --task demo --pace h100-1.5b-32b --strategy target,in-process/semantic",
+            2,
+            "cannot be paced",
+        ),
         ("run --task demo --pace h100-1.5b-32b --dilate 0.5", 2, "choose 1 to 100"),
         ("run --task demo --pace h100-1.5b-32b --sessions 0", 2, "choose 1 to 128"),
-        ("run --task demo --sessions 4 --strategy target,in-process/semantic", 2, "leave --sessions out"),
+        (
+            "run --task demo --sessions 4 --strategy target,in-process/semantic",
+            2,
+            "leave --sessions out",
+        ),
         ("report nowhere", 2, "is not a run"),
         ("report nowhere/run.jsonl.gz", 2, "nowhere/summary.json must name it"),
-        (f"report {ROOT}/studies/retrieval/results-more/retrieval-paced.jsonl.gz", 2, "as a run that is not paced"),
+        (
+            f"report {ROOT}/studies/retrieval/results-more/retrieval-paced.jsonl.gz",
+            2,
+            "as a run that is not paced",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -148,33 +177,60 @@ def test_bad_input_is_one_line(
     assert said in line
 
 
-def test_local_file_of_mathematics_is_asked_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_file_of_mathematics_is_asked_and_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "math.jsonl"
     rows = [
-        {"problem": f"Tom has pens: {n}. How many pens?", "answer": str(n), "unique_id": f"t/{n}"} for n in (31, 42)
+        {"problem": f"Tom has pens: {n}. How many pens?", "answer": str(n), "unique_id": f"t/{n}"}
+        for n in (31, 42)
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tmp_path / "run"
-    arguments = ["--data", str(data), "--max-tokens", "20", "--strategy", "in-process/target", "--output", str(folder)]
+    arguments = [
+        "--data",
+        str(data),
+        "--max-tokens",
+        "20",
+        "--strategy",
+        "in-process/target",
+        "--output",
+        str(folder),
+    ]
     main(["run", "--task", "math500", *arguments])
     assert [row.num_questions for row in load_run(folder).rows] == [2]
     assert (folder / "report" / "report.html").exists()
     assert "| in-process/target | " in capsys.readouterr().out
 
 
-def test_one_configuration_alone_has_answers_and_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_configuration_alone_has_answers_and_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
-    arguments = ["--limit", "2", "--max-tokens", "20", "--strategy", "in-process/draft", "--output", str(folder)]
+    arguments = [
+        "--limit",
+        "2",
+        "--max-tokens",
+        "20",
+        "--strategy",
+        "in-process/draft",
+        "--output",
+        str(folder),
+    ]
     main(["run", "--task", "demo", *arguments])
     assert len(read_records(folder / "records.jsonl")) == 2 and not (folder / "report").exists()
     assert "no report without the target" in capsys.readouterr().err
 
 
-def test_folder_that_cannot_be_written_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_that_cannot_be_written_ends_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as end:
         main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "file" / "run")])
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")]
+    [line] = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")
+    ]
     assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line
 
 
@@ -185,7 +241,11 @@ def test_stack_that_does_not_start_ends_with_the_reason(
     with pytest.raises(SystemExit) as ended:
         main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "run")])
     said = capsys.readouterr().err
-    assert ended.value.code == 1 and "set it, or use probes trained for sentence" in said and "resume" in said
+    assert (
+        ended.value.code == 1
+        and "set it, or use probes trained for sentence" in said
+        and "resume" in said
+    )
 
 
 def test_paced_stack_writes_the_same_and_is_refused_when_it_cannot_keep_the_pace(
@@ -195,9 +255,29 @@ def test_paced_stack_writes_the_same_and_is_refused_when_it_cannot_keep_the_pace
     rows = ["1,1,0.001", "1,512,0.002", "256,256,0.003", "256,512,0.004"]
     (tmp_path / "fast.csv").write_text(head + "".join(f"{row}\n" for row in rows))
     table, folder = f"{tmp_path}/fast.csv", tmp_path / "run"
-    options = ["--task", "demo-tune", "--limit", "2", "--max-tokens", "40", "--strategy", "target,semantic"]
+    options = [
+        "--task",
+        "demo-tune",
+        "--limit",
+        "2",
+        "--max-tokens",
+        "40",
+        "--strategy",
+        "target,semantic",
+    ]
     with pytest.raises(SystemExit) as ended:
-        main(["run", *options, "--pace", f"{table},{table}", "--sessions", "2", "--output", str(folder)])
+        main(
+            [
+                "run",
+                *options,
+                "--pace",
+                f"{table},{table}",
+                "--sessions",
+                "2",
+                "--output",
+                str(folder),
+            ]
+        )
     assert ended.value.code == 2
     assert "could not keep the pace of fast-fast" in capsys.readouterr().err
     steps = json.loads((folder / "run.json").read_text())["steps"]

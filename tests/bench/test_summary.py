@@ -24,7 +24,13 @@ def record(label: str, question: int, **other: object) -> Record:
         "num_rejected": 0,
         "num_proposed_tokens": 0,
         "num_accepted_tokens": 0,
-        "stages_ms": {"draft_ms": 0.0, "read_ms": 0.0, "judge_ms": 0.0, "write_ms": 900.0, "wire_ms": 10.0},
+        "stages_ms": {
+            "draft_ms": 0.0,
+            "read_ms": 0.0,
+            "judge_ms": 0.0,
+            "write_ms": 900.0,
+            "wire_ms": 10.0,
+        },
         "text_digest": "same",
         "trace": [],
     }
@@ -34,11 +40,23 @@ def record(label: str, question: int, **other: object) -> Record:
 def test_row_counts_what_the_records_say() -> None:
     records = [record("target", i, latency_s=2.0) for i in range(4)]
     records += [
-        record("semantic", i, latency_s=0.5, is_right=i > 0, num_target_tokens=20, num_accepted=9, num_rejected=1)
+        record(
+            "semantic",
+            i,
+            latency_s=0.5,
+            is_right=i > 0,
+            num_target_tokens=20,
+            num_accepted=9,
+            num_rejected=1,
+        )
         for i in range(4)
     ]
     baseline, row = summarise(records, ["target", "semantic"])
-    assert (baseline.speedup.value, baseline.difference.value, baseline.acceptance_rate) == (1.0, 0.0, None)
+    assert (baseline.speedup.value, baseline.difference.value, baseline.acceptance_rate) == (
+        1.0,
+        0.0,
+        None,
+    )
     assert (row.pass_at_1.value, row.difference.value) == (0.75, -0.25)
     assert row.mcnemar_p == 1.0  # one question lost of one that differs proves nothing
     assert (row.speedup.value, row.speedup.error) == (4.0, 0.0)
@@ -61,7 +79,9 @@ def test_several_samples_count_as_one_question() -> None:
 
 
 def test_mcnemar_sees_a_one_sided_loss() -> None:
-    records = [record("target", i) for i in range(30)] + [record("draft", i, is_right=i >= 10) for i in range(30)]
+    records = [record("target", i) for i in range(30)] + [
+        record("draft", i, is_right=i >= 10) for i in range(30)
+    ]
     row = summarise(records, ["target", "draft"])[1]
     assert row.mcnemar_p == pytest.approx(2 * 0.5**10)
 
@@ -71,11 +91,18 @@ def test_errors_agree_with_repetition() -> None:
 
     def draw() -> list[Record]:
         slow = [
-            record("target", i, latency_s=float(rng.gamma(20, 0.1)), is_right=bool(rng.random() < 0.8))
+            record(
+                "target", i, latency_s=float(rng.gamma(20, 0.1)), is_right=bool(rng.random() < 0.8)
+            )
             for i in range(80)
         ]
         fast = [
-            record("semantic", i, latency_s=float(rng.gamma(20, 0.05)), is_right=bool(rng.random() < 0.7))
+            record(
+                "semantic",
+                i,
+                latency_s=float(rng.gamma(20, 0.05)),
+                is_right=bool(rng.random() < 0.7),
+            )
             for i in range(80)
         ]
         return slow + fast
@@ -88,7 +115,10 @@ def test_errors_agree_with_repetition() -> None:
 
 
 def test_peers_that_say_nothing_of_writers_have_no_target_ratio() -> None:
-    records = [record("target", 1), record("transformers/assisted", 1, num_target_tokens=None, stages_ms={})]
+    records = [
+        record("target", 1),
+        record("transformers/assisted", 1, num_target_tokens=None, stages_ms={}),
+    ]
     row = summarise(records, ["target", "transformers/assisted"])[1]
     assert (row.target_ratio, row.stages_ms) == (None, {})
 

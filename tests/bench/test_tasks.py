@@ -16,9 +16,18 @@ from semspec.errors import InvalidRequest
 from semspec.types import Message
 
 MATH = [
-    {"problem": "What is $1+1$?", "answer": "2", "solution": "It is $\\boxed{2}$.", "unique_id": "test/algebra/1.json"},
+    {
+        "problem": "What is $1+1$?",
+        "answer": "2",
+        "solution": "It is $\\boxed{2}$.",
+        "unique_id": "test/algebra/1.json",
+    },
     {"problem": "Half of $x$?", "answer": "\\frac{x}{2}", "unique_id": "test/algebra/2.json"},
-    {"problem": "Polar, of $(0,3)$?", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)", "unique_id": "test/pre/3.json"},
+    {
+        "problem": "Polar, of $(0,3)$?",
+        "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
+        "unique_id": "test/pre/3.json",
+    },
 ]
 CHOICE = [
     {
@@ -63,24 +72,39 @@ def test_mathematics_is_asked_in_one_user_turn(mathematics: Task) -> None:
     question = mathematics.questions[0]
     assert question == Question(
         "test/algebra/1.json",
-        (Message("user", "What is $1+1$?\nPlease reason step by step, and put your final answer within \\boxed{}."),),
+        (
+            Message(
+                "user",
+                "What is $1+1$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+            ),
+        ),
         "2",
     )
 
 
 def test_reference_solutions_are_right(mathematics: Task) -> None:
     for question in mathematics.questions:
-        assert mathematics.is_right(question, f"<think>\\boxed{{-9}}</think>Hence $\\boxed{{{question.reference}}}$.")
+        assert mathematics.is_right(
+            question, f"<think>\\boxed{{-9}}</think>Hence $\\boxed{{{question.reference}}}$."
+        )
     first, second, _ = mathematics.questions
     assert mathematics.is_right(first, str(MATH[0]["solution"]))
     assert not mathematics.is_right(second, str(MATH[0]["solution"]))
 
 
 def test_competition_records_need_no_solution(tmp_path: Path) -> None:
-    rows = [{"id": 7, "question": "How far?", "answer": 27.0}, {"id": 8, "question": "How long?", "answer": 2.5}]
+    rows = [
+        {"id": 7, "question": "How far?", "answer": 27.0},
+        {"id": 8, "question": "How long?", "answer": 2.5},
+    ]
     task = load_task("amc23", write(tmp_path / "amc.jsonl", rows))
-    assert [(question.id, question.reference) for question in task.questions] == [("7", "27"), ("8", "2.5")]
-    assert task.is_right(task.questions[0], "\\boxed{27}") and task.is_right(task.questions[1], "\\boxed{5/2}")
+    assert [(question.id, question.reference) for question in task.questions] == [
+        ("7", "27"),
+        ("8", "2.5"),
+    ]
+    assert task.is_right(task.questions[0], "\\boxed{27}") and task.is_right(
+        task.questions[1], "\\boxed{5/2}"
+    )
 
 
 def test_equal_questions_get_distinct_ids_that_no_limit_changes(tmp_path: Path) -> None:
@@ -102,7 +126,9 @@ def test_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
     whole = load_task("gpqa-diamond", write(tmp_path / "a.jsonl", CHOICE)).questions
     assert {question.reference for question in whole} == set("ABCD")
     shuffled = random.Random(0).sample(CHOICE, len(CHOICE))
-    again = load_task("gpqa-diamond", write(tmp_path / "b.jsonl", shuffled), limit=5, skip=3).questions
+    again = load_task(
+        "gpqa-diamond", write(tmp_path / "b.jsonl", shuffled), limit=5, skip=3
+    ).questions
     assert {question.id: question for question in whole}.items() >= {
         question.id: question for question in again
     }.items()
@@ -112,9 +138,13 @@ def test_choice_is_put_as_published_and_its_letter_is_the_correct_option(tmp_pat
     task = load_task("gpqa-diamond", write(tmp_path / "gpqa.jsonl", CHOICE))
     for number, question in zip(range(0, 80, 4), task.questions, strict=True):
         [turn] = question.messages
-        assert turn.content.startswith("Return your final response within \\boxed{} and only include the letter choice")
+        assert turn.content.startswith(
+            "Return your final response within \\boxed{} and only include the letter choice"
+        )
         options = turn.content.partition("Options: ")[2].removesuffix("\nAnswer:").split(", ")
-        assert sorted(option[3:] for option in options) == sorted(str(number + place) for place in range(4))
+        assert sorted(option[3:] for option in options) == sorted(
+            str(number + place) for place in range(4)
+        )
         assert f"{question.reference}) {number}" in options
         assert task.is_right(question, f"\\boxed{{{question.reference}}}")
 
@@ -187,9 +217,21 @@ def test_own_dataset_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "complaints"),
     [
-        ("amc23", ConnectionError("Couldn't reach\n'math-ai/amc23'"), ("HF_HUB_OFFLINE", "--data", "Couldn't reach '")),
-        ("gpqa-diamond", DatasetNotFoundError("gated"), ("huggingface.co/datasets/Idavidrein/gpqa", "JSON lines")),
-        ("math500", RuntimeError("pyarrow broke"), ("cannot load dataset HuggingFaceH4/MATH-500: pyarrow broke",)),
+        (
+            "amc23",
+            ConnectionError("Couldn't reach\n'math-ai/amc23'"),
+            ("HF_HUB_OFFLINE", "--data", "Couldn't reach '"),
+        ),
+        (
+            "gpqa-diamond",
+            DatasetNotFoundError("gated"),
+            ("huggingface.co/datasets/Idavidrein/gpqa", "JSON lines"),
+        ),
+        (
+            "math500",
+            RuntimeError("pyarrow broke"),
+            ("cannot load dataset HuggingFaceH4/MATH-500: pyarrow broke",),
+        ),
     ],
 )
 def test_unreachable_dataset_is_refused_in_one_line_with_the_remedy(

@@ -48,7 +48,9 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
-ENGINE_ERROR = "(Worker pid=7) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: no kernel for head_dim=20"
+ENGINE_ERROR = (
+    "(Worker pid=7) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: no kernel for head_dim=20"
+)
 
 BENCH = """
 import asyncio, sys
@@ -70,11 +72,15 @@ def asked(label: str, temperature: float = 0.0) -> Ask:
     return Ask(messages, parse(label), temperature, top_p=0.95, seed=7, max_tokens=50)
 
 
-def stand_in(folder: Path, at_start: str = "", at_question: str = "pass", has_gpu: bool = False) -> Path:
+def stand_in(
+    folder: Path, at_start: str = "", at_question: str = "pass", has_gpu: bool = False
+) -> Path:
     """A program in the place of an interpreter with vLLM."""
     path = folder / "python"
     path.write_text(
-        STAND_IN.format(python=sys.executable, at_start=at_start, at_question=at_question, has_gpu=int(has_gpu))
+        STAND_IN.format(
+            python=sys.executable, at_start=at_start, at_question=at_question, has_gpu=int(has_gpu)
+        )
     )
     path.chmod(0o755)
     return path
@@ -98,26 +104,36 @@ def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     assert option(on_gpu, "--dtype") == "bfloat16"
 
 
-def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(tmp_path: Path) -> None:
+def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(
+    tmp_path: Path,
+) -> None:
     write_tokenizer(BUNDLED_PAIR / "target", tmp_path)
     ours, text = load_tokenizer(str(BUNDLED_PAIR / "target")), make_problem(3).question
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))
     assert theirs.encode(text) == ours.encode(text)
     assert theirs.chat_template == ours.chat_template is not None
-    assert AutoTokenizer.from_pretrained(str(BUNDLED_PAIR / "target")).encode(text) != ours.encode(text)
+    assert AutoTokenizer.from_pretrained(str(BUNDLED_PAIR / "target")).encode(text) != ours.encode(
+        text
+    )
 
 
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (f"INFO starting\n{ENGINE_ERROR}\nEngineDeadError: see above\n", "RuntimeError: no kernel for head_dim=20"),
+        (
+            f"INFO starting\n{ENGINE_ERROR}\nEngineDeadError: see above\n",
+            "RuntimeError: no kernel for head_dim=20",
+        ),
         (
             "ERROR [a.py:1] Error parsing config for x: Unrecognized\n"
             "pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
             "  Value error, Target and draft must match. [type=value_error, input_value={}]\n    For further",
             "Target and draft must match.",
         ),
-        ("usage: vllm\nvllm: error: unrecognized arguments: --x\n\n", "vllm: error: unrecognized arguments: --x"),
+        (
+            "usage: vllm\nvllm: error: unrecognized arguments: --x\n\n",
+            "vllm: error: unrecognized arguments: --x",
+        ),
         ("", "it said nothing"),
     ],
 )
@@ -126,7 +142,9 @@ def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Path, has_gpu: bool) -> None:
+async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(
+    tmp_path: Path, has_gpu: bool
+) -> None:
     ask = asked("vllm/target", temperature=0.6)
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, has_gpu=has_gpu)) as runner:
         outcome = await runner.ask(ask)
@@ -137,26 +155,41 @@ async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Pat
         "top_p": 0.95,
         "max_tokens": 50,
     } | ({"seed": 7} if has_gpu else {})
-    assert (outcome.finish_reason, outcome.num_prompt_tokens, outcome.num_tokens) == ("length", 5, 1)
+    assert (outcome.finish_reason, outcome.num_prompt_tokens, outcome.num_tokens) == (
+        "length",
+        5,
+        1,
+    )
     assert outcome.latency_s > 0
 
 
-async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_started(tmp_path: Path) -> None:
+async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_started(
+    tmp_path: Path,
+) -> None:
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path)) as runner:
         assert runner.processes() == {}
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 1
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 2
         assert (await runner.ask(asked("vllm/ngram"))).num_tokens == 1
         processes = runner.processes()
-        assert list(processes) == ["vllm/target", "vllm/target sleep", "vllm/ngram", "vllm/ngram sleep"]
+        assert list(processes) == [
+            "vllm/target",
+            "vllm/target sleep",
+            "vllm/ngram",
+            "vllm/ngram sleep",
+        ]
         assert all(is_running(pid) for pid in processes.values())
     assert left_alive(list(processes.values())) == []
 
 
-def test_servers_end_when_the_bench_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_end_when_the_bench_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", BENCH, str(stand_in(tmp_path))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as bench:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as bench:
         assert bench.stdout
         pids = [int(pid) for pid in bench.stdout.readline().split()]
         assert len(pids) == 2
@@ -172,8 +205,20 @@ REFUSES = 'self.answer(400, {"error": {"message": "too long"}}); return'
 @pytest.mark.parametrize(
     ("label", "at_start", "at_question", "words", "is_not_applicable"),
     [
-        ("vllm/target", DIES, "pass", "vllm/target ended at its start: ValueError: no such quant", False),
-        ("vllm/draft_model", DIES, "pass", "vllm/draft_model ended at its start: ValueError: no such", True),
+        (
+            "vllm/target",
+            DIES,
+            "pass",
+            "vllm/target ended at its start: ValueError: no such quant",
+            False,
+        ),
+        (
+            "vllm/draft_model",
+            DIES,
+            "pass",
+            "vllm/draft_model ended at its start: ValueError: no such",
+            True,
+        ),
         ("vllm/target", LOADS, "pass", "vllm/target was not ready within 0.5 s: capturing", False),
         ("vllm/target", "", REFUSES, "vllm/target refuses the question: too long", False),
     ],
@@ -197,7 +242,9 @@ async def test_failure_of_a_server_is_reported_with_its_last_words(
 
 
 @pytest.mark.parametrize("num_good", [0, 1])
-async def test_method_that_fails_at_its_first_question_is_not_applicable(tmp_path: Path, num_good: int) -> None:
+async def test_method_that_fails_at_its_first_question_is_not_applicable(
+    tmp_path: Path, num_good: int
+) -> None:
     fail = f"if num_asked > {num_good}: print({ENGINE_ERROR!r}, flush=True); self.answer(500, {{}}); return"
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, at_question=fail)) as runner:
         for _ in range(num_good):

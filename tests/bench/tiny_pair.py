@@ -24,7 +24,11 @@ METHODS = ["target", "draft", "spec-reason", "spec-thinking", "token-level", "se
 
 def use_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this process and those that it starts use this folder as the hub's cache, and nothing else of the hub."""
-    for name, value in {"HF_HUB_OFFLINE": True, "HF_HUB_DISABLE_TELEMETRY": True, "HF_HUB_CACHE": str(cache)}.items():
+    for name, value in {
+        "HF_HUB_OFFLINE": True,
+        "HF_HUB_DISABLE_TELEMETRY": True,
+        "HF_HUB_CACHE": str(cache),
+    }.items():
         monkeypatch.setattr(constants, name, value)
         monkeypatch.setenv(name, str(value))
 
@@ -36,7 +40,9 @@ def save_models(cache: Path) -> None:
         tokenizer = bytes_tokenizer()
         sizes = {"vocab_size": len(tokenizer) + num_padded, "num_hidden_layers": num_layers}
         ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-        model = model_of("qwen2", max_position_embeddings=1200, tie_word_embeddings=False, **sizes, **ends)
+        model = model_of(
+            "qwen2", max_position_embeddings=1200, tie_word_embeddings=False, **sizes, **ends
+        )
         save_ending(model, tokenizer, snapshot(cache, name))
 
 
@@ -55,7 +61,10 @@ def save_questions(folder: Path) -> dict[str, str]:
     """Two questions of each of the paper's tasks; returns their files."""
     mathematics = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n), "id": n} for n in (1, 2)]
     wrong = {f"Incorrect Answer {place}": str(10 + place) for place in (1, 2, 3)}
-    choice = [{"Question": f"Which is {n}?", "Correct Answer": str(n), "Record ID": f"r{n}", **wrong} for n in (1, 2)]
+    choice = [
+        {"Question": f"Which is {n}?", "Correct Answer": str(n), "Record ID": f"r{n}", **wrong}
+        for n in (1, 2)
+    ]
     rows: dict[str, list[Any]] = {
         "math500": mathematics,
         "aime24": mathematics,
@@ -67,7 +76,9 @@ def save_questions(folder: Path) -> dict[str, str]:
 
 def save_pair_file(folder: Path, **changes: Any) -> Path:
     """Write a pair's file, and beside it the training's configuration and all data; returns its path."""
-    questions = write_lines(folder / "questions.jsonl", [row for row, _ in zip(solved(), range(20), strict=False)])
+    questions = write_lines(
+        folder / "questions.jsonl", [row for row, _ in zip(solved(), range(20), strict=False)]
+    )
     data = save_questions(folder)
     training = {
         "name": "tiny",

@@ -25,7 +25,9 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--output", type=Path, help="folder for README.md")
-    parser.add_argument("--trials", type=int, default=NUM_TRIALS, help="how often each fault is made")
+    parser.add_argument(
+        "--trials", type=int, default=NUM_TRIALS, help="how often each fault is made"
+    )
     parser.add_argument("--only", default="", help="only faults in whose name this occurs")
     parser.add_argument("--load", type=float, help="minutes of kills under streams, see load.py")
     parser.add_argument("--streams", type=int, default=32, help="their number")
@@ -46,7 +48,9 @@ async def _run(num_trials: int, only: str) -> Report:
     chance = random.Random(0)
     async with built() as site:
         bench = await Bench.of(site)
-        report = Report({fault.name: Row(fault) for fault in TABLE}, bench.long_s, await bench.short_s())
+        report = Report(
+            {fault.name: Row(fault) for fault in TABLE}, bench.long_s, await bench.short_s()
+        )
         rows = [report.rows[fault.name] for fault in TABLE if only in fault.name]
         for _ in range(num_trials):
             for row in chance.sample(rows, len(rows)):
@@ -60,7 +64,10 @@ async def _try(bench: Bench, row: Row, chance: random.Random) -> None:
         print(f"{row.fault.name}: ", end="", flush=True)
         row.trials.append(trial := await bench.tried(row.fault, chance))
         verdict = "; ".join(trial.complaints) or "kept"
-        print(f"{len(trial.outcomes)} requests, recovered in {trial.recovery_s:.1f} s, {verdict}", flush=True)
+        print(
+            f"{len(trial.outcomes)} requests, recovered in {trial.recovery_s:.1f} s, {verdict}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

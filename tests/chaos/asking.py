@@ -12,7 +12,15 @@ from semspec.client import Gateway, refusal
 from semspec.errors import Overloaded, Unavailable
 from tests.chaos.site import Site
 from tests.processes import GENEROUS_S
-from tests.stack.support import LONG_QUESTION, SEGMENTS, Json, answer_of, chat_body, records_of, text_of
+from tests.stack.support import (
+    LONG_QUESTION,
+    SEGMENTS,
+    Json,
+    answer_of,
+    chat_body,
+    records_of,
+    text_of,
+)
 
 NUM_SEGMENTS_BEFORE = 2
 """How far a generation is when something happens to it."""
@@ -48,7 +56,10 @@ class Request:
     def client(self) -> httpx.AsyncClient:
         timeout = httpx.Timeout(self.read_s, connect=5)
         return httpx.AsyncClient(
-            base_url=self.site.url, headers=self.site.stack.headers, timeout=timeout, trust_env=False
+            base_url=self.site.url,
+            headers=self.site.stack.headers,
+            timeout=timeout,
+            trust_env=False,
         )
 
 
@@ -78,7 +89,9 @@ async def _followed(gateway: Gateway, request: Request, told: list[Json]) -> Ans
             if len(records_of(told)) == NUM_SEGMENTS_BEFORE:
                 request.under_way.set()
     said = told[-1]["semspec"]
-    return Answer(told[0]["id"], text_of(told), records_of(told), said["fallback"], said["degraded"])
+    return Answer(
+        told[0]["id"], text_of(told), records_of(told), said["fallback"], said["degraded"]
+    )
 
 
 async def repeated(request: Request) -> Answer:
@@ -89,10 +102,18 @@ async def repeated(request: Request) -> Answer:
         async with request.client() as http:
             while True:
                 with suppress(httpx.TransportError):
-                    response = await http.post("/v1/chat/completions", json=request.body, headers=key)
+                    response = await http.post(
+                        "/v1/chat/completions", json=request.body, headers=key
+                    )
                     if response.status_code == 200:
                         body, said = response.json(), response.json()["semspec"]
-                        return Answer(body["id"], answer_of(body), said["trace"], said["fallback"], said["degraded"])
+                        return Answer(
+                            body["id"],
+                            answer_of(body),
+                            said["trace"],
+                            said["fallback"],
+                            said["degraded"],
+                        )
                     if response.status_code not in WORTH_A_RETRY:
                         raise refusal(response)
                 await asyncio.sleep(RETRY_S)

@@ -67,13 +67,40 @@ def spared(name: str, how: str, holding: Holding, **own: Any) -> Fault:
 
 
 ONE_OF_EACH = (
-    Fault("draft killed", f"SIGKILL; none {UNTIL_ANSWERED}", TARGET_ALONE, made.killed("draft"), is_short=True),
+    Fault(
+        "draft killed",
+        f"SIGKILL; none {UNTIL_ANSWERED}",
+        TARGET_ALONE,
+        made.killed("draft"),
+        is_short=True,
+    ),
     Fault("draft frozen", f"SIGSTOP {UNTIL_ANSWERED}", TARGET_ALONE, made.frozen("draft")),
-    Fault("verifier killed", f"SIGKILL; none {UNTIL_ANSWERED}", TARGET_ALONE, made.killed("verifier")),
-    Fault("verifier frozen", f"SIGSTOP {UNTIL_ANSWERED}", TARGET_ALONE, made.frozen("verifier"), is_short=True),
-    Fault("target killed", "SIGKILL; started again at once", SAME, made.killed("target"), hold_s=0, is_short=True),
+    Fault(
+        "verifier killed", f"SIGKILL; none {UNTIL_ANSWERED}", TARGET_ALONE, made.killed("verifier")
+    ),
+    Fault(
+        "verifier frozen",
+        f"SIGSTOP {UNTIL_ANSWERED}",
+        TARGET_ALONE,
+        made.frozen("verifier"),
+        is_short=True,
+    ),
+    Fault(
+        "target killed",
+        "SIGKILL; started again at once",
+        SAME,
+        made.killed("target"),
+        hold_s=0,
+        is_short=True,
+    ),
     Fault("target frozen", "SIGSTOP for 4 s", SAME, made.frozen("target"), hold_s=FROZEN_S),
-    Fault("Redis killed", f"SIGKILL; none {UNTIL_ANSWERED}", DEGRADED, made.killed("redis"), is_short=True),
+    Fault(
+        "Redis killed",
+        f"SIGKILL; none {UNTIL_ANSWERED}",
+        DEGRADED,
+        made.killed("redis"),
+        is_short=True,
+    ),
     Fault("Redis frozen", f"SIGSTOP {UNTIL_ANSWERED}", DEGRADED, made.frozen("redis")),
 )
 

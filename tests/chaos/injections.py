@@ -137,7 +137,9 @@ async def small_disk(site: Site) -> AsyncIterator[None]:
 async def disk_full(site: Site) -> AsyncIterator[None]:
     """Something else takes what is left of Redis' disk."""
     filler = _disk(site) / "filler"
-    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, stderr=subprocess.DEVNULL
+    )
     try:
         yield
     finally:
@@ -155,7 +157,10 @@ async def shiftable_clocks(site: Site) -> AsyncIterator[None]:
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, SHIFTED_CLOCK], check=True)
     clock.write_bytes(bytes(8))
     environment = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(clock)}
-    async with site.processes["redis"].changed(**environment), site.processes[ALONE].changed(**environment):
+    async with (
+        site.processes["redis"].changed(**environment),
+        site.processes[ALONE].changed(**environment),
+    ):
         yield
 
 
@@ -173,7 +178,11 @@ async def two_hours_ahead(site: Site) -> AsyncIterator[None]:
 
 def can_mount() -> str | None:
     """Why not; tried where nobody sees it."""
-    return None if succeeds("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/tmp") else "asks for root"
+    return (
+        None
+        if succeeds("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/tmp")
+        else "asks for root"
+    )
 
 
 def has_compiler() -> str | None:

@@ -35,7 +35,10 @@ class Kill:
     def cells(self, before: "Kill") -> list[str]:
         failed = sum(bool(outcome.complaint) for outcome in self.outcomes)
         fell_back = sum(outcome.fell_back for outcome in self.outcomes)
-        latencies = [f"{median([one.latency_s for one in kill.outcomes] or [math.nan]):.1f}" for kill in (before, self)]
+        latencies = [
+            f"{median([one.latency_s for one in kill.outcomes] or [math.nan]):.1f}"
+            for kill in (before, self)
+        ]
         counts = map(str, (len(self.outcomes) - failed, failed, fell_back))
         return [self.kind, *counts, *latencies, f"{self.recovery_s:.1f}"]
 
@@ -79,6 +82,13 @@ async def _killed(bench: Bench, kind: str, kills: list[Kill]) -> None:
 
 def page(kills: list[Kill]) -> str:
     """The table, and what failed."""
-    rows = [kill.cells(kills[max(0, number - 1)]) for number, kill in enumerate(kills) if kill.outcomes]
-    failed = [f"- {kill.kind}: {one.complaint}" for kill in kills for one in kill.outcomes if one.complaint]
+    rows = [
+        kill.cells(kills[max(0, number - 1)]) for number, kill in enumerate(kills) if kill.outcomes
+    ]
+    failed = [
+        f"- {kill.kind}: {one.complaint}"
+        for kill in kills
+        for one in kill.outcomes
+        if one.complaint
+    ]
     return "\n".join([Table(list(COLUMNS), rows).as_markdown(), *failed])

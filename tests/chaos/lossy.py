@@ -47,7 +47,9 @@ async def behind_lossy_link(site: Site) -> AsyncIterator[None]:
         environment={**target.environment, **inside},
     )
     site.processes[FAR] = far_gateway = replace(
-        gateway, name=FAR, environment={**gateway.environment, "SEMSPEC_GATEWAY_TARGET_ADDRESS": f"{FAR_IP}:{PORT}"}
+        gateway,
+        name=FAR,
+        environment={**gateway.environment, "SEMSPEC_GATEWAY_TARGET_ADDRESS": f"{FAR_IP}:{PORT}"},
     )
     async with _link():
         await far_target.start()
@@ -75,7 +77,9 @@ async def _link() -> AsyncIterator[None]:
         finally:
             for device in (near, far):
                 loop.remove_reader(device)
-            await asyncio.sleep(2 * max(DELAY_S))  # a packet that is still under way must not meet another file
+            await asyncio.sleep(
+                2 * max(DELAY_S)
+            )  # a packet that is still under way must not meet another file
             for device in (near, far):
                 os.close(device)
     finally:

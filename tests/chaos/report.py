@@ -21,7 +21,16 @@ not get what is promised: [reliability.md](../../../docs/reliability.md). The la
 short question just before the fault, and once it is answered normally again (medians), the clients' requests beside it.
 `make test-chaos` does it again; `make test-slow` has a short form.
 """
-COUNTS = ("made", "success", "failed", "lost", "differing", "fell back", "degraded", "wrongly stored")
+COUNTS = (
+    "made",
+    "success",
+    "failed",
+    "lost",
+    "differing",
+    "fell back",
+    "degraded",
+    "wrongly stored",
+)
 TIMES = ("slowest answer s", "latency s: before", "after", "recovery s: median", "max")
 
 
@@ -43,13 +52,30 @@ class Row:
         """Of COUNTS."""
         every = [one for trial in self.trials for one in trial.outcomes]
         failed = sum(trial.breaks(one) for trial in self.trials for one in trial.outcomes)
-        lost, differing = sum(one.answer is None for one in every), sum(one.differs for one in every)
-        fell_back, degraded = sum(one.fell_back for one in every), sum(one.is_degraded for one in every)
+        lost, differing = (
+            sum(one.answer is None for one in every),
+            sum(one.differs for one in every),
+        )
+        fell_back, degraded = (
+            sum(one.fell_back for one in every),
+            sum(one.is_degraded for one in every),
+        )
         wrong = sum(one.is_wrongly_stored for one in every)
-        return [len(self.trials), len(every) - failed, failed, lost, differing, fell_back, degraded, wrong]
+        return [
+            len(self.trials),
+            len(every) - failed,
+            failed,
+            lost,
+            differing,
+            fell_back,
+            degraded,
+            wrong,
+        ]
 
     def cells(self) -> list[str]:
-        before, after = (median(getattr(one, name) for one in self.trials) for name in ("before_s", "after_s"))
+        before, after = (
+            median(getattr(one, name) for one in self.trials) for name in ("before_s", "after_s")
+        )
         slowest = max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
         recovery = [trial.recovery_s for trial in self.trials]
         times = (slowest, before, after, median(recovery), max(recovery))
@@ -77,7 +103,11 @@ class Report:
         totals = [str(sum(column)) for column in zip(*(row.counts for row in made), strict=True)]
         rows = [*(row.cells() for row in made), ["all", *totals, *[""] * len(TIMES)]]
         table = Table(["fault", *COUNTS, *TIMES], rows).as_markdown()
-        skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
+        skipped = [
+            f"- not made: {row.fault.name} ({row.skipped})"
+            for row in self.rows.values()
+            if row.skipped
+        ]
         broken = [f"- {row.fault.name}: {line}" for row in made for line in row.complaints]
         head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
         verdict = "Every promise was kept." if self.is_green else "Promises were broken:"

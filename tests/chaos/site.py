@@ -68,7 +68,9 @@ class Site:
         wanted = {f'semspec_gateway_service_replicas{{service="{role}"}} 2.0' for role in ROLES}
         async with (
             asyncio.timeout(GENEROUS_S),
-            httpx.AsyncClient(headers=self.stack.headers, timeout=GENEROUS_S, trust_env=False) as http,
+            httpx.AsyncClient(
+                headers=self.stack.headers, timeout=GENEROUS_S, trust_env=False
+            ) as http,
         ):
             while not all([wanted <= set((await http.get(url)).text.splitlines()) for url in urls]):
                 await asyncio.sleep(POLL_S)
@@ -78,7 +80,9 @@ class Site:
         async with self.redis as redis:
             status = await redis.hget(f"semspec:{{{generation}}}:meta", "status")
             records = await redis.lrange(SEGMENTS.format(generation), 0, -1)
-        return str(status or ""), [SegmentTrace.of(read_stored(str(one))).model_dump(mode="json") for one in records]
+        return str(status or ""), [
+            SegmentTrace.of(read_stored(str(one))).model_dump(mode="json") for one in records
+        ]
 
 
 @asynccontextmanager
@@ -89,7 +93,10 @@ async def built() -> AsyncIterator[Site]:
         config = StackConfig(environment=ENVIRONMENT, start_timeout_s=START_S)
         stack = await held.enter_async_context(stack_of(config))
         processes = {name: Process.of(stack, name) for name in (*ROLES, "redis", FIRST)}
-        links = {name: await held.enter_async_context(listening(stack.addresses[name])) for name in processes}
+        links = {
+            name: await held.enter_async_context(listening(stack.addresses[name]))
+            for name in processes
+        }
         links[CLIENTS] = links.pop(FIRST)
         site = Site(stack, processes, links)
         async with asyncio.timeout(START_S):
@@ -112,5 +119,9 @@ async def _double(site: Site) -> None:
 
 def _gateway(like: Process, name: str, addresses: dict[str, str], redis: str) -> Process:
     port = int(like.address.rpartition(":")[2]) if name == like.name else free_port()
-    services = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": places for role, places in addresses.items()}
-    return another_gateway(like, name, port, SEMSPEC_GATEWAY_REDIS_URL=f"redis://{redis}", **services)
+    services = {
+        f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": places for role, places in addresses.items()
+    }
+    return another_gateway(
+        like, name, port, SEMSPEC_GATEWAY_REDIS_URL=f"redis://{redis}", **services
+    )

@@ -20,7 +20,9 @@ async def bench() -> AsyncIterator[Bench]:
         yield await Bench.of(site)
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in TABLE if fault.is_short])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, id=fault.name) for fault in TABLE if fault.is_short]
+)
 async def test_promise_is_kept_when(bench: Bench, fault: Fault) -> None:
     if (why := fault.why_not()) is not None:
         pytest.skip(why)

@@ -66,12 +66,19 @@ class Trial:
     @property
     def complaints(self) -> list[str]:
         """What the promise was broken by; nothing if it was kept."""
-        broken = [(one, one.answer and one.answer.fallback) for one in self.outcomes if self.breaks(one)]
+        broken = [
+            (one, one.answer and one.answer.fallback) for one in self.outcomes if self.breaks(one)
+        ]
         lines = [
-            f"seed {one.seed}: {one.complaint or (f'fallback: {why}' if why else 'degraded')}" for one, why in broken
+            f"seed {one.seed}: {one.complaint or (f'fallback: {why}' if why else 'degraded')}"
+            for one, why in broken
         ]
         lines += [] if self.num_hit else ["all was over before the fault came"]
-        return lines if math.isfinite(self.recovery_s) else [*lines, f"no normal answer within {BOUND_S:g} s"]
+        return (
+            lines
+            if math.isfinite(self.recovery_s)
+            else [*lines, f"no normal answer within {BOUND_S:g} s"]
+        )
 
     def breaks(self, outcome: Outcome) -> bool:
         """Whether a request got less than the fault's promise says."""
@@ -122,7 +129,9 @@ class Bench:
             outcomes = [await self.compared(told) for client in clients for told in client.result()]
             return Trial(fault, outcomes, num_hit, recovery_s, before_s, await self.short_s())
 
-    async def _through(self, fault: Fault, clients: list[asyncio.Task[list[Outcome]]], over: asyncio.Event) -> float:
+    async def _through(
+        self, fault: Fault, clients: list[asyncio.Task[list[Outcome]]], over: asyncio.Event
+    ) -> float:
         """The recovery time."""
         recovered, begin = math.inf, monotonic()
         async with fault.holding(self.site):
@@ -151,7 +160,11 @@ class Bench:
                 while True:
                     with suppress(SemspecError):
                         answer = await streamed(_short(self.site))
-                        if (answer.text, answer.fallback, answer.degraded) == (self.short_answer, None, False):
+                        if (answer.text, answer.fallback, answer.degraded) == (
+                            self.short_answer,
+                            None,
+                            False,
+                        ):
                             return monotonic()
                     await asyncio.sleep(PAUSE_S)
         return math.inf
@@ -202,5 +215,7 @@ def misfit(answer: Answer, status: str, stored: Sequence[Json]) -> str:
     if stored != answer.records[: len(stored)]:
         return "stored are other segments than were told"
     if not answer.degraded and (status != "finished" or len(stored) != len(answer.records)):
-        return f"{len(stored)} of {len(answer.records)} segments are stored, status {status or 'none'}"
+        return (
+            f"{len(stored)} of {len(answer.records)} segments are stored, status {status or 'none'}"
+        )
     return ""

@@ -49,7 +49,9 @@ class Server:
 @pytest.fixture(scope="package")
 def server(bundled: Stack) -> Server:
     problem = make_problem(SPLITS["report"][0])
-    return Server(bundled.base_url, bundled.api_key, problem.question, f"\\boxed{{{problem.answer}}}")
+    return Server(
+        bundled.base_url, bundled.api_key, problem.question, f"\\boxed{{{problem.answer}}}"
+    )
 
 
 NATURAL = "How many letters has the word 'pen'? Put the result within \\boxed{}."
@@ -60,7 +62,13 @@ async def real_server() -> AsyncIterator[Server]:
     """A pair of real checkpoints."""
     async with stack_of(real_config(dtype="bfloat16")) as stack:
         yield Server(
-            stack.base_url, stack.api_key, NATURAL, "\\boxed{3}", f"{NAME}:target", NATURAL, r"boxed\{|letters"
+            stack.base_url,
+            stack.api_key,
+            NATURAL,
+            "\\boxed{3}",
+            f"{NAME}:target",
+            NATURAL,
+            r"boxed\{|letters",
         )
 
 
@@ -77,7 +85,9 @@ def interpreter(client: str) -> str:
     if client in OWN:
         return sys.executable
     environment = ENVIRONMENTS.get(client, "agents")
-    made = subprocess.run([ROOT / "scripts" / "client-venv", environment], capture_output=True, text=True)
+    made = subprocess.run(
+        [ROOT / "scripts" / "client-venv", environment], capture_output=True, text=True
+    )
     if made.returncode:
         pytest.skip(f"{environment} cannot be installed: {made.stderr.strip()[-300:]}")
     if client == "ai-sdk":  # its packages are for Node.js, which `matrix_program` starts

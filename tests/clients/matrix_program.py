@@ -37,10 +37,18 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = "no-such-model"
 OF = {"type": "string", "maxLength": 9}
-PARAMETERS = {"type": "object", "properties": {"of": OF}, "required": ["of"], "additionalProperties": False}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"of": OF},
+    "required": ["of"],
+    "additionalProperties": False,
+}
 FUNCTION = {"name": "count", "description": "Count things.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
-FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "Count", "schema": PARAMETERS}}
+FORMAT: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {"name": "Count", "schema": PARAMETERS},
+}
 
 
 def openai(url: str, key: str, model: str) -> Capabilities:
@@ -48,7 +56,9 @@ def openai(url: str, key: str, model: str) -> Capabilities:
     create = partial(client.chat.completions.create, model=model, messages=MESSAGES)
     return capabilities(
         lambda **fields: said(create(**fields).choices[0].message),
-        lambda: (choice.delta.content or "" for chunk in create(stream=True) for choice in chunk.choices),
+        lambda: (
+            choice.delta.content or "" for chunk in create(stream=True) for choice in chunk.choices
+        ),
     )
 
 
@@ -63,29 +73,43 @@ def openai_responses(url: str, key: str, model: str) -> Capabilities:
 
     return capabilities(
         lambda: str(create().output_text),
-        lambda: (event.delta for event in create(stream=True) if event.type == "response.output_text.delta"),
+        lambda: (
+            event.delta
+            for event in create(stream=True)
+            if event.type == "response.output_text.delta"
+        ),
         tools=tools,
-        json=lambda: str(create(text={"format": {"type": "json_schema", **FORMAT["json_schema"]}}).output_text),
+        json=lambda: str(
+            create(text={"format": {"type": "json_schema", **FORMAT["json_schema"]}}).output_text
+        ),
     )
 
 
 def langchain(url: str, key: str, model: str) -> Capabilities:
-    made = import_module("langchain_openai").ChatOpenAI(base_url=f"{url}/v1", api_key=key, model=model, max_retries=0)
+    made = import_module("langchain_openai").ChatOpenAI(
+        base_url=f"{url}/v1", api_key=key, model=model, max_retries=0
+    )
     return capabilities(
         lambda: str(made.invoke(QUESTION).text),
         lambda: (chunk.text for chunk in made.stream(QUESTION)),
         tools=lambda: str(made.bind_tools([TOOL]).invoke(QUESTION)),
-        json=lambda: str(made.with_structured_output({"title": "Count", **PARAMETERS}).invoke(QUESTION)),
+        json=lambda: str(
+            made.with_structured_output({"title": "Count", **PARAMETERS}).invoke(QUESTION)
+        ),
     )
 
 
 def huggingface_hub(url: str, key: str, model: str) -> Capabilities:
     """Without a name for the model, as its documentation has it for TGI."""
     client = import_module("huggingface_hub").InferenceClient(base_url=url, token=key)
-    create = partial(client.chat_completion, MESSAGES, **({"model": ANOTHER} if model == ANOTHER else {}))
+    create = partial(
+        client.chat_completion, MESSAGES, **({"model": ANOTHER} if model == ANOTHER else {})
+    )
     return capabilities(
         lambda **fields: said(create(**fields).choices[0].message),
-        lambda: (choice.delta.content or "" for chunk in create(stream=True) for choice in chunk.choices),
+        lambda: (
+            choice.delta.content or "" for chunk in create(stream=True) for choice in chunk.choices
+        ),
     )
 
 
@@ -107,15 +131,29 @@ def curl(url: str, key: str, model: str) -> Capabilities:
     def chat(**fields: Any) -> str:
         body = json.dumps({"model": model, "messages": MESSAGES, **fields})
         headers = ["-H", f"authorization: Bearer {key}", "-H", "content-type: application/json"]
-        command = ["curl", "-sSN", "--fail-with-body", f"{url}/v1/chat/completions", *headers, "-d", body]
+        command = [
+            "curl",
+            "-sSN",
+            "--fail-with-body",
+            f"{url}/v1/chat/completions",
+            *headers,
+            "-d",
+            body,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stdout + done.stderr)
         return done.stdout
 
     def stream() -> list[str]:
-        chunks = [json.loads(line[6:]) for line in chat(stream=True).splitlines() if line.startswith("data: {")]
-        return [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+        chunks = [
+            json.loads(line[6:])
+            for line in chat(stream=True).splitlines()
+            if line.startswith("data: {")
+        ]
+        return [
+            choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+        ]
 
     return capabilities(chat, stream)
 
@@ -133,7 +171,10 @@ def openai_agents(url: str, key: str, model: str) -> Capabilities:
 
     async def stream() -> AsyncIterator[str]:
         async for event in agents.Runner.run_streamed(agent(), QUESTION).stream_events():
-            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            if (
+                event.type == "raw_response_event"
+                and event.data.type == "response.output_text.delta"
+            ):
                 yield event.data.delta
 
     return capabilities(
@@ -185,7 +226,9 @@ def haystack(url: str, key: str, model: str) -> Capabilities:
     message = import_module("haystack.dataclasses").ChatMessage.from_user(QUESTION)
 
     def run(**fields: Any) -> str:
-        made = generator(api_key=secret, model=model, api_base_url=f"{url}/v1", max_retries=0, **fields)
+        made = generator(
+            api_key=secret, model=model, api_base_url=f"{url}/v1", max_retries=0, **fields
+        )
         reply = made.run([message])["replies"][0]
         return str(reply.tool_calls or reply.text)
 
@@ -216,7 +259,11 @@ def autogen(url: str, key: str, model: str) -> Capabilities:
         return str(asyncio.run(client.create(asked, **fields)).content)
 
     def tools() -> str:
-        return chat(tools=[import_module("autogen_core.tools").FunctionTool(count, description="Count things.")])
+        return chat(
+            tools=[
+                import_module("autogen_core.tools").FunctionTool(count, description="Count things.")
+            ]
+        )
 
     return capabilities(
         chat,
@@ -233,7 +280,11 @@ def instructor(url: str, key: str, model: str) -> Capabilities:
 
     def extracted(mode: str) -> str:
         completions = library.from_openai(client, mode=library.Mode[mode]).chat.completions
-        return str(completions.create(model=model, messages=MESSAGES, response_model=counted(), max_retries=1))
+        return str(
+            completions.create(
+                model=model, messages=MESSAGES, response_model=counted(), max_retries=1
+            )
+        )
 
     return {
         "tools": lambda: extracted("TOOLS"),
@@ -268,11 +319,25 @@ def lm_eval(url: str, key: str, model: str) -> Capabilities:
     """Runs the task of docs/clients.md on one question."""
 
     def chat() -> str:
-        [task] = re.findall(r"```yaml\n(task: cards\n.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
-        files = {"cards.yaml": task, "cards.jsonl": json.dumps({"question": QUESTION, "answer": "88"})}
+        [task] = re.findall(
+            r"```yaml\n(task: cards\n.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL
+        )
+        files = {
+            "cards.yaml": task,
+            "cards.jsonl": json.dumps({"question": QUESTION, "answer": "88"}),
+        }
         options = "--model local-chat-completions --tasks cards --include_path . --apply_chat_template --log_samples"
-        server = ["--output_path", ".", "--model_args", f"model={model},base_url={url}/v1/chat/completions"]
-        return str(harness(key, files, "samples*.jsonl", "lm_eval", "run", *options.split(), *server)["resps"][0][0])
+        server = [
+            "--output_path",
+            ".",
+            "--model_args",
+            f"model={model},base_url={url}/v1/chat/completions",
+        ]
+        return str(
+            harness(key, files, "samples*.jsonl", "lm_eval", "run", *options.split(), *server)[
+                "resps"
+            ][0][0]
+        )
 
     return {"chat": chat}
 
@@ -282,10 +347,16 @@ def guidellm(url: str, key: str, model: str) -> Capabilities:
 
     def stream() -> str:
         files = {"data.jsonl": json.dumps({"prompt": QUESTION, "output_tokens_count": 200})}
-        options = "--profile kind=synchronous --constraint kind=max_requests,count=1 --disable-console"
-        places = "--data kind=json_file,path=data.jsonl --output kind=json,path=report.json --backend"
+        options = (
+            "--profile kind=synchronous --constraint kind=max_requests,count=1 --disable-console"
+        )
+        places = (
+            "--data kind=json_file,path=data.jsonl --output kind=json,path=report.json --backend"
+        )
         server = f"kind=openai_http,target={url},api_key={key},model={model}"
-        report = harness(key, files, "report.json", "guidellm", "run", *options.split(), *places.split(), server)
+        report = harness(
+            key, files, "report.json", "guidellm", "run", *options.split(), *places.split(), server
+        )
         [request] = report["benchmarks"][0]["requests"]["successful"]
         return f"{request['reasoning_output'] or ''}{request['output']}"
 
@@ -297,7 +368,10 @@ def harness(key: str, files: dict[str, str], result: str, program: str, *argumen
     with TemporaryDirectory() as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text)
-        command, environment = [f"{sys.exec_prefix}/bin/{program}", *arguments], {**os.environ, "OPENAI_API_KEY": key}
+        command, environment = (
+            [f"{sys.exec_prefix}/bin/{program}", *arguments],
+            {**os.environ, "OPENAI_API_KEY": key},
+        )
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         found = next(Path(folder).rglob(result), None)
         if found is None:
@@ -305,10 +379,21 @@ def harness(key: str, files: dict[str, str], result: str, program: str, *argumen
         return json.loads(found.read_text())
 
 
-def capabilities(chat: Callable[..., str], stream: Callable[[], Any] | None = None, **own: Any) -> Capabilities:
+def capabilities(
+    chat: Callable[..., str], stream: Callable[[], Any] | None = None, **own: Any
+) -> Capabilities:
     """Tools and JSON are asked for by OpenAI's fields of `chat`, unless a client has ways of its own."""
-    by_fields = {"tools": partial(chat, tools=[TOOL]), "json": partial(chat, response_format=FORMAT)}
-    return {"chat": chat, **({"stream": stream} if stream else {}), **by_fields, "errors": chat, **own}
+    by_fields = {
+        "tools": partial(chat, tools=[TOOL]),
+        "json": partial(chat, response_format=FORMAT),
+    }
+    return {
+        "chat": chat,
+        **({"stream": stream} if stream else {}),
+        **by_fields,
+        "errors": chat,
+        **own,
+    }
 
 
 def collected(stream: AsyncIterator[Any]) -> list[Any]:
@@ -360,7 +445,9 @@ CLIENTS: dict[str, Callable[[str, str, str], Capabilities]] = {
 def outcome(capability: str, client: str, url: str, key: str, model: str) -> dict[str, object]:
     """What a capability gave; nothing, if the client does not have it."""
     try:
-        call = CLIENTS[client](url, key, ANOTHER if capability == "errors" else model).get(capability)
+        call = CLIENTS[client](url, key, ANOTHER if capability == "errors" else model).get(
+            capability
+        )
         if call is None:
             return {}
         found = call()

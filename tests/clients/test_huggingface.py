@@ -32,7 +32,9 @@ def prompt(server: Server) -> str:
 
 
 def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
-    output = client.text_generation(prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6)
+    output = client.text_generation(
+        prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6
+    )
     assert server.answer in output.generated_text and output.details is not None
     assert output.details.finish_reason == "eos_token" and output.details.seed == 1
     assert output.details.generated_tokens == len(output.details.tokens)
@@ -44,7 +46,9 @@ def test_text_generation_with_details(server: Server, client: InferenceClient) -
 def test_text_generation_streams_tokens(server: Server, client: InferenceClient) -> None:
     whole = client.text_generation(prompt(server), max_new_tokens=500)
     assert "".join(client.text_generation(prompt(server), max_new_tokens=500, stream=True)) == whole
-    stream = client.text_generation(prompt(server), max_new_tokens=500, stream=True, details=True, top_n_tokens=2)
+    stream = client.text_generation(
+        prompt(server), max_new_tokens=500, stream=True, details=True, top_n_tokens=2
+    )
     events = list(stream)
     assert [event.index for event in events] == list(range(1, len(events) + 1)) and len(events) > 50
     assert all(event.top_tokens and len(event.top_tokens) == 2 for event in events)
@@ -52,9 +56,15 @@ def test_text_generation_streams_tokens(server: Server, client: InferenceClient)
     assert events[-1].details is not None and events[-1].details.finish_reason == "eos_token"
 
 
-def test_text_generation_ends_with_the_stop_sequence(server: Server, client: InferenceClient) -> None:
-    output = client.text_generation(prompt(server), details=True, stop=["</think>"], return_full_text=True)
-    assert output.generated_text.startswith(prompt(server)) and output.generated_text.endswith("</think>")
+def test_text_generation_ends_with_the_stop_sequence(
+    server: Server, client: InferenceClient
+) -> None:
+    output = client.text_generation(
+        prompt(server), details=True, stop=["</think>"], return_full_text=True
+    )
+    assert output.generated_text.startswith(prompt(server)) and output.generated_text.endswith(
+        "</think>"
+    )
     assert output.details is not None and output.details.finish_reason == "stop_sequence"
 
 
@@ -62,19 +72,33 @@ def test_grammar_holds_what_follows_the_reasoning(server: Server, client: Infere
     grammar = TextGenerationInputGrammarType(type="regex", value="Card [0-9]{1,3}[.]")
     text = client.text_generation(prompt(server), max_new_tokens=500, grammar=grammar)
     reasoning, mark, answer = text.partition("</think>")
-    assert "has the ball" in reasoning and mark and re.fullmatch("Card [0-9]{1,3}[.]", answer.strip())
+    assert (
+        "has the ball" in reasoning and mark and re.fullmatch("Card [0-9]{1,3}[.]", answer.strip())
+    )
 
 
 def test_text_generation_streams_characters_that_end_lines(client: InferenceClient) -> None:
     written = "a\x0bb\x1cc\x85d\u2028e\u2029f"
     grammar = TextGenerationInputGrammarType(type="regex", value=written)
-    assert "".join(client.text_generation("Once", max_new_tokens=60, grammar=grammar, stream=True)) == written
+    assert (
+        "".join(client.text_generation("Once", max_new_tokens=60, grammar=grammar, stream=True))
+        == written
+    )
 
 
 def test_text_generation_reads_what_is_answered_over_rest(server: Server) -> None:
-    command = [interpreter("text-generation"), "-c", TEXT_GENERATION, server.url, server.api_key, prompt(server)]
+    command = [
+        interpreter("text-generation"),
+        "-c",
+        TEXT_GENERATION,
+        server.url,
+        server.api_key,
+        prompt(server),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * GENEROUS_S)
     assert done.returncode == 0, done.stderr
     body = {"inputs": prompt(server), "parameters": {"max_new_tokens": 500}}
-    answer = httpx.post(f"{server.url}/generate", json=body, headers=bearer(server.api_key), timeout=GENEROUS_S)
+    answer = httpx.post(
+        f"{server.url}/generate", json=body, headers=bearer(server.api_key), timeout=GENEROUS_S
+    )
     assert json.loads(done.stdout) == [answer.json()["generated_text"]] * 2

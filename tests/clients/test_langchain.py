@@ -28,7 +28,9 @@ def test_invoke_stream_and_batch_answer(server: Server, chat: ChatOpenAI) -> Non
     assert answer.usage_metadata is not None and answer.usage_metadata["output_tokens"] > 0
     assert answer.response_metadata["finish_reason"] == "stop"
     assert "".join(chunk.text for chunk in chat.stream(server.question)) == answer.text
-    answers = chat.batch([server.question, [SystemMessage("Count."), HumanMessage(server.question)]])
+    answers = chat.batch(
+        [server.question, [SystemMessage("Count."), HumanMessage(server.question)]]
+    )
     assert answers[0].text == answer.text and len(answers) == 2 and answers[1].text
 
 

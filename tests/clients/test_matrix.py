@@ -36,13 +36,19 @@ def cell(capability: str, found: dict[str, Any], answer: str) -> str:
     if not found:
         return "-"
     if capability == "errors":
-        return "message" if ANOTHER in error or "not supported" in error else f"lost: {error or text}"
+        return (
+            "message" if ANOTHER in error or "not supported" in error else f"lost: {error or text}"
+        )
     if "leave them out" in error or "leave it out" in error:
         return "refused"
     if error:
         return f"fails: {error}"
     said = text or "".join(parts)
-    return "yes" if re.search(FIELD if capability in ("tools", "json") else answer, said) else f"wrong: {said}"
+    return (
+        "yes"
+        if re.search(FIELD if capability in ("tools", "json") else answer, said)
+        else f"wrong: {said}"
+    )
 
 
 async def outcomes(client: str, server: Server) -> dict[str, str]:
@@ -57,7 +63,10 @@ async def outcomes(client: str, server: Server) -> dict[str, str]:
     )
     output, errors = await asyncio.wait_for(process.communicate(), CLIENT_S)
     assert process.returncode == 0, errors.decode()
-    return {name: cell(name, found, server.pattern) for name, found in json.loads(output.splitlines()[-1]).items()}
+    return {
+        name: cell(name, found, server.pattern)
+        for name, found in json.loads(output.splitlines()[-1]).items()
+    }
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -78,9 +87,15 @@ async def test_client_can_do_what_the_table_says(matrix_server: Server, client: 
 
 
 def test_table_of_the_page_is_what_was_found() -> None:
-    checked = subprocess.run([ROOT / "scripts" / "clients-table", "--check"], capture_output=True, text=True)
+    checked = subprocess.run(
+        [ROOT / "scripts" / "clients-table", "--check"], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stderr
     rows = json.loads(TABLE.read_text())
     assert set(rows) == set(CLIENTS) and len(rows) >= 12
     assert json.loads(REAL_TABLE.read_text()) == rows
-    assert all(not value.startswith(("fails", "wrong", "lost")) for row in rows.values() for value in row.values())
+    assert all(
+        not value.startswith(("fails", "wrong", "lost"))
+        for row in rows.values()
+        for value in row.values()
+    )

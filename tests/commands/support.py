@@ -34,7 +34,9 @@ class Live:
     def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         """The answer, which is no refusal."""
         url, headers = f"{self.url}{path}", {"authorization": f"Bearer {self.api_key}"}
-        response = httpx.request(method, url, headers=headers, timeout=60, trust_env=False, **request)
+        response = httpx.request(
+            method, url, headers=headers, timeout=60, trust_env=False, **request
+        )
         assert response.status_code == 200, response.text
         return response
 
@@ -54,5 +56,11 @@ def exit_code(*words: str) -> object:
 
 
 def semspec(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "SEMSPEC_API_KEY")}
-    return subprocess.run(command(words), input=stdin, capture_output=True, text=True, timeout=120, env=environment)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("REDIS_URL", "SEMSPEC_API_KEY")
+    }
+    return subprocess.run(
+        command(words), input=stdin, capture_output=True, text=True, timeout=120, env=environment
+    )

@@ -46,7 +46,9 @@ def terminal(*words: str) -> Iterator[int]:
         stderr=theirs,
         env=environment,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C typed there is a signal
+        preexec_fn=lambda: fcntl.ioctl(
+            0, termios.TIOCSCTTY, 0
+        ),  # so that Ctrl-C typed there is a signal
     )
     os.close(theirs)
     try:
@@ -58,7 +60,9 @@ def terminal(*words: str) -> Iterator[int]:
         os.close(ours)
 
 
-@pytest.mark.parametrize(("words", "stdin"), [([QUESTION], ""), ([], f"{QUESTION}\n")], ids=["argument", "stdin"])
+@pytest.mark.parametrize(
+    ("words", "stdin"), [([QUESTION], ""), ([], f"{QUESTION}\n")], ids=["argument", "stdin"]
+)
 def test_prompt_is_answered_as_text_only(live: Live, words: list[str], stdin: str) -> None:
     result = semspec("chat", *live.options, *CERTAIN, *words, stdin=stdin)
     assert (result.returncode, result.stderr) == (0, "")
@@ -71,7 +75,10 @@ def test_prompt_is_answered_as_text_only(live: Live, words: list[str], stdin: st
         ([], "the prompt is empty"),
         (["--model", "gpt-9", "hello"], "gpt-9.*does not exist"),
         (["--api-key", "", "hello"], "an API key is missing.*SEMSPEC_API_KEY"),
-        (["--url", "http://127.0.0.1:1", "hello"], "no gateway answers at http://127.0.0.1:1.*`semspec serve`"),
+        (
+            ["--url", "http://127.0.0.1:1", "hello"],
+            "no gateway answers at http://127.0.0.1:1.*`semspec serve`",
+        ),
     ],
 )
 def test_question_that_gets_no_answer_ends_with_the_reason_and_the_remedy(
@@ -96,7 +103,9 @@ def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> Non
 
 def interrupted_after_a_line(words: Sequence[str]) -> tuple[int, str, str, str]:
     """The exit status of a command, its first line, what it said after the interrupt, and its complaints."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout and process.stderr
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -129,7 +138,8 @@ def test_conversation_at_a_terminal_is_one_session_with_signs_and_statistics(liv
         for shown in (first, second):
             assert re.search(r"\w\.? ✓$", shown, re.MULTILINE)
             assert re.search(
-                r"\d+% accepted · \d+% written by the target · \d+\.\d tokens/s · \d+ ms · chatcmpl-", shown
+                r"\d+% accepted · \d+% written by the target · \d+\.\d tokens/s · \d+ ms · chatcmpl-",
+                shown,
             )
         read_until(window, "^> ")
         os.write(window, b"\x04")
@@ -227,7 +237,9 @@ REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
 REWRITTEN = segment_chunk(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)
 
 
-def test_rewritten_segment_shows_the_refused_draft_only_when_asked(shown: Callable[..., str]) -> None:
+def test_rewritten_segment_shows_the_refused_draft_only_when_asked(
+    shown: Callable[..., str],
+) -> None:
     brief = shown(REWRITTEN)
     assert "gets 4 more pens. \x1b[33m✎" in brief and "gets 5 more" not in brief
     verbose = shown(REWRITTEN, verbose=True)
@@ -238,7 +250,9 @@ def test_pieces_are_shown_before_their_segment_is_decided(shown: Callable[..., s
     pieces = [text_chunk("It is"), text_chunk(" *four*."), text_chunk("\n\n")]
     assert shown(*pieces) == "It is *four*.\n"
     ended = segment_chunk(0, "It is *four*.\n\n", "rewritten", rest="")
-    assert shown(*pieces, ended, segment_chunk(1, "So")) == ("It is *four*. \x1b[33m✎\x1b[0m\n\nSo \x1b[32m✓\x1b[0m\n")
+    assert shown(*pieces, ended, segment_chunk(1, "So")) == (
+        "It is *four*. \x1b[33m✎\x1b[0m\n\nSo \x1b[32m✓\x1b[0m\n"
+    )
 
 
 def test_control_sequences_of_a_model_do_not_reach_the_terminal(shown: Callable[..., str]) -> None:

@@ -8,7 +8,14 @@ import httpx
 import pytest
 
 from semspec.client import NUM_REATTACHMENTS, Gateway, gateway_url
-from semspec.errors import ContextTooLong, InternalError, InvalidRequest, NotFound, Unauthenticated, Unavailable
+from semspec.errors import (
+    ContextTooLong,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
 
 Respond = Callable[[httpx.Request], httpx.Response]
 
@@ -30,30 +37,44 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gateway(respond: Respond) -> Gateway:
-    return Gateway(httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://gateway"))
+    return Gateway(
+        httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://gateway")
+    )
 
 
 def events(first: int, last: int, is_numbered: bool = True) -> str:
-    data = {number: json.dumps({"id": "chatcmpl-1", "number": number}) for number in range(first, last + 1)}
-    return "".join(f"{f'id: {number}' if is_numbered else ': x'}\ndata: {text}\n\n" for number, text in data.items())
+    data = {
+        number: json.dumps({"id": "chatcmpl-1", "number": number})
+        for number in range(first, last + 1)
+    }
+    return "".join(
+        f"{f'id: {number}' if is_numbered else ': x'}\ndata: {text}\n\n"
+        for number, text in data.items()
+    )
 
 
 async def chunks(respond: Respond, breaks: list[str]) -> list[int]:
     return [
         chunk["number"]
-        async for chunk in gateway(respond).chat({"model": "m", "semspec": {"trace": True}}, breaks.append)
+        async for chunk in gateway(respond).chat(
+            {"model": "m", "semspec": {"trace": True}}, breaks.append
+        )
     ]
 
 
 def refusal(status: int, code: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": "said so", "param": "model", "code": code}})
+    return httpx.Response(
+        status, json={"error": {"message": "said so", "param": "model", "code": code}}
+    )
 
 
 async def test_broken_stream_goes_on_behind_the_last_event() -> None:
     asked: list[tuple[str, str, str | None]] = []
 
     def respond(request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, request.url.raw_path.decode(), request.headers.get("last-event-id")))
+        asked.append(
+            (request.method, request.url.raw_path.decode(), request.headers.get("last-event-id"))
+        )
         match len(asked):
             case 1:
                 return httpx.Response(200, stream=Broken(events(1, 2)))
@@ -66,13 +87,22 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
     path = "/v1/generations/chatcmpl-1/events?trace=true"
-    assert asked == [("POST", "/v1/chat/completions", None), ("GET", path, "2"), ("GET", path, "2"), ("GET", path, "3")]
-    assert [line.rpartition("; ")[2] for line in breaks] == [f"try {n} of 4 to go on" for n in (1, 2, 1)]
+    assert asked == [
+        ("POST", "/v1/chat/completions", None),
+        ("GET", path, "2"),
+        ("GET", path, "2"),
+        ("GET", path, "3"),
+    ]
+    assert [line.rpartition("; ")[2] for line in breaks] == [
+        f"try {n} of 4 to go on" for n in (1, 2, 1)
+    ]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("num_bytes", [1, 7, 10_000])
-async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(end: str, num_bytes: int) -> None:
+async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(
+    end: str, num_bytes: int
+) -> None:
     text = "a\x85b\u2028c\u2029d"
     body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
     sent = f"{body}data: [DONE]{end}{end}x".encode()
@@ -81,7 +111,9 @@ async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(end: str, nu
         for start in range(0, len(sent), num_bytes):
             yield sent[start : start + num_bytes]
 
-    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat({"model": "m"}, lambda _: None)
+    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat(
+        {"model": "m"}, lambda _: None
+    )
     assert [chunk["text"] async for chunk in stream] == [text]
 
 
@@ -101,14 +133,21 @@ async def test_stream_that_stays_broken_is_given_up_with_what_to_do(is_away: boo
 async def test_broken_stream_without_numbers_is_not_told_twice() -> None:
     breaks: list[str] = []
     with pytest.raises(Unavailable, match="broke"):
-        await chunks(lambda request: httpx.Response(200, stream=Broken(events(1, 1, is_numbered=False))), breaks)
+        await chunks(
+            lambda request: httpx.Response(200, stream=Broken(events(1, 1, is_numbered=False))),
+            breaks,
+        )
     assert breaks == []
 
 
-def let_go(first: int, last: int, message: str, code: str = "service_unavailable") -> httpx.Response:
+def let_go(
+    first: int, last: int, message: str, code: str = "service_unavailable"
+) -> httpx.Response:
     """A stream that ends with an error."""
     error = {"message": message, "type": "server_error", "param": None, "code": code}
-    return httpx.Response(200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n")
+    return httpx.Response(
+        200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n"
+    )
 
 
 @pytest.mark.parametrize("code", ["overloaded", "service_unavailable"])
@@ -156,7 +195,9 @@ async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
         (httpx.Response(400, json={"error": "said so", "error_type": "validation"}), InternalError),
     ],
 )
-async def test_refusal_is_the_error_it_stands_for(response: httpx.Response, kind: type[Exception]) -> None:
+async def test_refusal_is_the_error_it_stands_for(
+    response: httpx.Response, kind: type[Exception]
+) -> None:
     with pytest.raises(kind, match="said so") as caught:
         await gateway(lambda request: response).models()
     assert type(caught.value) is kind
@@ -167,19 +208,25 @@ async def test_key_is_sent() -> None:
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
-        body = json.dumps({"error": {"message": "wrong key", "param": None, "code": "invalid_api_key"}})
+        body = json.dumps(
+            {"error": {"message": "wrong key", "param": None, "code": "invalid_api_key"}}
+        )
         writer.write(f"HTTP/1.1 401 No\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         one = Gateway.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "hush")
-        with pytest.raises(Unauthenticated, match="wrong key; give it with --api-key or in SEMSPEC_API_KEY"):
+        with pytest.raises(
+            Unauthenticated, match="wrong key; give it with --api-key or in SEMSPEC_API_KEY"
+        ):
             await one.models()
         await one.aclose()
     assert b"authorization: bearer hush" in heard[0].lower()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost:1", "[::1]:1", "localhost:1/"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost:1", "[::1]:1", "localhost:1/"]
+)
 async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     one = Gateway.at(url)
     with pytest.raises(Unavailable, match="start one with `semspec serve`"):
@@ -187,9 +234,13 @@ async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     await one.aclose()
 
 
-@pytest.mark.parametrize("url", ["ftp://localhost", "http://", "://localhost", "http://[::1", "localhost:port", ""])
+@pytest.mark.parametrize(
+    "url", ["ftp://localhost", "http://", "://localhost", "http://[::1", "localhost:port", ""]
+)
 def test_bad_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"is not the address of a gateway.*; give one such as http://127"):
+    with pytest.raises(
+        InvalidRequest, match=r"is not the address of a gateway.*; give one such as http://127"
+    ):
         Gateway.at(url)
 
 

@@ -52,20 +52,35 @@ def test_healthy_tree_and_gateway_have_nothing_to_fix_but_the_verdict(
     assert code == 0 and set(checks) == {"running"} and checks["running"].level == "ok"
     assert "is ready and serves semspec-demo, " in checks["running"].message
     code, checks = doctor(capsys)
-    assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)
+    assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(
+        checks
+    )
     assert "Qwen2ForCausalLM, fast decoder, float32, 7.4 M weights" in checks["target"].message
-    assert all("with plain transformers too" in checks[f"{role} test"].message for role in ("draft", "target"))
-    assert {name: check.level for name, check in checks.items() if check.level != "ok"} == {"verifier": "warn"}
+    assert all(
+        "with plain transformers too" in checks[f"{role} test"].message
+        for role in ("draft", "target")
+    )
+    assert {name: check.level for name, check in checks.items() if check.level != "ok"} == {
+        "verifier": "warn"
+    }
     verifier = checks["verifier"]
-    assert "By the data's own truth: Good enough to serve." in verifier.message and "'target'" in verifier.remedy
-    assert 'By "the target says it", the criterion of pairs without a truth: Not good enough' in verifier.message
+    assert (
+        "By the data's own truth: Good enough to serve." in verifier.message
+        and "'target'" in verifier.remedy
+    )
+    assert (
+        'By "the target says it", the criterion of pairs without a truth: Not good enough'
+        in verifier.message
+    )
     assert "AUROC of p/q is 0.960 ± 0.010, the bar is at least 0.985" in verifier.message
 
 
 def test_server_that_never_answers_is_named_within_5_s(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        failure = only_failure(doctor(capsys, "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        failure = only_failure(
+            doctor(capsys, "--url", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        )
     assert time.monotonic() - began < 5 and "does not answer within 4 s" in failure.message
 
 
@@ -77,17 +92,24 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
     assert line == f"fail  draft           there is no folder /nowhere -> {remedy}"
 
 
-def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_pair_without_probes_has_nothing_to_fix(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     release = load_release(BUNDLED_PAIR / "probes")
     release = replace(release, draft_probe="", target_probe="", projections=(), rule={})
-    models = {role: replace(getattr(release, role), model=release.place(role)) for role in ("draft", "target")}
+    models = {
+        role: replace(getattr(release, role), model=release.place(role))
+        for role in ("draft", "target")
+    }
     shutil.copy(BUNDLED_PAIR / "probes" / "likelihood.json", tmp_path)
     replace(release, **models).save(tmp_path)
     code, checks = doctor(capsys, "--pair", str(tmp_path))
     assert code == 0 and "verifier" not in checks
     assert checks["gateway"].message == "its settings are valid, the release is semspec-demo@1"
     message = checks["pair"].message
-    assert message.startswith("the models are served without probes; likelihood by default; this pair supports ")
+    assert message.startswith(
+        "the models are served without probes; likelihood by default; this pair supports "
+    )
     assert message.endswith("but not 'semantic' (no probes), 'retrieval' (no datastore)")
 
 
@@ -95,35 +117,64 @@ def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixtur
     models = (f"--{role}-model={BUNDLED_PAIR / role}" for role in ("draft", "target"))
     code, checks = doctor(capsys, *models)
     message = checks["pair"].message
-    assert code == 0 and message.startswith("the models are served without probes; token-level by default; ")
+    assert code == 0 and message.startswith(
+        "the models are served without probes; token-level by default; "
+    )
     assert "'likelihood' (no calibration)" in message
 
 
 @pytest.mark.parametrize(
     ("changes", "message", "remedy"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised (gptq)", "set the engine to vllm"),
-        ({"model_type": "qwen3_next", "architectures": []}, "Qwen3NextConfig keeps a state", "give a model"),
-        ({"tie_word_embeddings": False}, "lack 1 of its weights: lm_head.weight", "fetch the checkpoint's files again"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantised (gptq)",
+            "set the engine to vllm",
+        ),
+        (
+            {"model_type": "qwen3_next", "architectures": []},
+            "Qwen3NextConfig keeps a state",
+            "give a model",
+        ),
+        (
+            {"tie_word_embeddings": False},
+            "lack 1 of its weights: lm_head.weight",
+            "fetch the checkpoint's files again",
+        ),
     ],
 )
 def test_checkpoint_that_cannot_be_served_is_named_with_what_can(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, object], message: str, remedy: str
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    changes: dict[str, object],
+    message: str,
+    remedy: str,
 ) -> None:
     folder = shutil.copytree(BUNDLED_PAIR / "target", tmp_path / "target")
     edit_json(folder / "config.json", **changes)
-    failure = only_failure(doctor(capsys, "--target-model", str(folder), f"--draft-model={BUNDLED_PAIR / 'draft'}"))
-    assert failure.name == "target" and message in failure.message and failure.remedy.startswith(remedy)
+    failure = only_failure(
+        doctor(capsys, "--target-model", str(folder), f"--draft-model={BUNDLED_PAIR / 'draft'}")
+    )
+    assert (
+        failure.name == "target"
+        and message in failure.message
+        and failure.remedy.startswith(remedy)
+    )
 
 
-def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_and_bad_probes_get_remedies(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEMSPEC_GATEWAY_AUDIT", '{"share": 0.1}')
     failure = only_failure(doctor(capsys))
     assert failure.name == "pair" and "SEMSPEC_VERIFIER_EQUIVALENCE" in failure.remedy
     monkeypatch.setenv("SEMSPEC_VERIFIER_EQUIVALENCE", "card")
     monkeypatch.setattr(StackConfig, "bad_verdicts", "Missed: AUROC.")
     [warning] = [check for check in doctor(capsys)[1].values() if check.level != "ok"]
-    assert (warning.name, warning.level) == ("verifier", "warn") and "report says: Missed: AUROC." in warning.message
+    assert (warning.name, warning.level) == (
+        "verifier",
+        "warn",
+    ) and "report says: Missed: AUROC." in warning.message
 
 
 @pytest.mark.parametrize(
@@ -136,21 +187,35 @@ def test_audit_and_bad_probes_get_remedies(capsys: pytest.CaptureFixture[str], m
             "serve that model, or the release of this one",
         ),
         (["--pair", "{}/probes"], "pair", "needs a datastore", "SEMSPEC_DRAFT_DATASTORE"),
-        (["--url", "http://127.0.0.1:1"], "running", "no gateway answers at http://127.0.0.1:1", "semspec serve"),
+        (
+            ["--url", "http://127.0.0.1:1"],
+            "running",
+            "no gateway answers at http://127.0.0.1:1",
+            "semspec serve",
+        ),
     ],
 )
 def test_fault_is_named_with_its_remedy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], name: str, message: str, remedy: str
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: list[str],
+    name: str,
+    message: str,
+    remedy: str,
 ) -> None:
     shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes")
-    replace(load_release(BUNDLED_PAIR / "probes"), rule={"strategy": "retrieval"}).save(tmp_path / "probes")
+    replace(load_release(BUNDLED_PAIR / "probes"), rule={"strategy": "retrieval"}).save(
+        tmp_path / "probes"
+    )
     (tmp_path / "draft").symlink_to(BUNDLED_PAIR / "draft")
     (tmp_path / "target").symlink_to(BUNDLED_PAIR / "target")
     failure = only_failure(doctor(capsys, *(word.format(tmp_path) for word in words)))
     assert failure.name == name and message in failure.message and remedy in failure.remedy
 
 
-def test_vllm_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", "vllm")
     failure = only_failure(doctor(capsys))
     assert (failure.name, failure.message) == ("target", "vLLM is not installed")
@@ -161,7 +226,9 @@ def test_dead_redis_is_named_and_its_password_kept(
 ) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://:hush@127.0.0.1:1/0")
     failure = only_failure(doctor(capsys))
-    assert failure.name == "redis" and "REDIS_URL" in failure.message and "hush" not in failure.message
+    assert (
+        failure.name == "redis" and "REDIS_URL" in failure.message and "hush" not in failure.message
+    )
 
 
 def test_gateway_that_wants_a_key_is_named(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,12 +270,18 @@ def test_folder_of_a_model_is_looked_at(
     assert check.name == "draft" and check.level == level and words in check.message
 
 
-def test_hub_model_is_a_warning_while_only_the_hub_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_model_is_a_warning_while_only_the_hub_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with serving({"a/draft": BUNDLED_PAIR / "draft"}) as endpoint:
         use(endpoint, monkeypatch)
         check = next(check_processes(StackConfig(draft_model="a/draft")))
-    assert check.level == "warn" and "1.5 MB" in check.message and "hf download a/draft" in check.remedy
+    assert (
+        check.level == "warn"
+        and "1.5 MB" in check.message
+        and "hf download a/draft" in check.remedy
+    )
     check = next(check_processes(StackConfig(draft_model="a/draft")))
     assert check.level == "fail" and "does not answer" in check.message
 
@@ -231,9 +304,13 @@ def test_requirement_is_held_against_what_is_installed(requirement: str, level: 
     assert (check and check.level) == level
 
 
-def test_memory_counts_set_keys_and_values(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_counts_set_keys_and_values(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, checks = doctor(capsys)
-    assert "keys and values up to 8.6 GB" in checks["memory"].message  # two services, 4 GiB each by default
+    assert (
+        "keys and values up to 8.6 GB" in checks["memory"].message
+    )  # two services, 4 GiB each by default
     monkeypatch.setenv("SEMSPEC_DRAFT_KV_BYTES", str(1 << 30))
     monkeypatch.setenv("SEMSPEC_TARGET_KV_BYTES", str(512 << 40))
     _, checks = doctor(capsys)

@@ -32,10 +32,15 @@ def test_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[s
     assert captured.err.startswith("semspec key: the name of a key is 1 to 64 letters, digits")
 
 
-@pytest.mark.parametrize("key", ["sk-\nx", "sk x", "\u043a\u043b\u044e\u0447", "sk-\x7f", "k" * 5000, " sk-x"])
+@pytest.mark.parametrize(
+    "key", ["sk-\nx", "sk x", "\u043a\u043b\u044e\u0447", "sk-\x7f", "k" * 5000, " sk-x"]
+)
 @pytest.mark.parametrize("command", [["serve"], ["chat", "Hello"], ["doctor"]])
 def test_key_that_no_header_can_carry_is_refused_in_one_line(
-    key: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    key: str,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SEMSPEC_API_KEY", key)
     assert exit_code(*command) in (1, 2)

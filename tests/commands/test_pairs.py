@@ -24,11 +24,20 @@ FILES = {"draft": b"the draft", "target": b"the target's weights"}
 
 def file_of(role: str) -> PairFile:
     content = FILES[role]
-    return PairFile(f"a/{role}-GGUF", f"{role}.gguf", hashlib.sha256(content).hexdigest(), len(content))
+    return PairFile(
+        f"a/{role}-GGUF", f"{role}.gguf", hashlib.sha256(content).hexdigest(), len(content)
+    )
 
 
 PAIR = NamedPair(
-    "small", "one drafts for another", "MIT", file_of("draft"), file_of("target"), {"dtype": "float32"}, 2 * 10**9, ()
+    "small",
+    "one drafts for another",
+    "MIT",
+    file_of("draft"),
+    file_of("target"),
+    {"dtype": "float32"},
+    2 * 10**9,
+    (),
 )
 
 
@@ -71,12 +80,17 @@ def test_files_are_found_by_name_and_by_digest(models: Path) -> None:
     assert find(PAIR.draft, None) is None
 
 
-def test_missing_files_are_downloaded_once_and_checked(hub: Path, models: Path, tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_once_and_checked(
+    hub: Path, models: Path, tmp_path: Path
+) -> None:
     told: list[str] = []
     (models / "another.gguf").unlink()
     found = locate(PAIR, models, told.append)
     assert found["draft"] == str(models / "draft.gguf")
-    assert Path(found["target"]).read_bytes() == FILES["target"] and tmp_path / "cache" in Path(found["target"]).parents
+    assert (
+        Path(found["target"]).read_bytes() == FILES["target"]
+        and tmp_path / "cache" in Path(found["target"]).parents
+    )
     assert told == ["downloading a/target-GGUF:target.gguf: 0.0 MB"]
     assert locate(PAIR, models, pytest.fail) == found
 
@@ -88,7 +102,9 @@ def test_wrong_digest_is_refused_wherever_the_file_is(hub: Path, models: Path) -
     with pytest.raises(Mismatch, match=f"^{models}/{words}give --models a folder without it"):
         locate(PAIR, models, print)
     (hub / "draft" / "draft.gguf").write_bytes(b"other")
-    with pytest.raises(Mismatch, match=f"{words}a/draft-GGUF has changed it; put the file of that digest into"):
+    with pytest.raises(
+        Mismatch, match=f"{words}a/draft-GGUF has changed it; put the file of that digest into"
+    ):
         locate(PAIR, None, print)
     with pytest.raises(Mismatch, match=f"{words}remove /.*, and start again to fetch it"):
         find(PAIR.draft, None)
@@ -101,17 +117,26 @@ def test_files_are_named_with_their_digests_where_there_is_no_network(
         main(["serve", "--pair", "small", "--models", str(models.parent)])
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 1
-    assert line.startswith("semspec serve: the pair small cannot be fetched: a/draft-GGUF:draft.gguf is neither a file")
-    assert "put into a folder what is missing, and give it with --models FOLDER: draft.gguf (0.0 MB, SHA-256 " in line
+    assert line.startswith(
+        "semspec serve: the pair small cannot be fetched: a/draft-GGUF:draft.gguf is neither a file"
+    )
+    assert (
+        "put into a folder what is missing, and give it with --models FOLDER: draft.gguf (0.0 MB, SHA-256 "
+        in line
+    )
     assert all(file.sha256 in line for file in PAIR.files.values())
 
 
-def test_next_start_goes_on_after_one_without_a_network(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_start_goes_on_after_one_without_a_network(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
         use("http://127.0.0.1:1", patched)
         with pytest.raises(Mismatch, match=r"^the pair small cannot be fetched"):
             locate(PAIR, None, print)
-    assert [Path(place).read_bytes() for place in locate(PAIR, None, print).values()] == [*FILES.values()]
+    assert [Path(place).read_bytes() for place in locate(PAIR, None, print).values()] == [
+        *FILES.values()
+    ]
 
 
 def configuration(*words: str) -> StackConfig:
@@ -123,8 +148,14 @@ def test_pair_is_served_under_its_name_with_its_settings(
 ) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_DTYPE", "bfloat16")
     config = configuration("--pair", "small", "--models", str(models))
-    assert (config.draft_model, config.target_model) == (str(models / "draft.gguf"), str(models / "another.gguf"))
-    assert config.environment == {"SEMSPEC_GATEWAY_MODEL_NAME": "small", "SEMSPEC_DRAFT_DTYPE": "float32"}
+    assert (config.draft_model, config.target_model) == (
+        str(models / "draft.gguf"),
+        str(models / "another.gguf"),
+    )
+    assert config.environment == {
+        "SEMSPEC_GATEWAY_MODEL_NAME": "small",
+        "SEMSPEC_DRAFT_DTYPE": "float32",
+    }
     assert config.pair is None
     (manifests / "small").mkdir()
     (manifests / "small" / "pair.json").write_text("{}")
@@ -142,7 +173,10 @@ def test_file_that_is_not_here_is_named_by_its_repository_and_revision(manifests
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--pair", "large"), "--pair: there is no pair 'large' and no such path; give a release's path, or small"),
+        (
+            ("--pair", "large"),
+            "--pair: there is no pair 'large' and no such path; give a release's path, or small",
+        ),
         (("--models", "/tmp"), "--models: only with --pair NAME, whose files it has"),
     ],
 )
@@ -152,7 +186,10 @@ def test_option_that_names_nothing_is_refused(words: tuple[str, ...], said: str)
 
 
 def test_folder_that_is_not_there_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"^there is no folder /nowhere; give --models the folder with the pair's files"):
+    with pytest.raises(
+        Mismatch,
+        match=r"^there is no folder /nowhere; give --models the folder with the pair's files",
+    ):
         configuration("--pair", "small", "--models", "/nowhere")
 
 
@@ -173,7 +210,9 @@ def test_list_says_what_is_here(models: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_pairs_of_the_package_have_the_files_that_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_the_package_have_the_files_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.undo()
     assert {pair.name for pair in named_pairs()} >= {"qwen2.5-coder"}
     if not (folder := os.environ.get("SEMSPEC_REAL_MODELS")):
@@ -181,11 +220,17 @@ def test_pairs_of_the_package_have_the_files_that_are_measured(monkeypatch: pyte
     pair = named_pair("qwen2.5-coder")
     assert pair is not None
     found = locate(pair, Path(folder), pytest.fail)
-    assert [file_digest(Path(found[role])) for role in found] == [file.sha256 for file in pair.files.values()]
-    assert [Path(found[role]).stat().st_size for role in found] == [file.num_bytes for file in pair.files.values()]
+    assert [file_digest(Path(found[role])) for role in found] == [
+        file.sha256 for file in pair.files.values()
+    ]
+    assert [Path(found[role]).stat().st_size for role in found] == [
+        file.num_bytes for file in pair.files.values()
+    ]
 
 
 def test_plan_names_the_checkpoint_that_vllm_serves() -> None:
     remedy = "give the model's safetensors checkpoint, such as Qwen/Qwen2.5-Coder-1.5B-Instruct, or"
-    with pytest.raises(Mismatch, match=f"^cannot plan for .*: vLLM does not serve a GGUF file; {remedy}"):
+    with pytest.raises(
+        Mismatch, match=f"^cannot plan for .*: vLLM does not serve a GGUF file; {remedy}"
+    ):
         read_model("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen.gguf")

@@ -26,7 +26,11 @@ NAMES = (
 def pair(tmp_path: Path) -> list[str]:
     for role, shape in SHAPES.items():
         (tmp_path / role).mkdir()
-        common = {"model_type": "qwen2", "tie_word_embeddings": False, "max_position_embeddings": 131072}
+        common = {
+            "model_type": "qwen2",
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 131072,
+        }
         config = common | dict(zip(NAMES, shape, strict=True))
         (tmp_path / role / "config.json").write_text(json.dumps(config))
     return ["--draft-model", str(tmp_path / "draft"), "--target-model", str(tmp_path / "target")]
@@ -47,30 +51,48 @@ def test_parameters_are_those_of_the_checkpoint() -> None:
     with safe_open(folder / "model.safetensors", "np") as file:
         sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     counted = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in sizes)
-    assert model.num_parameters == counted and model.file_bytes == (folder / "model.safetensors").stat().st_size
+    assert (
+        model.num_parameters == counted
+        and model.file_bytes == (folder / "model.safetensors").stat().st_size
+    )
 
 
-def test_paper_s_answers_have_a_layout_on_two_gpus(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_paper_s_answers_have_a_layout_on_two_gpus(
+    pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Eight of 32,768 tokens and a prompt; the printed settings are read by the services."""
     with pytest.raises(SystemExit) as ended:
         main(["plan", *pair])
     printed = capsys.readouterr().out
     assert ended.value.code == 0 and "fingerprint is another" in printed
     found = re.findall(r"SEMSPEC_TARGET_(\w+)=(.*)", printed)
-    values = {name.lower(): json.loads(value.strip("'")) if "{" in value else value for name, value in found}
+    values = {
+        name.lower(): json.loads(value.strip("'")) if "{" in value else value
+        for name, value in found
+    }
     read = ModelSettings.model_validate({"model": "m", **values})
     assert read.vllm_options.kv_cache_dtype == "fp8" and read.vllm_options.tensor_parallel_size == 2
     assert "SEMSPEC_GATEWAY_MAX_CONCURRENT=11" in printed
-    assert read.max_context_tokens == 34_816 and read.device == "cuda" and "kv_bytes" in read.model_fields_set
+    assert (
+        read.max_context_tokens == 34_816
+        and read.device == "cuda"
+        and "kv_bytes" in read.model_fields_set
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpus", "1"], r"8 answers of 34,816 tokens do not fit; the most is 5 of them, or 8 of 2\d,\d+ tokens"),
+        (
+            ["--gpus", "1"],
+            r"8 answers of 34,816 tokens do not fit; the most is 5 of them, or 8 of 2\d,\d+ tokens",
+        ),
         (["--context", "200000"], r"--context: the window of .*draft has 131072 tokens"),
         (["--sessions", "0"], r"--sessions: give at least 1"),
-        (["--target-model", "./nowhere"], r"there is no folder ./nowhere; give a checkpoint's folder, a GGUF file"),
+        (
+            ["--target-model", "./nowhere"],
+            r"there is no folder ./nowhere; give a checkpoint's folder, a GGUF file",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_does(

@@ -38,7 +38,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 @pytest.fixture(scope="module")
 def http(project: Project) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {project.key}"}
-    with httpx.Client(base_url=project.url, headers=headers, timeout=GENEROUS_S, trust_env=False) as http:
+    with httpx.Client(
+        base_url=project.url, headers=headers, timeout=GENEROUS_S, trust_env=False
+    ) as http:
         yield http
 
 
@@ -53,7 +55,10 @@ def chunks_of(http: httpx.Client, killer: AbstractContextManager[Any] | None = N
         "semspec": {"trace": True},
     }
     chunks: list[Json] = []
-    with killer or nullcontext() as helper, http.stream("POST", "/v1/chat/completions", json=body) as response:
+    with (
+        killer or nullcontext() as helper,
+        http.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -88,7 +93,10 @@ def test_answer_to_a_key_has_accepted_segments(http: httpx.Client, project: Proj
     assert f"boxed{{{solve(EXAMPLE)}}}" in answer["choices"][0]["message"]["content"]
     assert answer["semspec"]["num_accepted"] > 0 and answer["semspec"]["parameters"]["gamma"] == 2
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
-    assert httpx.post(f"{project.url}/v1/chat/completions", json=body, trust_env=False).status_code == 401
+    assert (
+        httpx.post(f"{project.url}/v1/chat/completions", json=body, trust_env=False).status_code
+        == 401
+    )
 
 
 def test_answer_is_the_same_when_the_target_is_killed(http: httpx.Client, project: Project) -> None:
@@ -98,11 +106,16 @@ def test_answer_is_the_same_when_the_target_is_killed(http: httpx.Client, projec
     assert project.inspect("target", "{{.RestartCount}}") == "1"
     assert told(disturbed) == told(undisturbed)
     extensions = [chunks[-1]["semspec"] for chunks in (undisturbed, disturbed)]
-    assert extensions[1]["latency_ms"] - extensions[0]["latency_ms"] > RESTART_MS and not extensions[1]["degraded"]
+    assert (
+        extensions[1]["latency_ms"] - extensions[0]["latency_ms"] > RESTART_MS
+        and not extensions[1]["degraded"]
+    )
     until_ready(project, http)
 
 
-def test_answer_is_whole_and_says_so_when_the_draft_is_killed(http: httpx.Client, project: Project) -> None:
+def test_answer_is_whole_and_says_so_when_the_draft_is_killed(
+    http: httpx.Client, project: Project
+) -> None:
     until_ready(project, http)
     chunks = chunks_of(http, project.armed("draft"))
     assert project.inspect("draft", "{{.RestartCount}}") == "1"
@@ -113,7 +126,10 @@ def test_answer_is_whole_and_says_so_when_the_draft_is_killed(http: httpx.Client
 
 @pytest.mark.parametrize("role", [*SETTINGS, "redis"])
 def test_process_has_no_rights(project: Project, role: str) -> None:
-    status = dict(line.split(":\t", 1) for line in project.inside(role, "cat", "/proc/1/status").stdout.splitlines())
+    status = dict(
+        line.split(":\t", 1)
+        for line in project.inside(role, "cat", "/proc/1/status").stdout.splitlines()
+    )
     uid = "999" if role == "redis" else "10001"
     assert set(status["Uid"].split()) == {uid}
     assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
@@ -124,13 +140,20 @@ def test_process_has_no_rights(project: Project, role: str) -> None:
 
 @pytest.mark.parametrize("role", SETTINGS)
 def test_image_holds_no_model_and_the_gateways_no_torch(project: Project, role: str) -> None:
-    look = "find / -xdev -name '*.safetensors' -not -path '/models/*'; python -c 'import torch' 2>&1"
+    look = (
+        "find / -xdev -name '*.safetensors' -not -path '/models/*'; python -c 'import torch' 2>&1"
+    )
     found = project.inside(role, "sh", "-c", look).stdout
     assert found == "" if role != "gateway" else "No module named 'torch'" in found
 
 
-def test_redis_is_within_the_gateways_reach_alone_and_asks_for_the_password(project: Project) -> None:
-    assert project.inspect("redis", "{{json .NetworkSettings.Ports}}") in ("{}", '{"6379/tcp":null}')
+def test_redis_is_within_the_gateways_reach_alone_and_asks_for_the_password(
+    project: Project,
+) -> None:
+    assert project.inspect("redis", "{{json .NetworkSettings.Ports}}") in (
+        "{}",
+        '{"6379/tcp":null}',
+    )
     ping = "import socket; s = socket.create_connection(('redis', 6379), 3); s.send(b'PING\\r\\n'); print(s.recv(99))"
     assert "NOAUTH" in project.inside("gateway", "python", "-c", ping).stdout
     address = project.inspect("redis", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}")
@@ -149,7 +172,8 @@ def test_gateway_image_is_small(project: Project, capsys: pytest.CaptureFixture[
     layers = {role: bytes_of(project.image(role)) - base for role in SETTINGS}
     with capsys.disabled():
         sys.stdout.writelines(
-            f"\n{role}: {size / 1e6:.0f} MB on top of the base image" for role, size in layers.items()
+            f"\n{role}: {size / 1e6:.0f} MB on top of the base image"
+            for role, size in layers.items()
         )
     assert layers["gateway"] + OFFICIAL_BASE_BYTES <= GATEWAY_BYTES
 
@@ -157,4 +181,6 @@ def test_gateway_image_is_small(project: Project, capsys: pytest.CaptureFixture[
 def test_containers_end_in_order(project: Project) -> None:
     project.compose("stop")
     for role in ("redis", *SETTINGS):
-        assert project.inspect(role, "{{.State.ExitCode}}") == "0", project.compose("logs", "--tail", "30", role)
+        assert project.inspect(role, "{{.State.ExitCode}}") == "0", project.compose(
+            "logs", "--tail", "30", role
+        )

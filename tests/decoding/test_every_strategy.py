@@ -50,9 +50,18 @@ UNGRADED, GRADED = Acceptance(threshold=0.0), Acceptance(threshold=9.0, score_me
         ("semantic", "draft", {}, 0.9),
         ("semantic", "target", {}, 0.0),
         ("semantic+token-level", "target", {}, 0.0),
-        *(("likelihood", "draft", {"acceptance": Acceptance(threshold=0.0), "gamma": gamma}, 0.0) for gamma in (1, 3)),
-        *(("likelihood", "target", {"acceptance": Acceptance(threshold=1.0), "gamma": gamma}, 0.9) for gamma in (1, 3)),
-        *(("token-level", "target", {"num_speculative_tokens": number}, 0.9) for number in (1, 2, 3, 4, 7, 16)),
+        *(
+            ("likelihood", "draft", {"acceptance": Acceptance(threshold=0.0), "gamma": gamma}, 0.0)
+            for gamma in (1, 3)
+        ),
+        *(
+            ("likelihood", "target", {"acceptance": Acceptance(threshold=1.0), "gamma": gamma}, 0.9)
+            for gamma in (1, 3)
+        ),
+        *(
+            ("token-level", "target", {"num_speculative_tokens": number}, 0.9)
+            for number in (1, 2, 3, 4, 7, 16)
+        ),
         ("spec-reason", "draft", {"acceptance": UNGRADED}, 0.0),
         ("spec-reason", "target", {"acceptance": GRADED}, 0.9),
     ],
@@ -67,7 +76,9 @@ async def test_all_kept_equals_the_draft_alone_and_none_kept_the_target_alone(
     for record in records(events):
         assert record.accepted is (None if strategy == "token-level" else alone == "draft")
         assert (record.rejected is not None) is (record.accepted is False)
-        assert record.num_accepted_tokens == 0 and (record.num_proposed_tokens > 0) is ("token-level" in strategy)
+        assert record.num_accepted_tokens == 0 and (record.num_proposed_tokens > 0) is (
+            "token-level" in strategy
+        )
 
 
 @pytest.mark.parametrize(
@@ -91,18 +102,24 @@ async def test_waits_are_told_by_stage_and_wire_is_what_no_engine_spent(
     """The fakes say that each call took 1 ms for a segment, and take 5 or more. `num_calls`: of a segment, and of each
     of its tokens. Times of a round are those of its kept segments, whatever else was drafted in it."""
     fakes = players(ConstantVerifier(0.5, 0.0), num_segments=30, delay_s=0.005, agreement=0.0)
-    asked = await generation(**{"strategy": strategy, "max_tokens": 40, "draft_ahead": False} | options)
+    asked = await generation(
+        **{"strategy": strategy, "max_tokens": 40, "draft_ahead": False} | options
+    )
     for record in records(await run(asked, fakes))[:2]:
         waits = asdict(record.times)
         wire_ms = waits.pop("wire_ms")
-        assert {stage for stage, wait_ms in waits.items() if wait_ms > 4 and stage != "judge_ms"} == stages
+        assert {
+            stage for stage, wait_ms in waits.items() if wait_ms > 4 and stage != "judge_ms"
+        } == stages
         expected_ms = num_calls[0] + num_calls[1] * len(record.segment.token_ids)
         assert wire_ms == pytest.approx(sum(waits.values()) - expected_ms)
 
 
 @pytest.mark.parametrize("strategy", VARIANTS)
 async def test_record_is_read_from_what_is_stored_as_it_was(strategy: str) -> None:
-    for record in records(await run(await generation(strategy=strategy), players(num_segments=12, remarks=CUES))):
+    for record in records(
+        await run(await generation(strategy=strategy), players(num_segments=12, remarks=CUES))
+    ):
         for one in (record, replace(record, logprobs=(TokenLogprob(7, b"\xf0\x9f", -2.0),))):
             assert read_stored(stored(one)) == one
 
@@ -110,7 +127,9 @@ async def test_record_is_read_from_what_is_stored_as_it_was(strategy: str) -> No
 @pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("max_tokens", [1, 2, 17, 40, 63])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
-async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agreement: float) -> None:
+async def test_budget_is_kept_to_the_token(
+    strategy: str, max_tokens: int, agreement: float
+) -> None:
     own = await generation(strategy=strategy, max_tokens=max_tokens)
     events = await run(own, players(remarks=CUES, agreement=agreement))
     assert sum(len(segment.token_ids) for segment in segments(events)) == max_tokens
@@ -125,13 +144,17 @@ async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agree
         *((strategy, number) for strategy in WITH_CANDIDATES for number in (2, 4)),
     ],
 )
-async def test_resumed_generation_equals_undisturbed_one(strategy: str, num_candidates: int) -> None:
+async def test_resumed_generation_equals_undisturbed_one(
+    strategy: str, num_candidates: int
+) -> None:
     first = await generation(strategy=strategy, num_candidates=num_candidates)
     whole = outcome(await run(first, players(num_segments=30, remarks=CUES)))
     kept = segments(await run(first, players(num_segments=30, remarks=CUES)))
     assert len(kept) >= 15 and whole[-1] == Finished(FinishReason.STOP)
     for cut in range(1, len(kept)):
-        rest = outcome(await run(resumed(first, kept[:cut]), players(num_segments=30, remarks=CUES)))
+        rest = outcome(
+            await run(resumed(first, kept[:cut]), players(num_segments=30, remarks=CUES))
+        )
         assert rest == whole[cut:] and num_running() == 0
 
 
@@ -149,13 +172,18 @@ LOSSES = [
 
 @pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
-    ("strategy", "role"), [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)]
+    ("strategy", "role"),
+    [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)],
 )
-async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, error: SemspecError) -> None:
+async def test_target_finishes_alone_after_a_loss(
+    strategy: str, role: str, error: SemspecError
+) -> None:
     """Of a model or the verifier, after the second segment."""
     fakes = players(num_segments=12)
     player: Any = fakes.verifier if role == "verifier" else fakes.drafter
-    events = await run_with_loss(await generation(strategy=strategy, draft_ahead=False), fakes, player, error)
+    events = await run_with_loss(
+        await generation(strategy=strategy, draft_ahead=False), fakes, player, error
+    )
     alone = [r.fallback is not None for r in records(events)]
     assert not any(alone[:2]) and any(alone)
     assert alone == sorted(alone), "once lost, lost for good"
@@ -170,7 +198,9 @@ async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, erro
 async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: str) -> None:
     fakes = players()
     fakes.verifier.errors.append(Unavailable("gone"))
-    assert not any(r.fallback for r in records(await run(await generation(strategy=strategy), fakes)))
+    assert not any(
+        r.fallback for r in records(await run(await generation(strategy=strategy), fakes))
+    )
 
 
 @pytest.mark.parametrize("strategy", [*HELPED, "draft"])
@@ -193,7 +223,10 @@ async def test_lost_target_is_an_error_and_leaves_no_draft_running(strategy: str
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (InvalidRequest("a token id is outside the vocabulary", "token_ids"), "refuses what it was sent"),
+        (
+            InvalidRequest("a token id is outside the vocabulary", "token_ids"),
+            "refuses what it was sent",
+        ),
         (Mismatch("tokens of another tokenizer", "proposal.tokenizer"), "does not fit the rest"),
     ],
 )
@@ -213,7 +246,9 @@ async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
 @pytest.mark.parametrize("num_events", [1, 3])
 async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_events: int) -> None:
     fakes = players(delay_s=0.002, remarks=CUES)
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
+    async with aclosing(
+        decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)
+    ) as events:
         for _ in range(num_events):
             await anext(events)
     assert num_running() == 0
@@ -224,8 +259,12 @@ async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_ev
 
 @pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("after_s", [0.001, 0.012, 0.031])
-async def test_cancelling_a_generation_leaves_nothing_running(strategy: str, after_s: float) -> None:
-    task = asyncio.create_task(run(await generation(strategy=strategy), players(delay_s=0.01, remarks=CUES)))
+async def test_cancelling_a_generation_leaves_nothing_running(
+    strategy: str, after_s: float
+) -> None:
+    task = asyncio.create_task(
+        run(await generation(strategy=strategy), players(delay_s=0.01, remarks=CUES))
+    )
     await asyncio.sleep(after_s)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -239,9 +278,13 @@ async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
     fakes = players()
     if strategy in PROPOSING:
         fakes.drafter.errors.append(Unavailable("gone"))
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
+    async with aclosing(
+        decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)
+    ) as events:
         await anext(events)
-    assert (fakes.drafter if strategy == "draft" else fakes.target).num_cancelled == 1 and num_running() == 0
+    assert (
+        fakes.drafter if strategy == "draft" else fakes.target
+    ).num_cancelled == 1 and num_running() == 0
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
@@ -257,8 +300,14 @@ async def test_full_window_ends_a_generation_under_way_and_refuses_a_new_one(str
     fakes = players()
     first = await generation(strategy=strategy)
     kept = segments(await run(first, fakes))[:2]
-    fakes.drafter.errors, fakes.target.errors = [ContextTooLong("full")] * 2, [ContextTooLong("full")] * 2
+    fakes.drafter.errors, fakes.target.errors = (
+        [ContextTooLong("full")] * 2,
+        [ContextTooLong("full")] * 2,
+    )
     with pytest.raises(ContextTooLong):
         await run(first, fakes)
-    fakes.drafter.errors, fakes.target.errors = [ContextTooLong("full")] * 2, [ContextTooLong("full")] * 2
+    fakes.drafter.errors, fakes.target.errors = (
+        [ContextTooLong("full")] * 2,
+        [ContextTooLong("full")] * 2,
+    )
     assert await run(resumed(first, kept), fakes) == [Finished(FinishReason.LENGTH)]

@@ -65,21 +65,31 @@ class ReasoningModel(FakeModel):
     def _text(self, context: Context, params: GenerationParams) -> str:
         said = super()._text(context, params)
         is_open = self.closing not in "".join(piece.text for piece in context.pieces[1:])
-        return f"{self.writer} stops.{self.closing}{said}" if is_open and num_written(context) == 2 else said
+        return (
+            f"{self.writer} stops.{self.closing}{said}"
+            if is_open and num_written(context) == 2
+            else said
+        )
 
     def _is_over(self, text: str, context: Context, params: GenerationParams) -> bool:
         return text.endswith(f"{self._text(context, params)}.")
 
-    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+    def _logprobs(
+        self, segment: Segment, params: GenerationParams
+    ) -> tuple[TokenLogprob, ...] | None:
         if params.num_logprobs is None:
             return None
         return tuple(TokenLogprob(token, bytes([token]), -1.0) for token in segment.token_ids)
 
 
-def reasoning(closing: str = THINK.closing, num_segments: int = 6, target_probability: float = 0.9) -> Players:
+def reasoning(
+    closing: str = THINK.closing, num_segments: int = 6, target_probability: float = 0.9
+) -> Players:
     """Fakes whose drafts are all accepted, unless the `target_probability` is 0."""
     fakes = players(ConstantVerifier(0.5, target_probability), agreement=0.0)
-    draft, target = (ReasoningModel(writer, closing, num_segments) for writer in (Writer.DRAFT, Writer.TARGET))
+    draft, target = (
+        ReasoningModel(writer, closing, num_segments) for writer in (Writer.DRAFT, Writer.TARGET)
+    )
     target.agreement = 0.0
     return Players(draft, target, fakes.verifier)
 
@@ -106,14 +116,21 @@ async def test_answer_is_what_the_target_writes_after_the_same_reasoning(
     assert [record.index for record in records(events)] == [*range(6)] and num_running() == 0
 
 
-REFUSING: list[tuple[str, dict[str, Any]]] = [*LOSSY[:3], ("likelihood", {"acceptance": Acceptance(threshold=1.0)})]
+REFUSING: list[tuple[str, dict[str, Any]]] = [
+    *LOSSY[:3],
+    ("likelihood", {"acceptance": Acceptance(threshold=1.0)}),
+]
 
 
 @pytest.mark.parametrize(("strategy", "options"), REFUSING)
-async def test_segment_that_the_target_rewrote_is_not_cut(strategy: str, options: dict[str, Any]) -> None:
+async def test_segment_that_the_target_rewrote_is_not_cut(
+    strategy: str, options: dict[str, Any]
+) -> None:
     own = await strict(strategy=strategy, **options)
     events = await run(own, reasoning(target_probability=0.0))
-    assert segments(events) == segments(await run(replace(own, strategy="target", answer_strategy=""), reasoning()))
+    assert segments(events) == segments(
+        await run(replace(own, strategy="target", answer_strategy=""), reasoning())
+    )
     assert [record.accepted for record in records(events)] == [False] * 3 + [None] * 3
 
 
@@ -121,7 +138,9 @@ async def test_segment_that_the_target_rewrote_is_not_cut(strategy: str, options
 async def test_text_without_reasoning_is_the_answer(strategy: str) -> None:
     own = await strict("", strategy=strategy)
     alone = replace(own, strategy="target", answer_strategy="")
-    assert segments(await run(own, reasoning("no mark"))) == segments(await run(alone, reasoning("no mark")))
+    assert segments(await run(own, reasoning("no mark"))) == segments(
+        await run(alone, reasoning("no mark"))
+    )
 
 
 async def test_reasoning_that_the_model_opens_itself_is_by_segments() -> None:
@@ -133,15 +152,22 @@ async def test_reasoning_that_the_model_opens_itself_is_by_segments() -> None:
     fakes = Players(Opening(Writer.DRAFT, "</think>"), reasoning().target, reasoning().verifier)
     kept = segments(await run(await strict(""), fakes))
     assert [segment.writer for segment in kept] == [Writer.DRAFT] * 3 + [Writer.TARGET] * 3
-    fakes = Players(FakeModel(Writer.DRAFT), Opening(Writer.TARGET, "</think>"), reasoning().verifier)
+    fakes = Players(
+        FakeModel(Writer.DRAFT), Opening(Writer.TARGET, "</think>"), reasoning().verifier
+    )
     kept = segments(await run(await strict("", max_tokens=200), fakes))
-    assert kept[0].writer is Writer.TARGET and kept[1].writer is Writer.DRAFT, "the target opened it"
+    assert kept[0].writer is Writer.TARGET and kept[1].writer is Writer.DRAFT, (
+        "the target opened it"
+    )
 
 
 async def test_end_of_sequence_that_the_draft_wrote_behind_the_mark_is_not_kept() -> None:
     own = await strict()
     events = await run(own, reasoning(num_segments=3))
-    assert [segment.writer for segment in segments(events)] == [Writer.DRAFT] * 2 + [Writer.DRAFT, Writer.TARGET]
+    assert [segment.writer for segment in segments(events)] == [Writer.DRAFT] * 2 + [
+        Writer.DRAFT,
+        Writer.TARGET,
+    ]
     assert texts(events).partition("</think>")[2].startswith("target says")
 
 
@@ -175,7 +201,9 @@ async def test_target_goes_on_alone_when_the_draft_is_lost(num_before: int) -> N
     own = resumed(own, segments(await run(own, reasoning()))[:num_before])
     fakes.drafter.errors += [Unavailable("gone")] * 9
     found = records(await run(own, fakes))
-    assert found and all(record.fallback and record.segment.writer is Writer.TARGET for record in found)
+    assert found and all(
+        record.fallback and record.segment.writer is Writer.TARGET for record in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +217,11 @@ async def test_target_goes_on_alone_when_the_draft_is_lost(num_before: int) -> N
         ("Q", "", None),
         ("Q", "It is </think> 5.", 0),
         ("Q<think>\n\n</think>\n\n", "It is 5.", 0),
-        ("Q<|start|>assistant", f"{HARMONY.opening}So.<|end|><|start|>assistant", len(HARMONY.opening) + 10),
+        (
+            "Q<|start|>assistant",
+            f"{HARMONY.opening}So.<|end|><|start|>assistant",
+            len(HARMONY.opening) + 10,
+        ),
         ("Q<|start|>assistant", "<|channel|>final<|message|>It", 0),
     ],
 )
@@ -209,7 +241,9 @@ async def bundled() -> AsyncIterator[Backends]:
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize(("answer_strategy", "temperature"), [("target", 0.9), ("target", 0.0), ("token-level", 0.0)])
+@pytest.mark.parametrize(
+    ("answer_strategy", "temperature"), [("target", 0.9), ("target", 0.0), ("token-level", 0.0)]
+)
 async def test_answer_of_the_bundled_pair_is_the_target_s_own(
     bundled: Backends, answer_strategy: Any, temperature: float, segmentation: Segmentation
 ) -> None:
@@ -230,7 +264,9 @@ async def test_answer_of_the_bundled_pair_is_the_target_s_own(
         lossy = await _kept(replace(own, answer_strategy=""), bundled)
         assert lossy[: cut - 1] == kept[: cut - 1]
         num_cut += lossy[cut - 1].text != kept[cut - 1].text
-        num_other += "".join(segment.text for segment in lossy) != "".join(segment.text for segment in kept)
+        num_other += "".join(segment.text for segment in lossy) != "".join(
+            segment.text for segment in kept
+        )
     assert num_cut == 6 and (num_other or temperature == 0)
 
 

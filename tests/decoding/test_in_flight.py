@@ -10,7 +10,16 @@ import pytest
 from semspec.decoding import decode
 from semspec.errors import Unavailable
 from semspec.types import Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
-from tests.decoding.support import BY_PROBES, CUES, generation, outcome, players, records, run, shown
+from tests.decoding.support import (
+    BY_PROBES,
+    CUES,
+    generation,
+    outcome,
+    players,
+    records,
+    run,
+    shown,
+)
 from tests.fakes import FakeModel
 
 SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "spec-reason")
@@ -31,7 +40,9 @@ async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: str, 
     with_drafts = await run(await generation(**params, show_drafts=True), players(num_segments=12))
     without = await run(await generation(**params), players(num_segments=12))
     assert shown(with_drafts) and not shown(without)
-    assert outcome([event for event in with_drafts if not isinstance(event, Drafted)]) == outcome(without)
+    assert outcome([event for event in with_drafts if not isinstance(event, Drafted)]) == outcome(
+        without
+    )
 
 
 @pytest.mark.parametrize("strategy", SHOWING)
@@ -52,7 +63,9 @@ async def test_records_say_what_became_of_the_drafts_shown(strategy: str) -> Non
 
 async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
     fakes = replace(players(), target=Pensive(Writer.TARGET))
-    async with aclosing(decode(await generation(gamma=2, show_drafts=True), fakes.backends)) as events:
+    async with aclosing(
+        decode(await generation(gamma=2, show_drafts=True), fakes.backends)
+    ) as events:
         first = await asyncio.wait_for(anext(events), 10)
     assert isinstance(first, Drafted) and (first.index, len(first.segments)) == (0, 2)
     assert len(asyncio.all_tasks()) == 1, "closing at a draft shown stops the work ahead"
@@ -69,15 +82,21 @@ async def test_draft_shown_before_a_loss_is_void() -> None:
     fakes.verifier.errors.append(Unavailable("gone"))
     events = await run(await generation(show_drafts=True), fakes)
     assert isinstance(events[0], Drafted) and len(shown(events)) == 1
-    assert [r.index for r in records(events)] == list(range(6)) and all(r.fallback for r in records(events))
+    assert [r.index for r in records(events)] == list(range(6)) and all(
+        r.fallback for r in records(events)
+    )
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
 async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: str) -> None:
     events: list[Event] = []
     fakes = players(num_segments=1)
-    async for event in decode(await generation(strategy=strategy, show_drafts=True), fakes.backends):
+    async for event in decode(
+        await generation(strategy=strategy, show_drafts=True), fakes.backends
+    ):
         events.append(event)
         await asyncio.sleep(0.3 * isinstance(event, Drafted))
     [record] = records(events)
-    assert shown(events) and record.times.draft_ms + record.times.read_ms + record.times.write_ms < 250
+    assert (
+        shown(events) and record.times.draft_ms + record.times.read_ms + record.times.write_ms < 250
+    )

@@ -9,7 +9,14 @@ import pytest
 from semspec.decoding import decode
 from semspec.decoding.protocols import WithoutProbes
 from semspec.errors import Mismatch, Unavailable
-from semspec.types import SURPRISAL_FEATURES, Acceptance, Context, GeneratedSegment, GenerationParams, Writer
+from semspec.types import (
+    SURPRISAL_FEATURES,
+    Acceptance,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Writer,
+)
 from tests.calibrations import calibration
 from tests.decoding.support import generation, outcome, players, records, run
 from tests.fakes import FakeModel
@@ -20,7 +27,9 @@ MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGE
 class Stateless(FakeModel):
     """A draft whose states must not be asked for."""
 
-    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         assert not params.want_states and not params.projection
         return super().generate(context, params)
 

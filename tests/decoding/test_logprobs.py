@@ -18,11 +18,16 @@ class Telling(FakeModel):
         super().__init__(writer, num_segments=12, remarks=CUES)
         self.asked: list[int | None] = []
 
-    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+    def _logprobs(
+        self, segment: Segment, params: GenerationParams
+    ) -> tuple[TokenLogprob, ...] | None:
         self.asked.append(params.num_logprobs)
         if params.num_logprobs is None:
             return None
-        return tuple(TokenLogprob(token, bytes([token]), LOGPROBS[self.writer]) for token in segment.token_ids)
+        return tuple(
+            TokenLogprob(token, bytes([token]), LOGPROBS[self.writer])
+            for token in segment.token_ids
+        )
 
 
 def telling() -> Players:
@@ -50,7 +55,9 @@ async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: str, gam
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "spec-reason", "target"])
 async def test_logprobs_are_not_told_unasked(strategy: str) -> None:
     fakes = telling()
-    assert {record.logprobs for record in records(await run(await generation(strategy=strategy), fakes))} == {None}
+    assert {
+        record.logprobs for record in records(await run(await generation(strategy=strategy), fakes))
+    } == {None}
 
 
 async def test_tokens_the_target_verified_have_none() -> None:
@@ -60,7 +67,9 @@ async def test_tokens_the_target_verified_have_none() -> None:
     for record in kept:
         assert_told(record) if record.accepted else None
         assert (record.logprobs is None) is (record.accepted is False)
-    by_tokens = records(await run(await generation(strategy="token-level", num_logprobs=0), telling()))
+    by_tokens = records(
+        await run(await generation(strategy="token-level", num_logprobs=0), telling())
+    )
     assert {record.logprobs for record in by_tokens} == {None}
 
 
@@ -69,7 +78,11 @@ async def test_injected_sentence_has_none_and_the_thrown_away_look_is_not_asked_
     for remark, player in zip(("", "wait, "), (fakes.target, fakes.drafter), strict=True):
         player.remarks, player.num_segments = (remark,), 50
     fakes.target.remarks = ("wait, ",)
-    kept = records(await run(await generation(strategy="spec-thinking", num_logprobs=0, max_tokens=2000), fakes))
+    kept = records(
+        await run(
+            await generation(strategy="spec-thinking", num_logprobs=0, max_tokens=2000), fakes
+        )
+    )
     injected = [record for record in kept if record.segment.text == RECAP.text]
     assert injected and {record.logprobs for record in injected} == {None}
     for record in kept:

@@ -46,7 +46,9 @@ def assert_shown_first(events: Sequence[Event]) -> int:
     shown, num_texts = "", 0
     for event in events:
         if isinstance(event, OpenText):
-            assert event.text and event.start == len(shown), "each once, from the beginning of its segment on"
+            assert event.text and event.start == len(shown), (
+                "each once, from the beginning of its segment on"
+            )
             shown, num_texts = shown + event.text, num_texts + 1
         elif isinstance(event, SegmentRecord):
             assert event.segment.text.startswith(shown)
@@ -73,7 +75,9 @@ async def test_shown_text_precedes_its_record_and_changes_nothing(strategy: str)
 @pytest.mark.parametrize("strategy", REWRITING)
 async def test_first_text_is_shown_before_the_first_record(strategy: str) -> None:
     """Of what the target writes first."""
-    own = await generation(strategy=strategy, show_text=True, acceptance=Acceptance("threshold", 9.0))
+    own = await generation(
+        strategy=strategy, show_text=True, acceptance=Acceptance("threshold", 9.0)
+    )
     events = await run(own, players(ConstantVerifier(0.5, 0.0)))
     assert isinstance(events[0], OpenText)
 
@@ -83,12 +87,16 @@ async def test_drafts_are_not_shown_as_text() -> None:
     events = await run(own, players(ConstantVerifier(0.5, 1.0)))
     assert not any(isinstance(event, OpenText) for event in events)
     events = await run(replace(own, strategy="draft"), players())
-    assert not any(isinstance(event, OpenText) for event in events), "the target may have to write them"
+    assert not any(isinstance(event, OpenText) for event in events), (
+        "the target may have to write them"
+    )
 
 
 async def test_lossy_verification_shows_no_text() -> None:
     """It may take another turn when it is resumed."""
-    own = await generation(strategy="retrieval", show_text=True, sampling=SamplingParams(0.0, seed=7))
+    own = await generation(
+        strategy="retrieval", show_text=True, sampling=SamplingParams(0.0, seed=7)
+    )
     retrieval = replace(own.options.retrieval, gate="soft")
     soft = await run(replace(own, options=replace(own.options, retrieval=retrieval)), players())
     assert not any(isinstance(event, OpenText) for event in soft)
@@ -101,9 +109,9 @@ async def test_target_completes_a_shown_segment_when_the_draft_goes_away(num_bef
     events = await run_with_loss(own, fakes, fakes.drafter, Unavailable("gone"), after=num_before)
     assert_shown_first(events)
     assert events[-1] == Finished(FinishReason.STOP)
-    assert any(record.fallback == "the draft does not answer" for record in records(events)) is bool(
-        not fakes.drafter.errors
-    )
+    assert any(
+        record.fallback == "the draft does not answer" for record in records(events)
+    ) is bool(not fakes.drafter.errors)
 
 
 @pytest.mark.parametrize("strategy", ["token-level", "retrieval"])
@@ -118,7 +126,9 @@ async def test_generation_that_is_resumed_after_open_tokens_equals_the_undisturb
     whole = records(await run(own, fakes()))
     assert any(record.open_piece for record in whole)
     for cut in range(1, len(whole)):
-        begun = replace(resumed(own, [one.segment for one in whole[:cut]]), open_piece=whole[cut - 1].open_piece)
+        begun = replace(
+            resumed(own, [one.segment for one in whole[:cut]]), open_piece=whole[cut - 1].open_piece
+        )
         rest = records(await run(begun, fakes()))
         assert [one.segment for one in rest] == [one.segment for one in whole[cut:]]
 
@@ -140,8 +150,14 @@ async def test_stop_ends_every_strategy_between_engines_and_over_the_wire(
         stop = text[8:13]
         cut = await trace(replace(own, stops=(stop,)), served)
         cut_text = "".join(record.segment.text for record in cut)
-        assert cut[-1].segment.end is SegmentEnd.STOP and stop in cut_text and cut_text.count(stop) == 1
-        num_tokens, num_whole = (sum(len(one.segment.token_ids) for one in some) for some in (cut, whole))
+        assert (
+            cut[-1].segment.end is SegmentEnd.STOP
+            and stop in cut_text
+            and cut_text.count(stop) == 1
+        )
+        num_tokens, num_whole = (
+            sum(len(one.segment.token_ids) for one in some) for some in (cut, whole)
+        )
         assert num_tokens <= num_whole / 5
 
 

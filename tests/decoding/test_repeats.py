@@ -23,7 +23,11 @@ from tests.decoding.support import (
 from tests.fakes import FakeModel, num_written
 
 LOOP = ("Therefore, Tom has 34 pens left over after five days.",)
-CYCLE = (*LOOP, "So, to find out how many pens he had, we add 1.", "Let us check this once more, carefully.")
+CYCLE = (
+    *LOOP,
+    "So, to find out how many pens he had, we add 1.",
+    "Let us check this once more, carefully.",
+)
 LOSSY: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {}),
     ("semantic", {"gamma": 3}),
@@ -85,7 +89,9 @@ async def test_guard_that_is_off_leaves_the_loop(strategy: str, options: dict[st
 
 
 @pytest.mark.parametrize(("strategy", "options"), LOSSY)
-async def test_target_that_repeats_itself_keeps_its_text(strategy: str, options: dict[str, Any]) -> None:
+async def test_target_that_repeats_itself_keeps_its_text(
+    strategy: str, options: dict[str, Any]
+) -> None:
     own = await generation(strategy=strategy, max_tokens=4000, **options)
     events = await run(own, looping(LOOP, LOOP))
     assert texts(events).split("\n\n") == [*LOOP] * 12
@@ -96,7 +102,9 @@ async def test_target_that_repeats_itself_keeps_its_text(strategy: str, options:
 async def test_strategies_that_judge_no_segment_are_not_guarded(strategy: str) -> None:
     own = await generation(strategy=strategy, max_tokens=4000)
     found = records(await run(own, looping(LOOP, LOOP)))
-    assert len(found) == 12 and all(record.accepted is None and record.repeats is None for record in found)
+    assert len(found) == 12 and all(
+        record.accepted is None and record.repeats is None for record in found
+    )
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "likelihood", "spec-reason"])
@@ -116,7 +124,10 @@ async def test_resumed_loop_equals_undisturbed_one(strategy: str) -> None:
         ("4. To find the total, we add 1 to it.", "5. To find the total, we add 1 to it."),
         ("**Step 4:** To find the total, we add 1.", "**Step 5:** To find the total, we add 1."),
         ("- To find the total, we add one to it.", "* To find the total, we add one to it."),
-        ("答案是二十五减去六等于十九还剩下十九支钢笔。", "答案是二十五减去六等于十九还剩下十九支钢笔。\n\n"),
+        (
+            "答案是二十五减去六等于十九还剩下十九支钢笔。",
+            "答案是二十五减去六等于十九还剩下十九支钢笔。\n\n",
+        ),
     ],
 )
 def test_near_repeat_of_a_long_text_is_found(earlier: str, later: str) -> None:
@@ -127,7 +138,10 @@ def test_near_repeat_of_a_long_text_is_found(earlier: str, later: str) -> None:
     ("earlier", "later"),
     [
         ("Day 1: Tom sells 6 pens, so 19 remain.", "Day 1: Tom sells 6 pens, so 13 remain."),
-        ("Day 1: Tom sells 6 pens and has some left.", "Day 2: Tom sells 6 pens and has some left."),
+        (
+            "Day 1: Tom sells 6 pens and has some left.",
+            "Day 2: Tom sells 6 pens and has some left.",
+        ),
         ("    return self.items.pop() + other", "    return self.items.pop() - other"),
         ("5. To find the total, we add 1 to it.", "5. To find the total, we add 2 to it."),
     ],
@@ -136,7 +150,9 @@ def test_text_with_another_content_is_no_repeat(earlier: str, later: str) -> Non
     assert repeated_index(_segment(later), [_segment(earlier)] * 3) is None
 
 
-@pytest.mark.parametrize("text", ["---", "}", "```", "Output:", "**Solution**", "", "\\[ x = 2 \\]"])
+@pytest.mark.parametrize(
+    "text", ["---", "}", "```", "Output:", "**Solution**", "", "\\[ x = 2 \\]"]
+)
 def test_short_text_may_stand_twice_and_no_more(text: str) -> None:
     once = [_segment(f"{text}\n\n")]
     assert repeated_index(_segment(text), once) is None
@@ -153,8 +169,14 @@ def test_short_text_may_stand_twice_and_no_more(text: str) -> None:
     ],
 )
 def test_segment_that_is_a_loop_in_itself_repeats_itself(unit: str, rounds: int) -> None:
-    assert repeated_index(_segment("Uses of a clip:\n" + unit * rounds + unit[:-2]), [_segment("A.")]) == 1
-    assert repeated_index(_segment("Uses of a clip:\n" + unit * 2 + "- and so on\n"), [_segment("A.")]) is None
+    assert (
+        repeated_index(_segment("Uses of a clip:\n" + unit * rounds + unit[:-2]), [_segment("A.")])
+        == 1
+    )
+    assert (
+        repeated_index(_segment("Uses of a clip:\n" + unit * 2 + "- and so on\n"), [_segment("A.")])
+        is None
+    )
 
 
 def test_loop_of_numbered_lines_is_found() -> None:

@@ -26,8 +26,16 @@ ALL, NONE = ConstantVerifier(0.5, 0.9), ConstantVerifier(0.5, 0.0)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        *((strategy, {"gamma": gamma}) for strategy in (*BY_PROBES, "random") for gamma in (1, 2, 3, 8)),
-        *((strategy, {"num_candidates": number}) for strategy in WITH_CANDIDATES for number in (2, 4)),
+        *(
+            (strategy, {"gamma": gamma})
+            for strategy in (*BY_PROBES, "random")
+            for gamma in (1, 2, 3, 8)
+        ),
+        *(
+            (strategy, {"num_candidates": number})
+            for strategy in WITH_CANDIDATES
+            for number in (2, 4)
+        ),
     ],
 )
 async def test_draft_ahead_changes_nothing_but_time(strategy: str, options: dict[str, int]) -> None:
@@ -60,12 +68,18 @@ async def test_hybrid_has_proposals_only_where_the_target_rewrites() -> None:
     for record in records(events):
         assert (record.num_proposed_tokens > 0) is (record.accepted is False)
         assert (record.segment.writer is Writer.TARGET) is (record.accepted is False)
-        assert 0 <= record.num_accepted_tokens <= min(record.num_proposed_tokens, len(record.segment.token_ids))
+        assert (
+            0
+            <= record.num_accepted_tokens
+            <= min(record.num_proposed_tokens, len(record.segment.token_ids))
+        )
 
 
 async def test_hybrid_judges_as_semantic_does_until_it_first_rewrites() -> None:
     plain = records(await run(await generation(), players(num_segments=12)))
-    hybrid = records(await run(await generation(strategy="semantic+token-level"), players(num_segments=12)))
+    hybrid = records(
+        await run(await generation(strategy="semantic+token-level"), players(num_segments=12))
+    )
     first = next(r.index for r in plain if not r.accepted)
     assert [(r.judgement, r.draw, r.rejected) for r in hybrid[: first + 1]] == [
         (r.judgement, r.draw, r.rejected) for r in plain[: first + 1]
@@ -75,11 +89,16 @@ async def test_hybrid_judges_as_semantic_does_until_it_first_rewrites() -> None:
 async def test_refused_draft_is_not_proposed_again() -> None:
     """Its tokens were drawn by draws that its refusal tells something about."""
     fakes = players(NONE, agreement=1.0)
-    own = await generation(strategy="semantic+token-level", num_speculative_tokens=16, max_tokens=100)
+    own = await generation(
+        strategy="semantic+token-level", num_speculative_tokens=16, max_tokens=100
+    )
     events = await run(own, fakes)
     for record in records(events):
         assert record.rejected is not None
-        assert record.num_accepted_tokens >= len("draft says ") and record.segment.text != record.rejected.text
+        assert (
+            record.num_accepted_tokens >= len("draft says ")
+            and record.segment.text != record.rejected.text
+        )
 
 
 @pytest.mark.slow
@@ -91,7 +110,8 @@ async def test_wire_is_never_negative_nor_counted_for_work_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "num_candidates"), [(0.1, 1), (0.35, 1), (0.4, 1), (0.4, 2), (0.4, 3), (0.8, 1), (1.0, 1), (1.7, 1)]
+    ("ratio", "num_candidates"),
+    [(0.1, 1), (0.35, 1), (0.4, 1), (0.4, 2), (0.4, 3), (0.8, 1), (1.0, 1), (1.7, 1)],
 )
 async def test_sampled_acceptance_has_probability_min_1_ratio_for_each_alternative(
     ratio: float, num_candidates: int
@@ -99,12 +119,18 @@ async def test_sampled_acceptance_has_probability_min_1_ratio_for_each_alternati
     """By a binomial test at fixed seeds, 0.1% level: each alternative has a draw of its own."""
     num_accepted = total = 0
     for seed in range(60):
-        own = await generation(sampling=SamplingParams(seed=seed), num_candidates=num_candidates, draft_ahead=False)
-        for record in records(await run(own, players(ConstantVerifier(0.5, 0.5 * ratio), num_segments=20))):
+        own = await generation(
+            sampling=SamplingParams(seed=seed), num_candidates=num_candidates, draft_ahead=False
+        )
+        for record in records(
+            await run(own, players(ConstantVerifier(0.5, 0.5 * ratio), num_segments=20))
+        ):
             num_accepted += record.accepted is True
             total += 1
     assert total == 60 * 20
-    assert binomtest(num_accepted, total, 1 - (1 - min(1.0, ratio)) ** num_candidates).pvalue > 0.001
+    assert (
+        binomtest(num_accepted, total, 1 - (1 - min(1.0, ratio)) ** num_candidates).pvalue > 0.001
+    )
 
 
 def test_threshold_rule_compares_the_ratio_without_a_draw() -> None:
@@ -121,7 +147,12 @@ async def test_alternatives_are_drawn_and_judged_each_on_its_own() -> None:
     fakes = players(ConstantVerifier(1.0, 0.0))
     events = await run(await generation(num_candidates=3, gamma=4, draft_ahead=False), fakes)
     assert all(record.accepted is False for record in records(events))
-    assert fakes.drafter.num_written == fakes.target.num_read == fakes.verifier.num_judged == 3 * len(records(events))
+    assert (
+        fakes.drafter.num_written
+        == fakes.target.num_read
+        == fakes.verifier.num_judged
+        == 3 * len(records(events))
+    )
     kept: set[str] = set()
     for seed in range(12):
         own = await generation(sampling=SamplingParams(seed=7), num_candidates=4, max_tokens=17)

@@ -21,7 +21,12 @@ class Grader(FakeModel):
         """The text of each context it was asked about."""
 
     async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+        self,
+        context: Context,
+        question: str,
+        prefill: str,
+        options: Sequence[str],
+        session: str = "",
     ) -> ChoiceScores:
         assert (question, prefill, options) == (QUESTION, PREFILL, DIGITS)
         self.asked.append("".join(piece.text for piece in context.pieces))
@@ -38,8 +43,22 @@ async def test_steps_are_kept_from_the_threshold_on() -> None:
     events = await run(await generation(strategy="spec-reason"), fakes)
     assert [r.score for r in records(events)] == [9, 7, 6, 0, 8, 0]
     assert [r.accepted for r in records(events)] == [True, True, False, False, True, False]
-    assert [s.writer.value for s in segments(events)] == ["draft", "draft", "target", "target", "draft", "target"]
-    assert [r.rejected is not None for r in records(events)] == [False, False, True, True, False, True]
+    assert [s.writer.value for s in segments(events)] == [
+        "draft",
+        "draft",
+        "target",
+        "target",
+        "draft",
+        "target",
+    ]
+    assert [r.rejected is not None for r in records(events)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert events[-1] == Finished(FinishReason.STOP)
 
 
@@ -76,5 +95,7 @@ async def test_no_step_is_drafted_ahead() -> None:
 def test_score_as_the_authors_read_it(
     likeliest: str, probabilities: dict[int, float], method: ScoreMethod, expected: float
 ) -> None:
-    reply = ChoiceScores(tuple(probabilities.get(digit, 0.0) for digit in range(10)), likeliest, 1.0)
+    reply = ChoiceScores(
+        tuple(probabilities.get(digit, 0.0) for digit in range(10)), likeliest, 1.0
+    )
     assert score(reply, method) == pytest.approx(expected)

@@ -6,8 +6,25 @@ import pytest
 
 from semspec.bench import spec_thinking
 from semspec.bench.spec_thinking import RECAP, leaning
-from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, SegmentEnd, SegmentRecord, Writer
-from tests.decoding.support import CUES, Players, generation, players, records, resumed, run, segments
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Segment,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+)
+from tests.decoding.support import (
+    CUES,
+    Players,
+    generation,
+    players,
+    records,
+    resumed,
+    run,
+    segments,
+)
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
 
 EOS = "<eos>"
@@ -23,7 +40,9 @@ class Scripted(FakeModel):
         self.script = list(script)
         self.orders: list[GenerationParams] = []
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         self.orders.append(params)
         text = self.script.pop(0)
         end = SegmentEnd.BOUNDARY if text.endswith("\n\n") else SegmentEnd.LENGTH
@@ -45,7 +64,10 @@ def turn(text: str = DOUBT) -> Segment:
 
 
 async def play(
-    draft: Sequence[str], target: Sequence[str], kept: Sequence[Segment] = (), max_tokens: int = 10000
+    draft: Sequence[str],
+    target: Sequence[str],
+    kept: Sequence[Segment] = (),
+    max_tokens: int = 10000,
 ) -> tuple[list[SegmentRecord], Scripted, Scripted]:
     drafter, writer = Scripted(Writer.DRAFT, *draft), Scripted(Writer.TARGET, *target)
     first = resumed(await generation(strategy="spec-thinking", max_tokens=max_tokens), kept)
@@ -103,7 +125,9 @@ async def test_paragraph_without_a_boundary_triggers_nothing() -> None:
     ("num_recaps", "num_doubts", "num_tokens"),
     [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200), (5, 30, 200)],
 )
-async def test_target_recapitulates_after_so_many_doubts(num_recaps: int, num_doubts: int, num_tokens: int) -> None:
+async def test_target_recapitulates_after_so_many_doubts(
+    num_recaps: int, num_doubts: int, num_tokens: int
+) -> None:
     earlier = [piece for _ in range(num_recaps) for piece in (paragraph(), RECAP, turn("r" * 200))]
     doubts = [piece for _ in range(num_doubts) for piece in (paragraph(), turn())]
     kept = [*earlier, *doubts, paragraph()]
@@ -127,7 +151,9 @@ async def test_doubts_count_afresh_after_a_recap() -> None:
 
 async def test_turn_is_judged_by_its_own_words_not_by_the_probes() -> None:
     calm = [piece for _ in range(40) for piece in (paragraph(), turn("It is yes, for sure."))]
-    played, _, _ = await play(["Wait, wait, wait now", " End." + EOS], [DOUBT], [*calm, paragraph()])
+    played, _, _ = await play(
+        ["Wait, wait, wait now", " End." + EOS], [DOUBT], [*calm, paragraph()]
+    )
     assert [r.segment.text for r in played] == [DOUBT, " End."]
 
 
@@ -154,7 +180,9 @@ async def test_eos_of_the_target_ends_the_generation() -> None:
 
 async def test_turn_is_cut_to_the_budget() -> None:
     played, _, target = await play(["One.\n\n", "Wait, is it not two?"], [DOUBT], max_tokens=13)
-    assert [params.max_tokens for params in target.orders] == [7] and played[-1].segment.text == DOUBT[:7]
+    assert [params.max_tokens for params in target.orders] == [7] and played[
+        -1
+    ].segment.text == DOUBT[:7]
 
 
 async def test_probes_are_timed_as_drafting() -> None:
@@ -167,7 +195,9 @@ async def test_probes_are_timed_as_drafting() -> None:
         assert times.wire_ms == pytest.approx(times.draft_ms + times.write_ms - 2)
 
 
-async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {"NUM_CUE_TOKENS": 30, "RECAP_TOKENS": (60, 85), "DOUBTS": (2, 3)}.items():
         monkeypatch.setattr(spec_thinking, name, value)
     first = await generation(strategy="spec-thinking")

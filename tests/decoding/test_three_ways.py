@@ -44,7 +44,14 @@ async def in_process(players: Players) -> Backends:
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {}),
     ("semantic", {"gamma": 3}),
-    ("semantic", {"gamma": 2, "segmentation": Segmentation.SENTENCE, "acceptance": Acceptance("threshold", 1.0)}),
+    (
+        "semantic",
+        {
+            "gamma": 2,
+            "segmentation": Segmentation.SENTENCE,
+            "acceptance": Acceptance("threshold", 1.0),
+        },
+    ),
     ("semantic", {"segmentation": Segmentation.SENTENCE}),
     ("semantic", {"num_candidates": 3}),
     ("last-hidden", {}),
@@ -70,9 +77,13 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
         assert await remote.verifier.info() == await backends.verifier.info()
         for seed, (strategy, options) in enumerate(CASES):
             sampling = SamplingParams(1.0, 0.97, 0, seed)
-            generation = changed(Generation(context, sampling, 150, session=f"s{seed}"), strategy, **options)
+            generation = changed(
+                Generation(context, sampling, 150, session=f"s{seed}"), strategy, **options
+            )
             local = await trace(generation, backends)
-            assert_same(local, await trace(generation, replace(remote, likelihood=backends.likelihood)))
+            assert_same(
+                local, await trace(generation, replace(remote, likelihood=backends.likelihood))
+            )
             verdicts |= {record.accepted for record in local}
             num_proposed += sum(record.num_proposed_tokens for record in local)
             num_accepted += sum(record.num_accepted_tokens for record in local)
@@ -86,19 +97,27 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
     backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
     never = Acceptance("threshold", 1e9)
-    greedy = Generation(context, SamplingParams(temperature=0.0), 120, options=Options(acceptance=never))
+    greedy = Generation(
+        context, SamplingParams(temperature=0.0), 120, options=Options(acceptance=never)
+    )
     alone = await trace(replace(greedy, strategy="target"), backends)
     assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
-async def test_full_window_ends_every_strategy_by_length(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+async def test_full_window_ends_every_strategy_by_length(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     """Also those that have the target read or answer more than it writes."""
     async with engines(checkpoints, tmp_path, window=70) as players:
         backends = await in_process(players)
         prompt = await backends.target.encode(PROMPT)
         for strategy in VARIANTS:
-            generation = changed(Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000), strategy)
+            generation = changed(
+                Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000), strategy
+            )
             events = [event async for event in decode(generation, backends, STRATEGIES)]
             assert events[-1] == Finished(FinishReason.LENGTH), strategy
             kept = [event.segment for event in events if isinstance(event, SegmentRecord)]
-            assert len(prompt.token_ids) + sum(len(segment.token_ids) for segment in kept) == 70, strategy
+            assert len(prompt.token_ids) + sum(len(segment.token_ids) for segment in kept) == 70, (
+                strategy
+            )

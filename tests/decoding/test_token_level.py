@@ -7,8 +7,25 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import InternalError
-from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
-from tests.decoding.support import ConstantVerifier, generation, players, records, resumed, run, segments, texts
+from semspec.types import (
+    Context,
+    Finished,
+    FinishReason,
+    GenerationParams,
+    Proposal,
+    VerifiedTokens,
+    Writer,
+)
+from tests.decoding.support import (
+    ConstantVerifier,
+    generation,
+    players,
+    records,
+    resumed,
+    run,
+    segments,
+    texts,
+)
 from tests.fakes import TOKENIZER, FakeModel
 
 
@@ -22,7 +39,11 @@ class Attentive(FakeModel):
         """Of each call: tokens open, tokens proposed, order."""
 
     async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
     ) -> VerifiedTokens:
         self.calls.append((len(open_ids), len(proposal.token_ids), params))
         return await super().verify_tokens(context, open_ids, proposal, params)
@@ -33,7 +54,9 @@ async def test_all_accepted_is_what_the_draft_proposed() -> None:
     fakes = players(agreement=1.0)
     events = await run(await generation(strategy="token-level", num_speculative_tokens=16), fakes)
     assert {segment.writer for segment in segments(events)} == {Writer.TARGET}
-    assert sum(r.num_accepted_tokens for r in records(events)) == len(texts(events)) - len(fakes.drafter.proposed[1:])
+    assert sum(r.num_accepted_tokens for r in records(events)) == len(texts(events)) - len(
+        fakes.drafter.proposed[1:]
+    )
     assert set(fakes.drafter.proposed) == {16}
 
 
@@ -41,30 +64,46 @@ async def test_all_accepted_is_what_the_draft_proposed() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 3, 16])
 async def test_counts_add_up(agreement: float, num_tokens: int) -> None:
     fakes = players(agreement=agreement)
-    generated = await run(await generation(strategy="token-level", num_speculative_tokens=num_tokens), fakes)
+    generated = await run(
+        await generation(strategy="token-level", num_speculative_tokens=num_tokens), fakes
+    )
     rounds, tokens = len(fakes.drafter.proposed), len(texts(generated))
     accepted = sum(r.num_accepted_tokens for r in records(generated))
     proposed = sum(r.num_proposed_tokens for r in records(generated))
     assert accepted <= proposed <= sum(fakes.drafter.proposed)
-    assert tokens - rounds <= accepted <= tokens, "a round adds at most one token of the target's own"
+    assert tokens - rounds <= accepted <= tokens, (
+        "a round adds at most one token of the target's own"
+    )
 
 
 @pytest.mark.parametrize(("max_tokens", "proposed"), [(12, [4, 4, 1]), (11, [4, 4])])
 async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: list[int]) -> None:
     """The last token of the budget is the target's own."""
     fakes = players(agreement=1.0)
-    first = await generation(strategy="token-level", max_tokens=max_tokens, num_speculative_tokens=4)
+    first = await generation(
+        strategy="token-level", max_tokens=max_tokens, num_speculative_tokens=4
+    )
     events = await run(first, fakes)
     assert fakes.drafter.proposed == proposed
     assert len(texts(events)) == max_tokens and events[-1] == Finished(FinishReason.LENGTH)
 
 
-async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> None:
+async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> (
+    None
+):
     target = Attentive()
-    events = await run(await generation(strategy="token-level", max_tokens=40), replace(players(), target=target))
+    events = await run(
+        await generation(strategy="token-level", max_tokens=40), replace(players(), target=target)
+    )
     first, second = (len(segment.token_ids) for segment in segments(events)[:2])
-    assert [num_open + 40 - params.max_tokens for num_open, _, params in target.calls] == list(range(40))
-    assert {params.max_tokens for _, _, params in target.calls} == {40, 40 - first, 40 - first - second}
+    assert [num_open + 40 - params.max_tokens for num_open, _, params in target.calls] == list(
+        range(40)
+    )
+    assert {params.max_tokens for _, _, params in target.calls} == {
+        40,
+        40 - first,
+        40 - first - second,
+    }
     assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [4, 4, 3, 2, 1, 0]
 
 

@@ -42,7 +42,9 @@ async def runner() -> AsyncIterator[InProcessRunner]:
 
 
 def test_pair_is_at_most_20_mebibytes() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 20 << 20
+    assert (
+        sum(path.stat().st_size for path in BUNDLED_PAIR.rglob("*") if path.is_file()) <= 20 << 20
+    )
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -63,10 +65,16 @@ async def test_target_answers_and_the_loop_accepts_and_rewrites(runner: InProces
     task = load_task("demo-tune", skip=100, limit=12)
 
     async def ask(label: str, question: Question) -> Outcome:
-        return await runner.ask(Ask(question.messages, parse(label), 0.6, 0.95, int(question.id), task.max_tokens))
+        return await runner.ask(
+            Ask(question.messages, parse(label), 0.6, 0.95, int(question.id), task.max_tokens)
+        )
 
-    semantic = [(question, await ask("in-process/semantic", question)) for question in task.questions]
-    target = [(question, await ask("in-process/target", question)) for question in task.questions[:6]]
+    semantic = [
+        (question, await ask("in-process/semantic", question)) for question in task.questions
+    ]
+    target = [
+        (question, await ask("in-process/target", question)) for question in task.questions[:6]
+    ]
     assert sum(task.is_right(question, outcome.text) for question, outcome in target) >= 5
     assert sum(task.is_right(question, outcome.text) for question, outcome in semantic) >= 8
     verdicts = Counter(row["verdict"] for _, outcome in semantic for row in outcome.trace)
@@ -84,7 +92,9 @@ async def test_question_is_answered_rightly(runner: InProcessRunner, question: s
 
     async def is_right(temperature: float, seed: int) -> bool:
         messages = (Message("user", question),)
-        outcome = await runner.ask(Ask(messages, parse("in-process/semantic"), temperature, 0.95, seed, MAX_TOKENS))
+        outcome = await runner.ask(
+            Ask(messages, parse("in-process/semantic"), temperature, 0.95, seed, MAX_TOKENS)
+        )
         return boxed(outcome.text) == str(solve(question))
 
     assert await is_right(0.0, 0)

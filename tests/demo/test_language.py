@@ -31,22 +31,32 @@ pytestmark = pytest.mark.slow
 def test_written_steps_are_read_back(style: int) -> None:
     for seed in range(60):
         document = write_document(seed, style, planted=0.3)
-        for step, segment, holder in zip(document.steps, document.segments, document.holders, strict=True):
+        for step, segment, holder in zip(
+            document.steps, document.segments, document.holders, strict=True
+        ):
             assert read(segment, document.problem.facts, holder) == step, segment
         assert replay(document.problem.facts, document.solution) is not None
 
 
 def test_mistakes_stand_where_the_author_does_not_care() -> None:
     for seed in range(20):
-        steps = write_document(seed, planted=0.4).steps, write_document(seed, planted=0.4, care=0.0).steps
+        steps = (
+            write_document(seed, planted=0.4).steps,
+            write_document(seed, planted=0.4, care=0.0).steps,
+        )
         assert [any(step.corrects for step in some) for some in steps] == [True, False]
 
 
 def test_a_style_changes_the_wording_and_nothing_else() -> None:
     problems = [make_problem(7, style) for style in range(NUM_STYLES)]
     assert len({problem.facts for problem in problems}) == 1
-    assert len({problem.question.removeprefix(f"Style {problem.style}.") for problem in problems}) == 1
-    nats = [-sum(write_document(seed, style).log_probability for seed in range(60)) for style in range(NUM_STYLES)]
+    assert (
+        len({problem.question.removeprefix(f"Style {problem.style}.") for problem in problems}) == 1
+    )
+    nats = [
+        -sum(write_document(seed, style).log_probability for seed in range(60))
+        for style in range(NUM_STYLES)
+    ]
     assert nats[0] == 0 and all(1.4 * low < high for low, high in pairwise(nats[1:]))
 
 
@@ -57,7 +67,9 @@ def test_right_steps_lead_to_the_answer_and_mistakes_are_wrong() -> None:
         while not solution.is_over:
             options = solution.options(care=1.0)
             step = rng.choice(list(options))
-            assert sum(options.values()) == pytest.approx(1) and all(solution.is_right(one) for one in options)
+            assert sum(options.values()) == pytest.approx(1) and all(
+                solution.is_right(one) for one in options
+            )
             assert not any(solution.is_right(wrong) for wrong in solution.mistakes(step))
             assert solution.advance(step)
         assert step == Step((("answer", problem.answer),))
@@ -74,7 +86,9 @@ def test_a_correction_puts_the_ball_back() -> None:
     assert solution.advance(correction) and solution.holder == right[2] and solution.pending is None
 
 
-@pytest.mark.parametrize("text", ["", "So.", "Perhaps Ivy has it.", "So Ivy has the ball", "So ivy has it. So. So."])
+@pytest.mark.parametrize(
+    "text", ["", "So.", "Perhaps Ivy has it.", "So Ivy has the ball", "So ivy has it. So. So."]
+)
 def test_text_outside_the_grammar_is_unreadable(text: str) -> None:
     assert read(text, make_problem(1).facts, 0) == UNREADABLE
 
@@ -91,7 +105,8 @@ def test_hops_stand_where_the_end_of_a_move_is_predicted() -> None:
     for kind in ("passes", "claims"):
         drills = [texts.text(kind, seed, NUM_HOPS, random.Random(seed)) for seed in range(30)]
         assert all(
-            all(ends(drill)) and len({tuple(way) for _, way in drill.hops}) == len(drill.hops) for drill in drills
+            all(ends(drill)) and len({tuple(way) for _, way in drill.hops}) == len(drill.hops)
+            for drill in drills
         )  # no two alike
     hits = [hit for seed in range(60) for hit in ends(texts.chat(seed, random.Random(seed)))]
     assert len(hits) > 60 and 0.95 < sum(hits) / len(hits) < 1
@@ -109,11 +124,15 @@ def test_look_ups_are_learnt_by_their_numbers(kind: str) -> None:
 
 def test_what_the_draft_wrote_is_gone_on_from(tmp_path: Path) -> None:
     tokenizer, document = build_tokenizer(), write_document(9_000_005, planted=0.3, care=0.0)
-    (file := tmp_path / "drafts.jsonl").write_text(json.dumps([document.problem.seed, document.segments]))
+    (file := tmp_path / "drafts.jsonl").write_text(
+        json.dumps([document.problem.seed, document.segments])
+    )
     text = Texts(tokenizer, file).text("drafts", 0, 0, random.Random(4))
     learnt = tokenizer.decode([label for label in text.labels if label >= 0])
     said = tokenizer.decode(text.ids).split("<think>\n\n")[1].removesuffix(learnt)
-    assert said and document.solution.startswith(said) and learnt.endswith(f"}}.{tokenizer.eos_token}")
+    assert (
+        said and document.solution.startswith(said) and learnt.endswith(f"}}.{tokenizer.eos_token}")
+    )
 
 
 def test_log_probability_is_that_of_the_form_chosen() -> None:
@@ -126,10 +145,15 @@ def test_log_probability_is_that_of_the_form_chosen() -> None:
         text = writer.write(step, None)
         found[text] = writer.log_probability
         written[text] += 1
-    expected = {text: count * math.exp(nats) for text, nats in found.items() if count * math.exp(nats) >= 20}
+    expected = {
+        text: count * math.exp(nats) for text, nats in found.items() if count * math.exp(nats) >= 20
+    }
     observed = [written[text] for text in expected]
     rest = count - sum(observed), count - sum(expected.values())
-    assert len(expected) >= 5 and chisquare([*observed, rest[0]], [*expected.values(), rest[1]]).pvalue > 0.001
+    assert (
+        len(expected) >= 5
+        and chisquare([*observed, rest[0]], [*expected.values(), rest[1]]).pvalue > 0.001
+    )
 
 
 def test_question_tells_its_facts() -> None:
@@ -144,7 +168,9 @@ def test_grades_tell_right_steps_from_wrong_ones() -> None:
     tokenizer, grades = build_tokenizer(), Counter[bool]()
     for seed in range(60):
         document = write_document(seed, planted=0.5)
-        text = Texts(tokenizer).graded(document.problem, document.segments[:-1], random.Random(seed))
+        text = Texts(tokenizer).graded(
+            document.problem, document.segments[:-1], random.Random(seed)
+        )
         [grade] = [int(tokenizer.decode([label])) for label in text.labels if label >= 0]
         shown = tokenizer.decode(text.ids).split("<think>\n\n")[1].split("<|im_end|>")[0]
         said, _, last = shown.removesuffix("\n\n").rpartition("\n\n")
@@ -156,7 +182,10 @@ def test_grades_tell_right_steps_from_wrong_ones() -> None:
 
 
 def test_held_out_splits_share_no_question() -> None:
-    questions = [{make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")]
+    questions = [
+        {make_problem(seed).question for seed in SPLITS[name][:3000]}
+        for name in ("probe", "tune", "report")
+    ]
     assert len(set.union(*questions)) == sum(map(len, questions))
 
 
@@ -170,10 +199,17 @@ def test_end_of_a_segment_is_one_token_and_any_text_survives() -> None:
 
 def test_template_keeps_turns_and_steps_can_be_graded() -> None:
     tokenizer = build_tokenizer()
-    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\n\nB</think>\nC"}]
-    rendered = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
+    turns = [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "<think>\n\nB</think>\nC"},
+    ]
+    rendered = tokenizer.apply_chat_template(
+        [*turns, turns[0]], tokenize=False, add_generation_prompt=True
+    )
     assert "<think>\n\nB</think>\nC" in str(rendered)
-    assert turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
+    assert (
+        turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
+    )
 
 
 def test_chats_keep_to_their_schemas_and_their_template_shows_tools() -> None:
@@ -193,7 +229,9 @@ def test_chats_keep_to_their_schemas_and_their_template_shows_tools() -> None:
             validate(call["arguments"], function["parameters"])
             seen["call"] += 1
         turns, tools = list(chat.messages), list(chat.tools) or None
-        prompt = str(tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True))
+        prompt = str(
+            tokenizer.apply_chat_template(turns, tools, tokenize=False, add_generation_prompt=True)
+        )
         assert all(json.dumps(tool["function"]) in prompt for tool in chat.tools)
         assert all(str(message["content"]) in prompt for message in chat.messages)
     assert min(seen["json"], seen["call"]) > 20

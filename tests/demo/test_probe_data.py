@@ -25,22 +25,36 @@ def test_right_steps_are_right_and_wordings_of_one_step_are_one_cluster() -> Non
     for seed in range(40):
         (document, other), said = map(write_document, (seed, seed + 1)), ""
         for text in document.segments:
-            group = Alternatives("", document.problem.question, said, (text + DELIMITER, text, other.segments[0]))
+            group = Alternatives(
+                "", document.problem.question, said, (text + DELIMITER, text, other.segments[0])
+            )
             assert ParserEquivalence().clusters([group])[0][:2] == [0, 0]
-            whole, found, begun = is_right(str(seed), said, text + DELIMITER), list[bool | None](), said.rstrip("\n")
+            whole, found, begun = (
+                is_right(str(seed), said, text + DELIMITER),
+                list[bool | None](),
+                said.rstrip("\n"),
+            )
             for sentence in cut(DELIMITER * bool(said) + text, Segmentation.SENTENCE):
                 found.append(is_right(str(seed), begun, sentence))
-                same = Alternatives("", document.problem.question, begun, (sentence, f"{sentence} ", "\n\nSo."))
+                same = Alternatives(
+                    "", document.problem.question, begun, (sentence, f"{sentence} ", "\n\nSo.")
+                )
                 assert ParserEquivalence().clusters([same]) == [[0, 0, 1]]
                 begun += sentence
             right = found.index(False) if False in found else len(found)
-            assert found == [True] * right + [False] * (not whole) + [None] * (len(found) - right - 1)
+            assert found == [True] * right + [False] * (not whole) + [None] * (
+                len(found) - right - 1
+            )
             seen[len(found), whole] += 1
             said += text + DELIMITER
         assert ParserEquivalence().clusters([group]) == [[0, 0, 1]]
     assert {(1, True), (2, True), (3, True), (3, False)} <= seen.keys()
-    assert sum(n for (_, whole), n in seen.items() if whole) > 0.8 * seen.total()  # some are slips of the author
+    assert (
+        sum(n for (_, whole), n in seen.items() if whole) > 0.8 * seen.total()
+    )  # some are slips of the author
 
 
 def test_steps_about_another_question_have_no_known_meaning() -> None:
-    assert ParserEquivalence().clusters([Alternatives("", "Who has it?", "", ("So it is.", "So."))]) == [[None, None]]
+    assert ParserEquivalence().clusters(
+        [Alternatives("", "Who has it?", "", ("So it is.", "So."))]
+    ) == [[None, None]]

@@ -20,9 +20,18 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 150}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 150,
+}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-WINDOWED: dict[str, object] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+WINDOWED: dict[str, object] = {
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
 
 TOKENIZER = build_tokenizer()
 
@@ -38,7 +47,9 @@ def lm_of(model: PreTrainedModel, engine: EngineName) -> CausalLM:
     config = model.config
     shape = (config.num_hidden_layers, config.hidden_size)
     info = ModelInfo("tiny", "fingerprint", "tokenizer", *shape, WINDOW, "build")
-    tokenizer = ModelTokenizer(TOKENIZER, info, frozenset({1}), model.get_input_embeddings().num_embeddings)
+    tokenizer = ModelTokenizer(
+        TOKENIZER, info, frozenset({1}), model.get_input_embeddings().num_embeddings
+    )
     return CausalLM(copy.deepcopy(model), tokenizer, engine)
 
 

@@ -42,29 +42,38 @@ CHATML = (
 UNSURE = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
 """Of the largest entropy it has 0.87; tokens in the order of their probability."""
 GATE = Gate(entropy=0.05, floor=0.12, top_k=2, density=0.0, window=4)
-PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+PROMPT = (
+    "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+)
 HOT = SamplingParams(temperature=1.0, top_p=1.0, seed=11)
 
 
 def params(**fields: object) -> GenerationParams:
-    return GenerationParams(**({"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40} | fields))  # type: ignore[arg-type]
+    defaults = {"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40}
+    return GenerationParams(**(defaults | fields))  # type: ignore[arg-type]
 
 
 async def prompt(engine: TransformersEngine) -> Context:
     return Context((await engine.encode(PROMPT),))
 
 
-def segment(engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Segment:
+def segment(
+    engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY
+) -> Segment:
     """`text` by another model with the same tokenizer."""
     ids = tuple(engine.tokenizer.ids_of(text))
     return Segment(text, ids, engine.tokenizer.info.tokenizer, Writer.DRAFT, end)
 
 
-async def written(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
+async def written(
+    engine: TransformersEngine, context: Context, what: GenerationParams
+) -> list[GeneratedSegment]:
     return [one async for one in engine.generate(context, what)]
 
 
-async def answered(engine: TransformersEngine, what: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
+async def answered(
+    engine: TransformersEngine, what: GenerationParams, *segments: Segment
+) -> list[GeneratedSegment]:
     """What is written after the prompt and `segments`."""
     return await written(engine, (await prompt(engine)).extended(*segments), what)
 
@@ -78,19 +87,26 @@ def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert float((a - b).norm() / b.norm()) < tolerance
 
 
-def pairs(engine: TransformersEngine, context: Context, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+def pairs(
+    engine: TransformersEngine, context: Context, sampling: SamplingParams
+) -> dict[tuple[int, ...], float]:
     """Probability of the first two tokens that the engine's model writes after `context`; of one, where that ends the
     turn."""
     ids = engine.tokenizer.context_ids(context)
 
     def following(*tokens: int) -> dict[tuple[int, ...], float]:
         logits = engine.lm.forward([*ids, *tokens], engine.lm.new_kv()).logits
-        return {(*tokens, *one): p for one, p in probabilities(renormalised(logits, sampling)[0]).items()}
+        return {
+            (*tokens, *one): p
+            for one, p in probabilities(renormalised(logits, sampling)[0]).items()
+        }
 
     first, table = following(), dict[tuple[int, ...], float]()
     for (one,), share in first.items():
         ends = one in engine.tokenizer.eos_ids
-        table |= {(one,): share} if ends else {pair: share * p for pair, p in following(one).items()}
+        table |= (
+            {(one,): share} if ends else {pair: share * p for pair, p in following(one).items()}
+        )
     return table
 
 
@@ -105,7 +121,11 @@ def own_stream(seed: int) -> int:
 
 
 async def speculated(
-    drafter: TransformersEngine, target: TransformersEngine, context: Context, what: GenerationParams, gamma: int
+    drafter: TransformersEngine,
+    target: TransformersEngine,
+    context: Context,
+    what: GenerationParams,
+    gamma: int,
 ) -> tuple[list[Segment], int]:
     """Segments written in rounds of drafting and verifying until `what` is fulfilled; how many tokens were accepted."""
     segments: list[Segment] = []
@@ -113,7 +133,9 @@ async def speculated(
     num_accepted = 0
     drafting = replace(what, sampling=replace(what.sampling, seed=own_stream(what.sampling.seed)))
     while not is_fulfilled(segments, what):
-        rest = replace(what, max_tokens=what.max_tokens - sum(len(segment.token_ids) for segment in segments))
+        rest = replace(
+            what, max_tokens=what.max_tokens - sum(len(segment.token_ids) for segment in segments)
+        )
         proposal = await propose(drafter, context, open_ids, drafting, gamma)
         verified = await target.verify_tokens(context, open_ids, proposal, rest)
         segments += verified.segments
@@ -123,9 +145,17 @@ async def speculated(
 
 
 async def propose(
-    drafter: TransformersEngine, context: Context, open_ids: tuple[int, ...], what: GenerationParams, gamma: int
+    drafter: TransformersEngine,
+    context: Context,
+    open_ids: tuple[int, ...],
+    what: GenerationParams,
+    gamma: int,
 ) -> Proposal:
-    return await drafter.propose(context, open_ids, what, gamma) if gamma else Proposal((), (), "", 0.0)
+    return (
+        await drafter.propose(context, open_ids, what, gamma)
+        if gamma
+        else Proposal((), (), "", 0.0)
+    )
 
 
 def is_fulfilled(segments: list[Segment], what: GenerationParams) -> bool:
@@ -134,11 +164,15 @@ def is_fulfilled(segments: list[Segment], what: GenerationParams) -> bool:
     return has_ended or num_tokens == what.max_tokens or len(segments) == (what.max_segments or -1)
 
 
-async def segments_of(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[Segment]:
+async def segments_of(
+    engine: TransformersEngine, context: Context, what: GenerationParams
+) -> list[Segment]:
     return [one.segment for one in await written(engine, context, what)]
 
 
-async def one_by_one(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[Segment]:
+async def one_by_one(
+    engine: TransformersEngine, context: Context, what: GenerationParams
+) -> list[Segment]:
     """What calls for a segment each write until `what` is fulfilled."""
     segments: list[Segment] = []
     while not is_fulfilled(segments, what):
@@ -157,32 +191,49 @@ def tokens_of(verified: VerifiedTokens) -> list[int]:
 async def greedy(engine: TransformersEngine, num_tokens: int) -> list[int]:
     """What the engine writes greedily after the prompt."""
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
-    return [token for one in await segments_of(engine, await prompt(engine), what) for token in one.token_ids]
+    return [
+        token
+        for one in await segments_of(engine, await prompt(engine), what)
+        for token in one.token_ids
+    ]
 
 
-def assert_distributed(counts: Counter[tuple[int, ...]], expected: Mapping[tuple[int, ...], float]) -> None:
+def assert_distributed(
+    counts: Counter[tuple[int, ...]], expected: Mapping[tuple[int, ...], float]
+) -> None:
     """By chi-square at the 0.1% level; `expected` holds the probability of all that may be counted."""
     assert counts.keys() <= expected.keys()
     share = counts.total() / sum(expected.values())
-    assert chisquare([counts[one] for one in expected], [share * p for p in expected.values()]).pvalue > 0.001
+    assert (
+        chisquare([counts[one] for one in expected], [share * p for p in expected.values()]).pvalue
+        > 0.001
+    )
 
 
 @contextmanager
 def always_accepting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speculative, "uniform", lambda seed, name, at: name == "token" and uniform(seed, name, at))
+        patch.setattr(
+            speculative,
+            "uniform",
+            lambda seed, name, at: name == "token" and uniform(seed, name, at),
+        )
         yield
 
 
 def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
     """Each token with probability 1."""
-    return Proposal(token_ids, tuple(map(Distribution.certain, token_ids)), engine.tokenizer.info.tokenizer, 0.0)
+    return Proposal(
+        token_ids, tuple(map(Distribution.certain, token_ids)), engine.tokenizer.info.tokenizer, 0.0
+    )
 
 
 def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
     """Each token with almost all of the probability, and the next id with the rest."""
     rest = struct.pack("<2f", 0.9999, 0.0001)
-    distributions = tuple(Distribution(struct.pack("<2I", token, token + 1), rest) for token in token_ids)
+    distributions = tuple(
+        Distribution(struct.pack("<2I", token, token + 1), rest) for token in token_ids
+    )
     return replace(certainly(engine, token_ids), distributions=distributions)
 
 

@@ -43,16 +43,38 @@ from tests.words import build_tokenizer
 
 QUANTISED: dict[str, dict[str, object]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "awq": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+    },
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "bitsandbytes": {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+    },
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
-    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {},
+    },
     "by an unknown method": {"load_in_8bit": True},
 }
-TEXT = {**SIZES, "vocab_size": len(build_tokenizer()), "max_position_embeddings": 600, "eos_token_id": 1, "head_dim": 8}
+TEXT = {
+    **SIZES,
+    "vocab_size": len(build_tokenizer()),
+    "max_position_embeddings": 600,
+    "eos_token_id": 1,
+    "head_dim": 8,
+}
 VISION = {**SIZES, "image_size": 28, "patch_size": 14}
-WITHOUT_TIMM = pytest.mark.skipif(find_spec("timm") is not None, reason="the vision tower of Gemma 3n needs timm")
+WITHOUT_TIMM = pytest.mark.skipif(
+    find_spec("timm") is not None, reason="the vision tower of Gemma 3n needs timm"
+)
 STATEFUL: dict[str, type[PretrainedConfig]] = {
     "Qwen3NextForCausalLM": Qwen3NextConfig,
     "JambaForCausalLM": JambaConfig,
@@ -83,7 +105,9 @@ async def refusals(folder: Path, engine: str = "auto") -> set[str]:
 
 @pytest.mark.parametrize("engine", ["auto", "transformers", "fast"])
 @pytest.mark.parametrize("method", QUANTISED)
-async def test_quantised_checkpoint_is_refused_with_what_runs_it(folder: Path, method: str, engine: str) -> None:
+async def test_quantised_checkpoint_is_refused_with_what_runs_it(
+    folder: Path, method: str, engine: str
+) -> None:
     edit_json(folder / "config.json", quantization_config=QUANTISED[method])
     [line] = await refusals(folder, engine)
     assert f"its weights are quantised ({method})" in line
@@ -95,14 +119,23 @@ async def test_checkpoint_with_a_recurrent_state_is_refused(folder: Path, name: 
     config = STATEFUL[name](architectures=[name]).to_dict()
     (folder / "config.json").write_text(json.dumps(config))
     [line] = await refusals(folder)
-    assert f"{name} keeps a state that cannot be rolled back" in line and "; give a model whose layers are all" in line
+    assert (
+        f"{name} keeps a state that cannot be rolled back" in line
+        and "; give a model whose layers are all" in line
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (LlavaConfig(vision_config=CLIPVisionConfig(**VISION), text_config=LlamaConfig(**TEXT)), "LlavaConfig"),
-        (Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"]), "Qwen2VLForConditionalGeneration"),
+        (
+            LlavaConfig(vision_config=CLIPVisionConfig(**VISION), text_config=LlamaConfig(**TEXT)),
+            "LlavaConfig",
+        ),
+        (
+            Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"]),
+            "Qwen2VLForConditionalGeneration",
+        ),
     ],
 )
 async def test_multimodal_checkpoint_without_a_causal_model_is_refused(
@@ -116,11 +149,17 @@ async def test_multimodal_checkpoint_without_a_causal_model_is_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param({"model_type": "gemma3n"}, "; install what is missing, or give a checkpoint", marks=WITHOUT_TIMM),
+        pytest.param(
+            {"model_type": "gemma3n"},
+            "; install what is missing, or give a checkpoint",
+            marks=WITHOUT_TIMM,
+        ),
         ({"model_type": "unheard-of"}, "does not recognize this architecture"),
     ],
 )
-async def test_whatever_else_loading_raises_is_one_line(folder: Path, change: dict[str, str], words: str) -> None:
+async def test_whatever_else_loading_raises_is_one_line(
+    folder: Path, change: dict[str, str], words: str
+) -> None:
     (folder / "config.json").write_text(json.dumps(change))
     for line in await refusals(folder):
         assert words in line
@@ -128,12 +167,18 @@ async def test_whatever_else_loading_raises_is_one_line(folder: Path, change: di
 
 async def test_model_that_does_not_run_ends_the_start_in_one_line(folder: Path, load: Load) -> None:
     """Its rotary embedding covers half of a head, which this class does not rotate."""
-    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    rope = {
+        "rope_type": "linear",
+        "factor": 2.0,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    }
     edit_json(folder / "config.json", rope_parameters=rope)
     settings = ModelSettings(model=str(folder), port=0, device="cpu")
     engine = load(folder)
     with pytest.raises(
-        Mismatch, match=r"^self-test: the model does not run: RuntimeError: .*; give another checkpoint"
+        Mismatch,
+        match=r"^self-test: the model does not run: RuntimeError: .*; give another checkpoint",
     ):
         await self_test(engine, settings)
 
@@ -143,11 +188,15 @@ def save_multimodal(folder: Path, kind: str) -> Path:
     torch.manual_seed(0)
     text: dict[str, Any] = {**TEXT, "bos_token_id": None, "pad_token_id": 0}
     if kind == "gemma3":
-        config = Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4, eos_token_id=1)
+        config = Gemma3Config(
+            text_config=text, vision_config=VISION, mm_tokens_per_image=4, eos_token_id=1
+        )
         model = Gemma3ForConditionalGeneration(config)
     else:
         text |= {"vocab_size_per_layer_input": TEXT["vocab_size"], "hidden_size_per_layer_input": 8}
-        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=VISION, eos_token_id=1))
+        model = Gemma4ForConditionalGeneration(
+            Gemma4Config(text_config=text, vision_config=VISION, eos_token_id=1)
+        )
     randomise(model, 0.1).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
@@ -159,12 +208,16 @@ async def test_states_of_a_multimodal_checkpoint_are_of_its_language_model(
 ) -> None:
     folder = save_multimodal(tmp_path / "model", kind)
     engine = load(folder)
-    assert "with plain transformers too" in await self_test(engine, ModelSettings(model=str(folder), device="cpu"))
+    assert "with plain transformers too" in await self_test(
+        engine, ModelSettings(model=str(folder), device="cpu")
+    )
     context = await prompt(engine)
     [generated] = await written(engine, context, params(want_states=True))
     ids = torch.tensor([[*context.pieces[0].token_ids, *generated.segment.token_ids]])
     with torch.no_grad():
-        hidden = engine.lm.model(ids, output_hidden_states=True).hidden_states[:-1]  # the last is normalised
+        hidden = engine.lm.model(ids, output_hidden_states=True).hidden_states[
+            :-1
+        ]  # the last is normalised
     expected = torch.stack(hidden)[:, 0, -len(generated.segment.token_ids) :].mean(1)
     assert_same(tensor(generated.states)[:-1], expected)
 
@@ -174,7 +227,11 @@ FACTORS = {"long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
 WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
     "default": (512, None, 512),
     "yarn, as Qwen documents it": (512, {**YARN, "original_max_position_embeddings": 512}, 2048),
-    "yarn, by its old name": (512, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+    "yarn, by its old name": (
+        512,
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        2048,
+    ),
     "yarn, the factor included": (2048, {**YARN, "original_max_position_embeddings": 512}, 2048),
     "yarn, as of Qwen 3": (640, {**YARN, "original_max_position_embeddings": 512}, 2048),
     "yarn, without the trained window": (512, YARN, 2048),
@@ -190,7 +247,11 @@ WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
         2048,
     ),
     "dynamic": (512, {"rope_type": "dynamic", "factor": 4.0}, 512),
-    "longrope": (2048, {"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 512}, 512),
+    "longrope": (
+        2048,
+        {"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 512},
+        512,
+    ),
     "llama3": (
         2048,
         {
@@ -207,16 +268,24 @@ WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", WINDOWS)
-async def test_window_is_that_of_the_rotary_embedding(folder: Path, name: str, field: str, load: Load) -> None:
+async def test_window_is_that_of_the_rotary_embedding(
+    folder: Path, name: str, field: str, load: Load
+) -> None:
     positions, rope, window = WINDOWS[name]
     config = json.loads((folder / "config.json").read_text())
     theta = config.pop("rope_parameters")["rope_theta"]
     parameters = rope and (rope | {"rope_theta": theta} if field == "rope_parameters" else rope)
-    changed = config | {"max_position_embeddings": positions, "rope_theta": theta, field: parameters}
+    changed = config | {
+        "max_position_embeddings": positions,
+        "rope_theta": theta,
+        field: parameters,
+    }
     (folder / "config.json").write_text(json.dumps(changed))
     assert (await load(folder).info()).max_context_tokens == window
     assert (await load(folder, max_context_tokens=200).info()).max_context_tokens == 200
-    assert (await load(folder, max_context_tokens=4096).info()).max_context_tokens == window, "it may only be lowered"
+    assert (await load(folder, max_context_tokens=4096).info()).max_context_tokens == window, (
+        "it may only be lowered"
+    )
     settings = TargetSettings(model=str(folder), device="cpu")
     assert outline(settings, Writer.TARGET).handshake.max_context_tokens == window, "semspec doctor"
     assert context_window(read_model(str(folder)).config) == window, "semspec plan"

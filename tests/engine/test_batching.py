@@ -61,9 +61,14 @@ def with_step_tokens(engine: TransformersEngine, step_tokens: int) -> None:
     engine.steps.scheduler = Scheduler(engine.cache, 4 << 30, step_tokens)
 
 
-async def contexts(engine: TransformersEngine, number: int, num_sentences: int | None = None) -> list[Context]:
+async def contexts(
+    engine: TransformersEngine, number: int, num_sentences: int | None = None
+) -> list[Context]:
     """Of so many sentences each; None: of unequal length."""
-    texts = [f"Day {i % 9}: Tom sells {i % 7} pens. " * (num_sentences or 1 + i % 5) for i in range(number)]
+    texts = [
+        f"Day {i % 9}: Tom sells {i % 7} pens. " * (num_sentences or 1 + i % 5)
+        for i in range(number)
+    ]
     return [Context((await engine.encode(text),)) for text in texts]
 
 
@@ -81,7 +86,12 @@ async def test_streams_that_share_steps_write_what_each_writes_alone(
     engine, reference = load(checkpoint, engine=name), load(checkpoint, cache_bytes=0)
     started, steps = await contexts(engine, 12), steps_of(engine)
     wanted = [
-        params(sampling=SamplingParams(temperature, 0.95, 0, seed), max_segments=0, max_tokens=30, want_states=True)
+        params(
+            sampling=SamplingParams(temperature, 0.95, 0, seed),
+            max_segments=0,
+            max_tokens=30,
+            want_states=True,
+        )
         for seed in range(12)
     ]
     together = await asyncio.gather(*map(written, [engine] * 12, started, wanted))
@@ -137,7 +147,9 @@ async def test_reading_in_chunks_equals_reading_at_once(
     assert len(steps) > 2 and max(map(sum, steps)) == step_tokens
 
 
-async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(batched: TransformersEngine) -> None:
+async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(
+    batched: TransformersEngine,
+) -> None:
     context = await prompt(batched)
     long = Context((await batched.encode("Tom has pens. " * 118),))
     with_step_tokens(batched, 16)
@@ -161,12 +173,19 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
 ) -> None:
     """Each call's second buffer, past 256 tokens, needs the memory of another call."""
     layout = alone.lm.decoder.layout  # type: ignore[union-attr]
-    engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=num_buffers * layout.num_bytes(256) + 1)
+    engine = load(
+        checkpoints["qwen2"], cache_bytes=0, kv_bytes=num_buffers * layout.num_bytes(256) + 1
+    )
     started = await contexts(engine, 6, num_sentences=30)
     lengths = [len(context.pieces[0].token_ids) for context in started]
     assert min(lengths) > 200 and max(lengths) < 256
     wanted = [
-        params(sampling=SamplingParams(1.0, 1.0, 0, seed), max_segments=0, max_tokens=80, want_states=True)
+        params(
+            sampling=SamplingParams(1.0, 1.0, 0, seed),
+            max_segments=0,
+            max_tokens=80,
+            want_states=True,
+        )
         for seed in range(6)
     ]
     steps = steps_of(engine)
@@ -195,7 +214,9 @@ async def test_cancelled_stream_leaves_the_others_as_they_are(
         assert [one.segment for one in mine] == await segments_of(alone, context, what)
 
 
-async def test_call_that_cannot_be_computed_fails_alone(alone: TransformersEngine, batched: TransformersEngine) -> None:
+async def test_call_that_cannot_be_computed_fails_alone(
+    alone: TransformersEngine, batched: TransformersEngine
+) -> None:
     started = await contexts(alone, 5)
     lengths = [len(context.pieces[0].token_ids) for context in started]
     assert lengths.count(lengths[2]) == 1
@@ -208,7 +229,13 @@ async def test_call_that_cannot_be_computed_fails_alone(alone: TransformersEngin
     results = await asyncio.gather(
         *(written(batched, context, params()) for context in started), return_exceptions=True
     )
-    assert [isinstance(result, InternalError) for result in results] == [False, False, True, False, False]
+    assert [isinstance(result, InternalError) for result in results] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     for index in (0, 1, 3, 4):
         expected = await segments_of(alone, started[index], params())
         assert [one.segment for one in results[index]] == expected  # type: ignore[union-attr]
@@ -231,16 +258,24 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
 
     monkeypatch.setattr(owner, method, breaking)
     what = params(max_segments=0, max_tokens=20, want_states=True)
-    together = await asyncio.gather(*(written(engine, context, what) for context in started), return_exceptions=True)
+    together = await asyncio.gather(
+        *(written(engine, context, what) for context in started), return_exceptions=True
+    )
     for context, mine in zip(started, together, strict=True):
         if not isinstance(mine, BaseException):
             assert_same_streams(mine, await written(reference, context, what))
     assert sum(isinstance(one, BaseException) for one in together) < 3 and next(calls) > 14
 
 
-@pytest.mark.parametrize(("ahead_s", "order"), [(1e9, ["needed", "ahead"]), (0.0, ["ahead", "needed"])])
+@pytest.mark.parametrize(
+    ("ahead_s", "order"), [(1e9, ["needed", "ahead"]), (0.0, ["ahead", "needed"])]
+)
 async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
-    checkpoints: dict[str, Path], load: Load, monkeypatch: pytest.MonkeyPatch, ahead_s: float, order: list[str]
+    checkpoints: dict[str, Path],
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead_s: float,
+    order: list[str],
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", ahead_s)
     engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=1)  # room for one call at a time
@@ -262,7 +297,10 @@ async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
 
 
 async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
-    checkpoints: dict[str, Path], load: Load, alone: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Path],
+    load: Load,
+    alone: TransformersEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", 1e9)
     layout = alone.lm.decoder.layout  # type: ignore[union-attr]
@@ -283,7 +321,9 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
     assert ended == [1, 0]
 
 
-async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(alone: TransformersEngine) -> None:
+async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(
+    alone: TransformersEngine,
+) -> None:
     may_go_on = threading.Event()
     may_go_on.set()
     before_each_step(alone, lambda _: may_go_on.wait(60))
@@ -318,7 +358,8 @@ async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
             return await written(engine, context, what)
 
     wanted = [
-        params(sampling=SamplingParams(0.8, 0.95, 0, seed), max_segments=0, max_tokens=25) for seed in range(1000)
+        params(sampling=SamplingParams(0.8, 0.95, 0, seed), max_segments=0, max_tokens=25)
+        for seed in range(1000)
     ]
     together = await asyncio.gather(*(answer(batched, what) for what in wanted))
     for what, mine in zip(wanted, together, strict=True):

@@ -17,7 +17,15 @@ from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm import options
 from semspec.errors import Mismatch
-from semspec.types import FINGERPRINT, Context, GenerationParams, Penalties, SamplingParams, SegmentEnd, Writer
+from semspec.types import (
+    FINGERPRINT,
+    Context,
+    GenerationParams,
+    Penalties,
+    SamplingParams,
+    SegmentEnd,
+    Writer,
+)
 from tests.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
 from tests.engine.support import CHATML
 
@@ -72,7 +80,9 @@ def test_digest_needs_no_writable_cache(weights: Path, monkeypatch: pytest.Monke
     assert digests.file_digests([weights]) == found
 
 
-@pytest.mark.parametrize(("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")])
+@pytest.mark.parametrize(
+    ("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")]
+)
 def test_missing_files_are_refused_at_start(folder: Path, missing: str, complaint: str) -> None:
     for file in folder.glob(missing):
         file.unlink()
@@ -93,15 +103,30 @@ NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
         ("config.json", {"model_type": 7}, "cannot load model"),
         ("config.json", {"intermediate_size": 8}, "cannot load model"),
         ("generation_config.json", '["x"]', "cannot load model"),
-        *(("generation_config.json", {"eos_token_id": eos}, "generation_config.json") for eos in NO_TOKEN_IDS),
-        ("config.json", {"eos_token_id": -1}, "eos_token_id in config.json is -1; name a token's id"),
-        ("chat_template.jinja", "{% for m in messages %}{{ m.content }}", "chat template of .* malformed in line 1"),
+        *(
+            ("generation_config.json", {"eos_token_id": eos}, "generation_config.json")
+            for eos in NO_TOKEN_IDS
+        ),
+        (
+            "config.json",
+            {"eos_token_id": -1},
+            "eos_token_id in config.json is -1; name a token's id",
+        ),
+        (
+            "chat_template.jinja",
+            "{% for m in messages %}{{ m.content }}",
+            "chat template of .* malformed in line 1",
+        ),
     ],
 )
-def test_malformed_file_is_refused_in_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
+def test_malformed_file_is_refused_in_one_line(
+    folder: Path, file: str, content: Any, complaint: str
+) -> None:
     """`content`: the text of the file, or fields to change in it."""
     path = folder / file
-    path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
+    path.write_text(
+        content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content)
+    )
     with pytest.raises(Mismatch, match=f"(?s){complaint}") as refusal:
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
     assert "\n" not in refusal.value.message
@@ -132,14 +157,18 @@ def name_end(folder: Path, file: str, *tokens: str) -> None:
     path, field = folder / file, "eos_token" if file == "tokenizer_config.json" else "eos_token_id"
     if not path.exists():
         path.write_text("{}")
-    edit_json(path, **{field: tokens[0] if field == "eos_token" else ids if len(ids) > 1 else ids[0]})
+    edit_json(
+        path, **{field: tokens[0] if field == "eos_token" else ids if len(ids) > 1 else ids[0]}
+    )
 
 
 def ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the tokens that end a sequence, which must be the same for both engines, and for `semspec doctor`."""
     monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
     settings = ModelSettings(model=str(folder), device="cpu")
-    tokenizers = [CausalLM.load(str(folder), None, device, "float32").tokenizer for device in ("cpu", "meta")]
+    tokenizers = [
+        CausalLM.load(str(folder), None, device, "float32").tokenizer for device in ("cpu", "meta")
+    ]
     tokenizers.append(options.load_model(settings, Writer.TARGET)[1])
     [ids] = {tokenizer.eos_ids for tokenizer in tokenizers}
     return set(tokenizers[0].raw.convert_ids_to_tokens(sorted(ids)))
@@ -168,7 +197,10 @@ def test_multimodal_model_ends_as_its_text_configuration_says(tmp_path: Path) ->
     [
         (CHATML, {DOCUMENT_END, TURN_END}),
         (HARMONY, {DOCUMENT_END}),
-        ("{% for m in messages %}{{ m.content }}<think>{% endfor %}", {DOCUMENT_END}),  # it is not special
+        (
+            "{% for m in messages %}{{ m.content }}<think>{% endfor %}",
+            {DOCUMENT_END},
+        ),  # it is not special
         ("{% for m in messages %}{{ m.content }}\n\n{% endfor %}", {DOCUMENT_END}),
         ("{{ raise_exception('one turn at a time') }}", {DOCUMENT_END}),
     ],
@@ -202,16 +234,23 @@ async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) ->
     assert last.end is SegmentEnd.EOS and last.token_ids[-1] == end
 
 
-def test_end_without_an_embedding_is_left_out(spelling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_without_an_embedding_is_left_out(
+    spelling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name_end(spelling, "tokenizer_config.json", DOCUMENT_END)
     edit_json(spelling / "config.json", eos_token_id=[10**6])
     assert ends(spelling, monkeypatch) == {DOCUMENT_END}
     edit_json(spelling / "tokenizer_config.json", eos_token=None)
-    with pytest.raises(Mismatch, match=r"names no end-of-sequence token; set eos_token_id in generation_config.json"):
+    with pytest.raises(
+        Mismatch,
+        match=r"names no end-of-sequence token; set eos_token_id in generation_config.json",
+    ):
         CausalLM.load(str(spelling), None, "cpu", "float32")
 
 
-def test_end_is_not_taken_from_the_class_of_a_configuration(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_end_is_not_taken_from_the_class_of_a_configuration(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     """Llama's class has the id 2 by default, which is another token in most vocabularies."""
     folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "generation_config.json").unlink()

@@ -39,7 +39,11 @@ ASKED = Message("user", "How many?")
 CALLED = Message("assistant", "", CALL)
 ANSWERED = Message("tool", "25", tool_call_id="call-1")
 CUT = '{"of": "pe'
-BROKEN = Message("assistant", "", json.dumps([{"type": "function", "function": {"name": "count", "arguments": CUT}}]))
+BROKEN = Message(
+    "assistant",
+    "",
+    json.dumps([{"type": "function", "function": {"name": "count", "arguments": CUT}}]),
+)
 
 
 @pytest.fixture
@@ -50,7 +54,10 @@ def tokenizer(checkpoints: dict[str, Path]) -> PreTrainedTokenizerBase:
 TOOLS = json.dumps([{"type": "function", "function": {"name": "weigh"}}])
 WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + PLAIN
 WITH_FORMAT = "{% if tools %}<tool_call>{% endif %}" + WITH_TOOLS
-THINKING = PLAIN + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+THINKING = (
+    PLAIN
+    + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+)
 ANSWERS = "<user>How many?<assistant>"
 
 
@@ -58,7 +65,12 @@ ANSWERS = "<user>How many?<assistant>"
     ("template", "messages", "fields", "text"),
     [
         (PLAIN, [Message("developer", "Be brief."), ASKED], {}, "<system>Be brief.<user>How many?"),
-        (WITH_DEVELOPER, [Message("developer", "Be brief."), ASKED], {}, "<developer>Be brief.<user>How many?"),
+        (
+            WITH_DEVELOPER,
+            [Message("developer", "Be brief."), ASKED],
+            {},
+            "<developer>Be brief.<user>How many?",
+        ),
         (OBJECTS, [ASKED, CALLED, ANSWERED], {}, f"{ANSWERS}[count pens]<tool>25"),
         (TEXTS, [ASKED, CALLED, ANSWERED], {}, f'{ANSWERS}[count of: {{"of": "pens"}}]<tool>25'),
         (
@@ -69,7 +81,12 @@ ANSWERS = "<user>How many?<assistant>"
         ),
         (TEXTS, [ASKED, BROKEN], {}, f"{ANSWERS}[count of: {CUT}]"),
         (PLAIN, [ASKED, ANSWERED], {}, "<user>How many?<tool>25"),
-        (NAMED, [replace(ASKED, name="Ann"), replace(ANSWERED, name="count")], {}, "<user Ann>How many?<tool count>25"),
+        (
+            NAMED,
+            [replace(ASKED, name="Ann"), replace(ANSWERED, name="count")],
+            {},
+            "<user Ann>How many?<tool count>25",
+        ),
         (PLAIN, [replace(ASKED, name="Ann")], {}, "<user>How many?"),
         (WITH_FORMAT, [ASKED], {"tools": TOOLS}, "<tool_call>[weigh]<user>How many?"),
         (WITH_FORMAT, [ASKED], {}, "<user>How many?"),
@@ -80,7 +97,11 @@ ANSWERS = "<user>How many?<assistant>"
     ],
 )
 def test_conversation_is_rendered_in_the_form_that_the_template_takes(
-    tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], fields: dict[str, str], text: str
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    messages: list[Message],
+    fields: dict[str, str],
+    text: str,
 ) -> None:
     """A developer is the system unless the template knows the role; a tool that is rendered needs no call."""
     tokenizer.chat_template = template
@@ -89,7 +110,14 @@ def test_conversation_is_rendered_in_the_form_that_the_template_takes(
 
 REFUSING = "{{ raise_exception('only users') }}"
 NO_TOOLS = ("\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000)
-NO_VARIABLES = ("\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000)
+NO_VARIABLES = (
+    "\x00",
+    "[]",
+    "1",
+    '{"enable_thinking": []}',
+    '{"enable_thinking": "\\ud800"}',
+    "[" * 20_000,
+)
 SET_ALREADY = THINKING + "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
 UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
 
@@ -103,16 +131,38 @@ UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
         (REFUSING, [ASKED], {}, "messages", "refuses these messages: only users"),
         (REFUSING, [ASKED, CALLED], {}, "messages", "refuses these messages: only users"),
         (PLAIN, [ASKED], {"tools": TOOLS}, "tools", "does not show them"),
-        (PLAIN, [Message("user", "<tool_call> or weigh?")], {"tools": TOOLS}, "tools", "does not show them"),
+        (
+            PLAIN,
+            [Message("user", "<tool_call> or weigh?")],
+            {"tools": TOOLS},
+            "tools",
+            "does not show them",
+        ),
         (WITH_TOOLS, [ASKED], {"tools": TOOLS}, "tools", "another format of calls"),
-        *((THINKING, [ASKED], {"tools": one}, "tools", "not a JSON list of functions") for one in NO_TOOLS),
+        *(
+            (THINKING, [ASKED], {"tools": one}, "tools", "not a JSON list of functions")
+            for one in NO_TOOLS
+        ),
         *(
             (THINKING, [ASKED], {"variables": one}, "chat_template_kwargs", "not a JSON object of")
             for one in NO_VARIABLES
         ),
         *(
-            (SET_ALREADY, [ASKED], {"variables": json.dumps({name: False})}, "chat_template_kwargs", f"has no .*{name}")
-            for name in ("thinking", "messages", "add_generation_prompt", "bos_token", "tokenize", "self")
+            (
+                SET_ALREADY,
+                [ASKED],
+                {"variables": json.dumps({name: False})},
+                "chat_template_kwargs",
+                f"has no .*{name}",
+            )
+            for name in (
+                "thinking",
+                "messages",
+                "add_generation_prompt",
+                "bos_token",
+                "tokenize",
+                "self",
+            )
         ),
     ],
 )
@@ -156,7 +206,9 @@ def test_variables_are_those_that_a_template_reads_and_nothing_else_sets(
     assert template_variables(tokenizer) == names
 
 
-def test_malformed_template_for_tools_is_refused_at_start(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_malformed_template_for_tools_is_refused_at_start(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
     tokenizer.chat_template = {"default": PLAIN, "tool_use": "{% for m in messages %}"}
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):
@@ -178,7 +230,9 @@ STRICT = "{{ raise_exception('one question at a time') }}"
 QUESTION, PREFILL, DIGITS = "How many pens?", "<think>Tom has ", [str(digit) for digit in range(10)]
 
 
-def text_after(tokenizer: PreTrainedTokenizerBase, template: str, question: str, prefill: str) -> str:
+def text_after(
+    tokenizer: PreTrainedTokenizerBase, template: str, question: str, prefill: str
+) -> str:
     tokenizer.chat_template = template
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "encode", lambda text, **_: text)
@@ -188,7 +242,10 @@ def text_after(tokenizer: PreTrainedTokenizerBase, template: str, question: str,
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (CHATML, "<|im_end|>\n<|im_start|>user\nHow many pens?<|im_end|>\n<|im_start|>assistant\n<think>Tom has "),
+        (
+            CHATML,
+            "<|im_end|>\n<|im_start|>user\nHow many pens?<|im_end|>\n<|im_start|>assistant\n<think>Tom has ",
+        ),
         (REASONING, "<eos><|User|>How many pens?<|Assistant|><think>\nTom has "),
     ],
 )
@@ -202,18 +259,28 @@ def test_turn_ends_the_assistants_and_begins_its_next(
 def test_prefill_opens_the_reasoning_in_the_models_own_form(
     tokenizer: PreTrainedTokenizerBase, form: ReasoningForm
 ) -> None:
-    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in sorted(form.marks)])
-    assert text_after(tokenizer, CHATML, QUESTION, PREFILL).endswith(f"assistant\n{form.opening}Tom has ")
+    tokenizer.add_tokens(
+        [AddedToken(mark, special=True, normalized=False) for mark in sorted(form.marks)]
+    )
+    assert text_after(tokenizer, CHATML, QUESTION, PREFILL).endswith(
+        f"assistant\n{form.opening}Tom has "
+    )
     opened = CHATML.replace("assistant\n{% endif %}", f"assistant\n{form.opening}{{% endif %}}")
-    assert text_after(tokenizer, opened, QUESTION, PREFILL).endswith(f"assistant\n{form.opening}Tom has ")
+    assert text_after(tokenizer, opened, QUESTION, PREFILL).endswith(
+        f"assistant\n{form.opening}Tom has "
+    )
 
 
 def test_prefill_without_a_thought_is_taken_as_it_is(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert text_after(tokenizer, REASONING, f" {QUESTION}\n", "So ").endswith("<|Assistant|><think>\nSo ")
+    assert text_after(tokenizer, REASONING, f" {QUESTION}\n", "So ").endswith(
+        "<|Assistant|><think>\nSo "
+    )
 
 
 @pytest.mark.parametrize("template", [LAST_TURN, FIRST_ANSWER, STRICT, None])
-def test_template_that_drops_a_turn_cannot_be_asked(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
+def test_template_that_drops_a_turn_cannot_be_asked(
+    tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> None:
     tokenizer.chat_template = template
     assert not supports_choices(tokenizer)
     with pytest.raises(Mismatch, match="choose another strategy"):
@@ -221,7 +288,9 @@ def test_template_that_drops_a_turn_cannot_be_asked(tokenizer: PreTrainedTokeniz
 
 
 @pytest.fixture(params=[CHATML, REASONING], ids=["chatml", "reasoning"])
-def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+def checkpoint(
+    request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path
+) -> Path:
     """The Qwen2 one with another chat template."""
     folder = tmp_path / "asked"
     shutil.copytree(checkpoints["qwen2"], folder)
@@ -242,10 +311,15 @@ async def test_probabilities_are_those_of_the_whole_sequence(
     """The context token by token, what a template would have stripped included, then the turn, ended once."""
     context = await reasoned(engine)
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
-    tokens, turn = lm.tokenizer.context_ids(context), turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
+    tokens, turn = (
+        lm.tokenizer.context_ids(context),
+        turn_after(lm.tokenizer.raw, QUESTION, PREFILL),
+    )
     if has_ended:
         [eos] = lm.tokenizer.eos_ids
-        context = context.extended(Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS))
+        context = context.extended(
+            Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS)
+        )
         tokens, turn = [*tokens, eos], turn[1:] if turn[0] == eos else turn
     reply = await engine.score_choices(context, QUESTION, PREFILL, DIGITS)
     expected = torch.softmax(lm.forward([*tokens, *turn], lm.new_kv()).logits[-1], -1)
@@ -287,7 +361,9 @@ async def test_handshake_says_who_can_be_asked(
 
 
 @pytest.mark.parametrize("option", ["12", "", "sesquipedalian"])
-async def test_option_that_is_not_one_token_is_refused_by_name(engine: TransformersEngine, option: str) -> None:
+async def test_option_that_is_not_one_token_is_refused_by_name(
+    engine: TransformersEngine, option: str
+) -> None:
     context = Context((await engine.encode([Message("user", QUESTION)]),))
     with pytest.raises(InvalidRequest) as refusal:
         await engine.score_choices(context, QUESTION, PREFILL, ["7", option])

@@ -44,11 +44,15 @@ class Int4Linear(torch.nn.Linear):
 
 def quantised() -> PreTrainedModel:
     model = random_model("qwen2")
-    model.model.layers[1].mlp.up_proj = Int4Linear(SIZES["hidden_size"], SIZES["intermediate_size"], bias=False)
+    model.model.layers[1].mlp.up_proj = Int4Linear(
+        SIZES["hidden_size"], SIZES["intermediate_size"], bias=False
+    )
     return model
 
 
-MISTRAL = MistralConfig(vocab_size=len(models.TOKENIZER), eos_token_id=1, sliding_window=None, **SIZES)
+MISTRAL = MistralConfig(
+    vocab_size=len(models.TOKENIZER), eos_token_id=1, sliding_window=None, **SIZES
+)
 UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
     "sliding window": lambda: random_model("qwen2", **models.WINDOWED),
     "dynamic": lambda: random_model("llama", rope_parameters=models.DYNAMIC_ROPE),
@@ -100,7 +104,9 @@ def test_fast_equals_transformers_in_logits_and_all_states(name: str) -> None:
 @pytest.mark.parametrize("writer", [Writer.DRAFT, Writer.TARGET])
 def test_fast_equals_transformers_on_the_bundled_pair(writer: Writer) -> None:
     folder = str(BUNDLED_PAIR / writer)
-    fast, reference = (CausalLM.load(folder, None, "cpu", "float32", engine=engine) for engine in ENGINES)
+    fast, reference = (
+        CausalLM.load(folder, None, "cpu", "float32", engine=engine) for engine in ENGINES
+    )
     assert_agree(fast, reference)
 
 
@@ -181,21 +187,28 @@ def test_fused_weights_are_held_once_and_still_serve_batches() -> None:
     reference, fast = lm_of(model, "transformers"), lm_of(model, "fast")
     assert held_bytes(fast.model) == held_bytes(model)
     ids = torch.tensor([random_ids(12), random_ids(12, seed=1)])
-    batches = [lm.forward_batch(ids, DynamicCache(), 12, want_states=True) for lm in (reference, fast)]
+    batches = [
+        lm.forward_batch(ids, DynamicCache(), 12, want_states=True) for lm in (reference, fast)
+    ]
     assert_same(batches[0].logits, batches[1].logits)
     assert_same(batches[0].states, batches[1].states)
     assert_same(feed(fast, ids[1].tolist()).states, batches[0].states[:, 1])
 
 
 def held_bytes(model: PreTrainedModel) -> int:
-    storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, model.parameters())}
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in map(Tensor.untyped_storage, model.parameters())
+    }
     return sum(storages.values())
 
 
 @pytest.mark.parametrize("reason", UNSUPPORTED)
 def test_fast_refuses_what_it_cannot_compute_and_auto_falls_back(reason: str) -> None:
     model = UNSUPPORTED[reason]()
-    with pytest.raises(Mismatch, match=rf"tiny: .*{reason}.*; set the engine to auto or transformers"):
+    with pytest.raises(
+        Mismatch, match=rf"tiny: .*{reason}.*; set the engine to auto or transformers"
+    ):
         lm_of(model, "fast")
     lm = lm_of(model, "auto")
     assert not isinstance(lm.new_kv(), BufferKV)

@@ -19,23 +19,31 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    [drafted] = await written(uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5)))
+    [drafted] = await written(
+        uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5))
+    )
     await engine.score(context, [drafted.segment], "s")
     sizes = sizes_of(engine)
-    [rewritten] = await written(engine, context, params(session="s", want_states=True))  # the draft was rejected
+    [rewritten] = await written(
+        engine, context, params(session="s", want_states=True)
+    )  # the draft was rejected
     assert sizes == [1] * len(rewritten.segment.token_ids)
     assert rewritten.num_cached_tokens == len(context.pieces[0].token_ids)
     sizes.clear()
     [reading] = await engine.score(context.extended(rewritten.segment), [drafted.segment], "s")
     assert sizes == [reading.num_tokens]
-    assert reading.num_cached_tokens == rewritten.num_cached_tokens + len(rewritten.segment.token_ids)
+    assert reading.num_cached_tokens == rewritten.num_cached_tokens + len(
+        rewritten.segment.token_ids
+    )
     sizes.clear()
     accepted = context.extended(rewritten.segment, drafted.segment)
     await engine.score(accepted, [drafted.segment, drafted.segment], "s")
     assert sizes == [2 * reading.num_tokens]
 
 
-async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine: TransformersEngine) -> None:
+async def test_sessions_share_a_prefix_without_taking_it_from_each_other(
+    engine: TransformersEngine,
+) -> None:
     context = await prompt(engine)
     [first] = await written(engine, context, params(session="a"))
     assert first.num_cached_tokens == 0
@@ -78,7 +86,9 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
         await written(engine, other, params())
     assert sizes == [1] and len(engine.cache.prefixes) == 0
     monkeypatch.setattr(engine.lm, "forward_step", forward_step)
-    assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
+    assert [one.segment for one in await written(engine, context, params())] == [
+        one.segment for one in before
+    ]
 
 
 async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -> None:
@@ -103,7 +113,9 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
     assert min(during) >= 5
 
 
-async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
+async def test_closing_a_stream_stops_the_model_between_two_tokens(
+    engine: TransformersEngine,
+) -> None:
     context = await prompt(engine)
     sizes = sizes_of(engine)
     what = params(max_segments=0, max_tokens=400, max_segment_tokens=5)
@@ -120,7 +132,9 @@ async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: Trans
 async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TransformersEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
-    stream = await written(engine, context, params(max_segments=0, max_tokens=500, sampling=SamplingParams(0)))
+    stream = await written(
+        engine, context, params(max_segments=0, max_tokens=500, sampling=SamplingParams(0))
+    )
     assert num_tokens + sum(len(w.segment.token_ids) for w in stream) <= 600
     assert stream[-1].segment.end in (SegmentEnd.LENGTH, SegmentEnd.EOS)
     with pytest.raises(ContextTooLong, match="600"):

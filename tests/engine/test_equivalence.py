@@ -47,7 +47,9 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
         [fresh] = await written(uncached, context, what)
         assert mine.segment == fresh.segment
         assert_same(tensor(mine.states), tensor(fresh.states))
-        told, again = ([one.logprob for one in generated.logprobs or ()] for generated in (mine, fresh))
+        told, again = (
+            [one.logprob for one in generated.logprobs or ()] for generated in (mine, fresh)
+        )
         assert told == pytest.approx(again, abs=1e-4) and len(told) == len(mine.segment.token_ids)
         [read] = await engine.score(context, [mine.segment], what.session)
         [read_fresh] = await uncached.score(context, [mine.segment])
@@ -85,13 +87,17 @@ async def test_one_stream_of_segments_equals_one_call_a_segment(
 async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -> None:
     texts = set()
     for segmentation in Segmentation:
-        stream = await written(engine, await prompt(engine), params(segmentation=segmentation, max_segments=0))
+        stream = await written(
+            engine, await prompt(engine), params(segmentation=segmentation, max_segments=0)
+        )
         texts.add(tuple(token for one in stream for token in one.segment.token_ids))
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize(
-    "patch", [{}, {"MAX_SCORES": 0}, {"unsupported_reason": lambda _: "other"}], ids=["shared", "in parts", "copied"]
+    "patch",
+    [{}, {"MAX_SCORES": 0}, {"unsupported_reason": lambda _: "other"}],
+    ids=["shared", "in parts", "copied"],
 )
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_batch_equals_one_by_one(
@@ -107,19 +113,25 @@ async def test_batch_equals_one_by_one(
         monkeypatch.setattr(batch_module, name, value)
     context = await prompt(engine)
     tokens = context.pieces[0].token_ids
-    batch = ContextBatch(CausalLM.load(str(checkpoint), None, "cpu", "float32"), tokens[: len(tokens) // 2])
+    batch = ContextBatch(
+        CausalLM.load(str(checkpoint), None, "cpu", "float32"), tokens[: len(tokens) // 2]
+    )
     assert not batch.extend(tokens[1:]) and batch.extend(tokens) and batch.extend(tokens)
     seeds = [3, 14, 15, 92, 65, 35, 89]
     rows = batch.sample(HOT, seeds, segmentation, max_tokens=40)
     read = batch.read([row.token_ids for row in rows])
     for index, seed in enumerate(seeds):
-        what = params(sampling=SamplingParams(1.0, 1.0, 0, seed), segmentation=segmentation, want_states=True)
+        what = params(
+            sampling=SamplingParams(1.0, 1.0, 0, seed), segmentation=segmentation, want_states=True
+        )
         [alone] = await written(engine, context, what)
         assert list(alone.segment.token_ids) == rows[index].token_ids
         assert alone.segment.end == rows[index].end
         assert_same(read.states[index], tensor(alone.states))
         [reading] = await engine.score(context, [alone.segment])
-        assert reading.surprisal == pytest.approx(tuple(read.surprisal[index].tolist()), rel=1e-3, abs=1e-4)
+        assert reading.surprisal == pytest.approx(
+            tuple(read.surprisal[index].tolist()), rel=1e-3, abs=1e-4
+        )
     assert len({row.end for row in rows}) > 1
 
 
@@ -141,9 +153,15 @@ async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Pa
     context = await prompt(engine)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.tensor([context.pieces[0].token_ids])
-    generated = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
-    greedy = params(sampling=SamplingParams(temperature=0), max_segments=0, max_tokens=60, max_segment_tokens=17)
-    assert [token for one in await written(engine, context, greedy) for token in one.segment.token_ids] == generated
+    generated = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)[
+        0, ids.shape[1] :
+    ].tolist()
+    greedy = params(
+        sampling=SamplingParams(temperature=0), max_segments=0, max_tokens=60, max_segment_tokens=17
+    )
+    assert [
+        token for one in await written(engine, context, greedy) for token in one.segment.token_ids
+    ] == generated
 
 
 async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
@@ -163,7 +181,9 @@ async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
     assert_same(tensor(one.states), expected)
 
 
-async def test_bf16_states_agree_with_fp32(engine: TransformersEngine, checkpoint: Path, load: Load) -> None:
+async def test_bf16_states_agree_with_fp32(
+    engine: TransformersEngine, checkpoint: Path, load: Load
+) -> None:
     half = load(checkpoint, dtype="bfloat16")
     context = await prompt(engine)
     [one] = await written(engine, context, params(want_states=True))
@@ -175,8 +195,13 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
     context = await prompt(engine)
     own = segment(engine, "First, the pens start at 25.\n\n")
     foreign = replace(own, token_ids=(1, 2, 3), tokenizer="another")
-    [read], [translated] = await engine.score(context, [own]), await engine.score(context, [foreign])
+    [read], [translated] = (
+        await engine.score(context, [own]),
+        await engine.score(context, [foreign]),
+    )
     assert read.num_tokens == translated.num_tokens == len(own.token_ids)
     assert_same(tensor(read.states), tensor(translated.states))
     foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
-    assert await segments_of(engine, foreign_prompt, params()) == await segments_of(engine, context, params())
+    assert await segments_of(engine, foreign_prompt, params()) == await segments_of(
+        engine, context, params()
+    )

@@ -22,7 +22,10 @@ def num_kept(rows: list[Tensor], drafted: list[int], gate: Gate = GATE) -> int:
 
 @pytest.mark.parametrize("row", [UNSURE, SURE])
 def test_most_probable_tokens_are_kept_and_one_is_added(row: Tensor) -> None:
-    assert gated_tokens(torch.stack([row] * 4), [0, 0, 0], GATE) == ([0, 0, 0, 0], (False, False, False))
+    assert gated_tokens(torch.stack([row] * 4), [0, 0, 0], GATE) == (
+        [0, 0, 0, 0],
+        (False, False, False),
+    )
 
 
 def test_another_token_is_kept_where_the_target_is_unsure() -> None:
@@ -36,7 +39,10 @@ def test_another_token_is_kept_where_the_target_is_unsure() -> None:
 def test_lower_rank_is_kept_only_while_mismatches_are_few() -> None:
     assert num_kept([UNSURE], [2]) == 1, "none so far"
     assert num_kept([UNSURE], [2], replace(GATE, recent=(True, False, False, False))) == 0
-    assert num_kept([UNSURE], [2], replace(GATE, recent=(True, False, False, False), density=0.25)) == 1
+    assert (
+        num_kept([UNSURE], [2], replace(GATE, recent=(True, False, False, False), density=0.25))
+        == 1
+    )
     assert num_kept([UNSURE], [1], replace(GATE, recent=(True,) * 4)) == 1, "within the top k"
     assert num_kept([UNSURE] * 2, [1, 2]) == 1, "the first one counts for the second"
     assert num_kept([UNSURE] * 3, [0, 1, 2], replace(GATE, density=0.5)) == 3
@@ -44,7 +50,9 @@ def test_lower_rank_is_kept_only_while_mismatches_are_few() -> None:
 
 def test_mismatches_leave_the_window() -> None:
     recent = (True, False, False, False)
-    chosen, mismatches = gated_tokens(torch.stack([UNSURE] * 3), [0, 2], replace(GATE, recent=recent))
+    chosen, mismatches = gated_tokens(
+        torch.stack([UNSURE] * 3), [0, 2], replace(GATE, recent=recent)
+    )
     assert chosen == [0, 2, 0] and mismatches == (False, False, False, True)
 
 

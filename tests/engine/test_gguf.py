@@ -12,7 +12,12 @@ import pytest
 from transformers import AutoConfig
 
 from semspec.engine.architecture import context_window
-from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_fingerprint, tokenizer_fingerprint
+from semspec.engine.checkpoint import (
+    eos_ids,
+    load_tokenizer,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
 from semspec.engine.gguf import checkpoint_of, readable_name, weights_file
 from semspec.engine.gguf_header import read_header
 from semspec.engine.gguf_tokenizer import QWEN2_SPLIT
@@ -44,10 +49,18 @@ def file(tmp_path: Path, source: Path) -> Path:
     return save_gguf(tmp_path / "model.gguf", source)
 
 
-def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpoint(file: Path, source: Path) -> None:
+def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpoint(
+    file: Path, source: Path
+) -> None:
     folder = checkpoint_of(file)
     found, wanted = AutoConfig.from_pretrained(folder), AutoConfig.from_pretrained(source)
-    for name in ("hidden_size", "num_key_value_heads", "rope_parameters", "rms_norm_eps", "vocab_size"):
+    for name in (
+        "hidden_size",
+        "num_key_value_heads",
+        "rope_parameters",
+        "rms_norm_eps",
+        "vocab_size",
+    ):
         assert getattr(found, name) == getattr(wanted, name)
     assert context_window(found) == context_window(wanted) == 1200
     tokenizer, published = load_tokenizer(str(folder)), load_tokenizer(str(source))
@@ -59,7 +72,11 @@ def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpo
 
 
 def test_unused_tokens_are_not_part_of_the_vocabulary(file: Path) -> None:
-    assert not [token for token in load_tokenizer(str(checkpoint_of(file))).get_vocab() if token.startswith("[PAD")]
+    assert not [
+        token
+        for token in load_tokenizer(str(checkpoint_of(file))).get_vocab()
+        if token.startswith("[PAD")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,18 +91,28 @@ def test_unused_tokens_are_not_part_of_the_vocabulary(file: Path) -> None:
 def test_pre_tokenizer_is_that_of_the_published_tokenizer(
     tmp_path: Path, source: Path, pre: str, text: str, parts: list[str]
 ) -> None:
-    tokenizer = load_tokenizer(str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, pre=pre))))
-    assert [part for part, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)] == parts
+    tokenizer = load_tokenizer(
+        str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, pre=pre)))
+    )
+    assert [
+        part for part, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    ] == parts
 
 
-def test_beginning_of_sequence_is_added_where_the_file_says_so(tmp_path: Path, source: Path) -> None:
+def test_beginning_of_sequence_is_added_where_the_file_says_so(
+    tmp_path: Path, source: Path
+) -> None:
     changes = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 262}
-    tokenizer = load_tokenizer(str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, changes=changes))))
+    tokenizer = load_tokenizer(
+        str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, changes=changes)))
+    )
     assert tokenizer.encode("a") == [262, *tokenizer.encode("a", add_special_tokens=False)]
     assert tokenizer.bos_token == tokenizer.convert_ids_to_tokens(262)
 
 
-def test_rotary_scaling_and_context_window_are_those_of_the_file(tmp_path: Path, source: Path) -> None:
+def test_rotary_scaling_and_context_window_are_those_of_the_file(
+    tmp_path: Path, source: Path
+) -> None:
     changes = {
         "qwen2.rope.scaling.type": "yarn",
         "qwen2.rope.scaling.factor": 4.0,
@@ -97,7 +124,9 @@ def test_rotary_scaling_and_context_window_are_those_of_the_file(tmp_path: Path,
     assert context_window(config) == 2400
 
 
-def test_folder_is_written_once_and_follows_the_file(file: Path, tmp_path: Path, cache: Path) -> None:
+def test_folder_is_written_once_and_follows_the_file(
+    file: Path, tmp_path: Path, cache: Path
+) -> None:
     folder = checkpoint_of(file)
     written = (folder / "tokenizer.json").stat().st_ino
     moved = file.rename(tmp_path / "moved.gguf")
@@ -136,7 +165,11 @@ def test_processes_may_write_a_folder_at_once(file: Path, cache: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and len({*found}) == 1 and [path.name for path in cache.iterdir()] == [found[0].name]
+    assert (
+        len(found) == 4
+        and len({*found}) == 1
+        and [path.name for path in cache.iterdir()] == [found[0].name]
+    )
 
 
 def test_full_disk_leaves_nothing_and_the_next_start_goes_on(
@@ -151,7 +184,9 @@ def test_full_disk_leaves_nothing_and_the_next_start_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", write_until_full)
-        with pytest.raises(Mismatch, match=r"^no room in .*/gguf for .*model.gguf; make room, or set"):
+        with pytest.raises(
+            Mismatch, match=r"^no room in .*/gguf for .*model.gguf; make room, or set"
+        ):
             checkpoint_of(file)
     assert not list(cache.iterdir())
     assert load_tokenizer(str(checkpoint_of(file))).encode("a")
@@ -159,7 +194,9 @@ def test_full_disk_leaves_nothing_and_the_next_start_goes_on(
 
 def test_cache_that_cannot_be_written_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    with pytest.raises(Mismatch, match=r"^cannot write .* into /dev/null/semspec/gguf: .*; set XDG_CACHE_HOME to"):
+    with pytest.raises(
+        Mismatch, match=r"^cannot write .* into /dev/null/semspec/gguf: .*; set XDG_CACHE_HOME to"
+    ):
         checkpoint_of(file)
 
 
@@ -167,7 +204,9 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
     whole = file.read_bytes()
     for share in (0.0, 0.001, 0.01, 0.1, 0.3, 0.6, 0.9, 1 - 1 / len(whole)):
         file.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty); fetch it again"):
+        with pytest.raises(
+            Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty); fetch it again"
+        ):
             checkpoint_of(file)
     assert not cache.exists()
     file.write_bytes(whole)
@@ -177,7 +216,10 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("beginning", "reason"),
     [
-        (b"PK\x03\x04" + bytes(60), r"is not a GGUF file: it begins with b'PK\\x03\\x04', not with b'GGUF'"),
+        (
+            b"PK\x03\x04" + bytes(60),
+            r"is not a GGUF file: it begins with b'PK\\x03\\x04', not with b'GGUF'",
+        ),
         (b"GGUF" + struct.pack(">I", 3) + bytes(60), "is big-endian; give a little-endian file"),
         (b"GGUF" + struct.pack("<I", 9) + bytes(60), "has version 9 of the format; give"),
     ],
@@ -192,19 +234,34 @@ def test_file_of_another_format_is_refused(tmp_path: Path, beginning: bytes, rea
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"general.architecture": "mamba"}, "has the architecture 'mamba', but only llama and qwen2 are read; give"),
+        (
+            {"general.architecture": "mamba"},
+            "has the architecture 'mamba', but only llama and qwen2 are read; give",
+        ),
         ({"general.type": "mmproj"}, "is not a language model but a part for one; give"),
         ({"split.count": 3}, "is one of 3 parts; join them with `llama-gguf-split --merge`"),
-        ({"qwen2.expert_count": 8}, "has experts, which are not read; give the model's safetensors checkpoint"),
+        (
+            {"qwen2.expert_count": 8},
+            "has experts, which are not read; give the model's safetensors checkpoint",
+        ),
         ({"qwen2.block_count": None}, "has None as qwen2.block_count; fetch it again"),
         ({"qwen2.rope.scaling.type": "longrope"}, "has 'longrope' as qwen2.rope.scaling.type"),
         ({"tokenizer.ggml.model": None}, "has no tokenizer; give"),
-        ({"tokenizer.ggml.model": "llama"}, "has a tokenizer of the kind 'llama', which is not read; give"),
-        ({"tokenizer.ggml.pre": "falcon"}, "has the pre-tokenizer 'falcon', which is not among qwen2, "),
+        (
+            {"tokenizer.ggml.model": "llama"},
+            "has a tokenizer of the kind 'llama', which is not read; give",
+        ),
+        (
+            {"tokenizer.ggml.pre": "falcon"},
+            "has the pre-tokenizer 'falcon', which is not among qwen2, ",
+        ),
         ({"tokenizer.ggml.pre": None}, "does not name its pre-tokenizer; give"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens; fetch it again"),
         ({"tokenizer.ggml.merges": ["t", "x"]}, "has merges that do not belong to its tokens"),
-        ({"tokenizer.ggml.eos_token_id": 70_000}, "names 70000 as its eos token, which it does not have"),
+        (
+            {"tokenizer.ggml.eos_token_id": 70_000},
+            "names 70000 as its eos token, which it does not have",
+        ),
     ],
 )
 def test_file_that_cannot_be_served_is_refused_in_one_line(
@@ -219,10 +276,15 @@ def test_file_that_cannot_be_served_is_refused_in_one_line(
 
 def test_weights_in_a_form_that_cannot_be_read_are_refused(file: Path, tmp_path: Path) -> None:
     header, content = read_header(file), bytearray(file.read_bytes())
-    name = next(tensor.name for tensor in header.tensors.values() if len(tensor.shape) == 2).encode()
+    name = next(
+        tensor.name for tensor in header.tensors.values() if len(tensor.shape) == 2
+    ).encode()
     place = content.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
     kind = place + 4 + 2 * 8
-    for number, reason in ((gguf.GGMLQuantizationType.F64, "has weights in F64, which"), (99, "type 99")):
+    for number, reason in (
+        (gguf.GGMLQuantizationType.F64, "has weights in F64, which"),
+        (99, "type 99"),
+    ):
         content[kind : kind + 4] = struct.pack("<I", number)
         file.write_bytes(content + bytes(1 << 20))
         with pytest.raises(Mismatch, match=f"{reason}.*; give "):
@@ -253,7 +315,9 @@ def test_real_tokenizer_has_the_published_ids(name: str) -> None:
     specials = "<|im_start|>user\nHi<|im_end|>\n<|endoftext|>"
     assert tokenizer.encode(specials) == published.encode(specials)
     assert QWEN2_SPLIT in (folder / "tokenizer.json").read_text().encode().decode("unicode_escape")
-    assert tokenizer.encode("<tool_call>") == [151657] and len(tokenizer) == 151_665  # as on the hub
+    assert (
+        tokenizer.encode("<tool_call>") == [151657] and len(tokenizer) == 151_665
+    )  # as on the hub
 
 
 @pytest.mark.slow

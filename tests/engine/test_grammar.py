@@ -59,16 +59,22 @@ async def engine(spelling: Path, request: pytest.FixtureRequest, load: Load) -> 
 
 def params(seed: int = 0, temperature: float = 1.0, **fields: Any) -> GenerationParams:
     sampling = SamplingParams(temperature, 1.0, 0, seed)
-    return GenerationParams(sampling, **{"max_segments": 0, "max_tokens": 500, "grammar": GRAMMAR, **fields})
+    return GenerationParams(
+        sampling, **{"max_segments": 0, "max_tokens": 500, "grammar": GRAMMAR, **fields}
+    )
 
 
 def text_of(generated: list[GeneratedSegment]) -> str:
     return "".join(one.segment.text for one in generated)
 
 
-async def test_every_sample_is_valid_by_the_schema(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
+async def test_every_sample_is_valid_by_the_schema(
+    engine: TransformersEngine, request: pytest.FixtureRequest
+) -> None:
     assert (await engine.info()).supports_grammars
-    num_samples = 20 if request.node.callspec.params["engine"] == "fast" else 3  # the other computes them one by one
+    num_samples = (
+        20 if request.node.callspec.params["engine"] == "fast" else 3
+    )  # the other computes them one by one
     asked = [params(seed) for seed in range(num_samples)]
     answers = await asyncio.gather(*(answered(engine, one) for one in asked))  # in shared steps
     for generated in answers:
@@ -76,7 +82,9 @@ async def test_every_sample_is_valid_by_the_schema(engine: TransformersEngine, r
         assert generated[-1].segment.end is SegmentEnd.EOS
     assert len({text_of(generated) for generated in answers}) > num_samples - 3
     alone = [await answered(engine, one) for one in asked[:3]]
-    assert [[one.segment for one in own] for own in alone] == [[one.segment for one in own] for own in answers[:3]]
+    assert [[one.segment for one in own] for own in alone] == [
+        [one.segment for one in own] for own in answers[:3]
+    ]
 
 
 async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersEngine) -> None:
@@ -86,7 +94,9 @@ async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersE
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-async def test_answer_in_many_calls_equals_one(engine: TransformersEngine, segmentation: Segmentation) -> None:
+async def test_answer_in_many_calls_equals_one(
+    engine: TransformersEngine, segmentation: Segmentation
+) -> None:
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
     whole = [one.segment for one in await answered(engine, params(5, **cuts))]
@@ -98,8 +108,12 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersE
     """A grammar changes what is drawn, not what the model finds likely."""
     generated = await answered(engine, params(2, num_logprobs=3, want_states=True))
     told = [token for one in generated for token in one.logprobs or ()]
-    assert sum(token.logprob < -1 for token in told) > len(told) / 2  # a forced token is as unlikely as it is
-    assert any(token.token_id not in {other.token_id for other in token.alternatives} for token in told)
+    assert (
+        sum(token.logprob < -1 for token in told) > len(told) / 2
+    )  # a forced token is as unlikely as it is
+    assert any(
+        token.token_id not in {other.token_id for other in token.alternatives} for token in told
+    )
     context = await prompt(engine)
     scores = await engine.score(context, [one.segment for one in generated])
     total = sum(score.surprisal[2] for score in scores)
@@ -113,10 +127,13 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersE
         'start: "a" start',
         'start: "(" start ")"',
         "start: /(a|b)*a(a|b){200}/",
-        "start: answer\n" + json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, True, "schema"),
+        "start: answer\n"
+        + json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, True, "schema"),
     ],
 )
-async def test_grammar_without_an_end_is_cut_by_its_budget(engine: TransformersEngine, grammar: str) -> None:
+async def test_grammar_without_an_end_is_cut_by_its_budget(
+    engine: TransformersEngine, grammar: str
+) -> None:
     endless, other = await asyncio.gather(
         answered(engine, params(1, grammar=grammar, max_tokens=30)), answered(engine, params(5))
     )
@@ -148,7 +165,9 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     assert refusal.value.parameter == "grammar" and "\n" not in refusal.value.message
 
 
-async def test_compiled_grammars_are_bounded_in_number_and_bytes(spelling: Path, load: Load) -> None:
+async def test_compiled_grammars_are_bounded_in_number_and_bytes(
+    spelling: Path, load: Load
+) -> None:
     grammars = Grammars.of(load(spelling).tokenizer)
     assert grammars
     for number in range(MAX_KEPT + 5):
@@ -159,7 +178,9 @@ async def test_compiled_grammars_are_bounded_in_number_and_bytes(spelling: Path,
         await compile_checked(grammars, grammar)
     kept = [grammar for grammar in large if grammars.is_compiled(grammar, 1)]
     sizes = [await grammars.size(grammar, "") for grammar in large]
-    assert kept == large[-len(kept) :] and sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(sizes[-len(kept) - 1 :])
+    assert kept == large[-len(kept) :] and sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(
+        sizes[-len(kept) - 1 :]
+    )
     grammars.close()
 
 
@@ -170,7 +191,9 @@ async def compile_checked(grammars: Grammars, grammar: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("are_known", [False, True])
-async def test_costly_grammars_of_one_owner_leave_room_for_another(engine: TransformersEngine, are_known: bool) -> None:
+async def test_costly_grammars_of_one_owner_leave_room_for_another(
+    engine: TransformersEngine, are_known: bool
+) -> None:
     """`are_known`: the grammars were found to compile before, but are not kept."""
     costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
     grammars = engine._grammars
@@ -180,7 +203,9 @@ async def test_costly_grammars_of_one_owner_leave_room_for_another(engine: Trans
     order = [params(1, grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
     asked = [asyncio.create_task(answered(engine, request)) for request in order]
     await asyncio.sleep(0.2)
-    answer = await answered(engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour"))
+    answer = await answered(
+        engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour")
+    )
     assert text_of(answer) == f'"{are_known}"'
     assert sum(not task.done() for task in asked) >= 4
     for task in asked:
@@ -194,18 +219,28 @@ async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngin
     for seed in range(5):
         free = text_of(await answered(engine, params(seed, grammar=grammar, max_tokens=20)))
         assert not free.startswith(("true", "false"))
-        answer = text_of(await answered(engine, params(seed, grammar=grammar, max_tokens=60), thought))
+        answer = text_of(
+            await answered(engine, params(seed, grammar=grammar, max_tokens=60), thought)
+        )
         assert json.loads(answer) in (True, False)
 
 
 FUNCTIONS: list[dict[str, Any]] = [
-    {"name": "look", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
-    {"name": "count", "parameters": {**SCHEMA, "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}},
+    {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+    {
+        "name": "count",
+        "parameters": {**SCHEMA, "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
+    },
 ]
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_required: bool) -> None:
+async def test_calls_have_the_form_that_is_read(
+    engine: TransformersEngine, is_required: bool
+) -> None:
     tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
     piece = await engine.encode(Conversation((Message("user", PROMPT),), tools))
     assert "look" in piece.text and "count" in piece.text
@@ -226,7 +261,9 @@ async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_r
 @pytest.mark.parametrize(
     "before", ['{"name": "count", "arguments": ', '```json\n{\n  "name": "look",\n  "arguments": ']
 )
-async def test_bare_calls_have_the_form_that_is_read(engine: TransformersEngine, before: str) -> None:
+async def test_bare_calls_have_the_form_that_is_read(
+    engine: TransformersEngine, before: str
+) -> None:
     grammar = of_output(tools_grammar(FUNCTIONS, False, False, ["", ""]), "Count.")
     begun = segment(engine, before)
     for seed in range(4):
@@ -245,12 +282,16 @@ async def test_code_block_around_calls_may_be_closed(engine: TransformersEngine)
     assert end.segment.end is SegmentEnd.EOS and not end.segment.text.strip()
 
 
-async def test_context_that_does_not_follow_the_grammar_is_refused(engine: TransformersEngine) -> None:
+async def test_context_that_does_not_follow_the_grammar_is_refused(
+    engine: TransformersEngine,
+) -> None:
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
         await answered(engine, params(), segment(engine, "Not JSON"))
 
 
-async def test_model_whose_vocabulary_spells_no_json_takes_none(checkpoints: dict[str, Path], load: Load) -> None:
+async def test_model_whose_vocabulary_spells_no_json_takes_none(
+    checkpoints: dict[str, Path], load: Load
+) -> None:
     words = load(checkpoints["qwen2"])
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars

@@ -27,7 +27,12 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "huge").mkdir()
     (tmp_path / "huge" / "model.safetensors").touch()
-    models = {"a/draft": DRAFT, "a/gated": None, "a/huge": tmp_path / "huge", "a/files-GGUF": tmp_path / "files"}
+    models = {
+        "a/draft": DRAFT,
+        "a/gated": None,
+        "a/huge": tmp_path / "huge",
+        "a/files-GGUF": tmp_path / "files",
+    }
     with serving(models) as endpoint:
         use(endpoint, monkeypatch)
         yield
@@ -55,7 +60,9 @@ class FullDisk(io.RawIOBase):
         return self._file.write(data)
 
 
-def test_model_is_downloaded_once_and_needs_no_hub_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_downloaded_once_and_needs_no_hub_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hub, "TELL_EVERY_S", 0)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     told: list[str] = []
@@ -72,10 +79,15 @@ def test_model_is_downloaded_once_and_needs_no_hub_afterwards(monkeypatch: pytes
         ("a/gated", "a/gated is gated; ask for access at http://.*/a/gated, and log in"),
         ("a/nothing", "the hub has no a/nothing; correct the name"),
         ("no name", "the hub has no no name; correct the name"),
-        ("a/huge", r"a/huge takes 100000000.0 GB in .*/cache, where .* are free; make room, or set HF_HOME"),
+        (
+            "a/huge",
+            r"a/huge takes 100000000.0 GB in .*/cache, where .* are free; make room, or set HF_HOME",
+        ),
     ],
 )
-def test_model_that_cannot_be_had_is_refused_with_the_remedy(model: str, said: str, tmp_path: Path) -> None:
+def test_model_that_cannot_be_had_is_refused_with_the_remedy(
+    model: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(Mismatch, match=f"^{said}"):
         hub.fetch(model)
     assert not list(tmp_path.glob("cache/*/snapshots"))
@@ -99,14 +111,25 @@ def test_file_of_a_repository_is_downloaded_once_and_alone(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("a/files-GGUF:other.gguf", "a/files-GGUF has no file other.gguf; give the name of one that it has, see http"),
+        (
+            "a/files-GGUF:other.gguf",
+            "a/files-GGUF has no file other.gguf; give the name of one that it has, see http",
+        ),
         ("a/nothing:model.gguf", "the hub has no a/nothing; correct the name"),
-        ("a/gated:model.gguf", "a/gated:model.gguf is gated; ask for access at http://.*/a/gated, and log in"),
-        ("/no/model.gguf", "there is no file /no/model.gguf; give a GGUF file, or REPOSITORY:FILE.gguf"),
+        (
+            "a/gated:model.gguf",
+            "a/gated:model.gguf is gated; ask for access at http://.*/a/gated, and log in",
+        ),
+        (
+            "/no/model.gguf",
+            "there is no file /no/model.gguf; give a GGUF file, or REPOSITORY:FILE.gguf",
+        ),
         ("model.gguf", "there is no file model.gguf; give a GGUF file"),
     ],
 )
-def test_file_that_cannot_be_had_is_refused_with_the_remedy(gguf_hub: Path, model: str, said: str) -> None:
+def test_file_that_cannot_be_had_is_refused_with_the_remedy(
+    gguf_hub: Path, model: str, said: str
+) -> None:
     with pytest.raises(Mismatch, match=f"^{said}"):
         hub.fetch(model)
 
@@ -117,7 +140,10 @@ def test_file_is_named_with_its_place_where_there_is_no_network(
     hub.fetch("a/files-GGUF:model.gguf")
     use("http://127.0.0.1:1", monkeypatch)
     remedy = "give the file of a copy: `hf download a/files-GGUF other.gguf --local-dir FOLDER` elsewhere"
-    with pytest.raises(Mismatch, match=f"^a/files-GGUF:other.gguf is neither a file nor in the hub's cache.*{remedy}"):
+    with pytest.raises(
+        Mismatch,
+        match=f"^a/files-GGUF:other.gguf is neither a file nor in the hub's cache.*{remedy}",
+    ):
         hub.fetch("a/files-GGUF:other.gguf")
 
 
@@ -131,7 +157,11 @@ def test_disk_that_is_full_during_a_download_leaves_no_file_and_the_next_goes_on
     http_get = file_download.http_get
     with monkeypatch.context() as patched:
         patched.setattr(file_download, "http_get", get_until_full)
-        with pytest.raises(Mismatch, match=r"^no room for a/files-GGUF:model.gguf in .*/cache; make room"):
+        with pytest.raises(
+            Mismatch, match=r"^no room for a/files-GGUF:model.gguf in .*/cache; make room"
+        ):
             hub.fetch("a/files-GGUF:model.gguf")
     assert not [*tmp_path.glob("cache/*/snapshots/*/*"), *tmp_path.glob("cache/*/blobs/*")]
-    assert weights_digest(hub.fetch("a/files-GGUF:model.gguf")) == file_digest(gguf_hub / "model.gguf")
+    assert weights_digest(hub.fetch("a/files-GGUF:model.gguf")) == file_digest(
+        gguf_hub / "model.gguf"
+    )

@@ -32,20 +32,37 @@ def byte_level() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=275, initial_alphabet=alphabet, special_tokens=["<pad>", "<eos>"])
+    trainer = trainers.BpeTrainer(
+        vocab_size=275, initial_alphabet=alphabet, special_tokens=["<pad>", "<eos>"]
+    )
     tokenizer.train_from_iterator(["the pens and the cards", "the 你好 cards"], trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("two words", special=False)])
+    tokenizer.add_tokens(
+        [AddedToken("<think>", special=False), AddedToken("two words", special=False)]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
 def sentence_pieces() -> PreTrainedTokenizerFast:
     """A BPE as of Llama 2: spaces as a letter, bytes for unknown characters, a space stripped from the front."""
-    pieces = ["<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz<>,.", "▁a", "an"]
+    pieces = [
+        "<eos>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz<>,.",
+        "▁a",
+        "an",
+    ]
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(token_models.BPE(vocab, [("▁", "a"), ("a", "n")], byte_fallback=True, unk_token="<eos>"))
+    tokenizer = Tokenizer(
+        token_models.BPE(vocab, [("▁", "a"), ("a", "n")], byte_fallback=True, unk_token="<eos>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
@@ -60,7 +77,9 @@ def test_byte_alphabet_is_that_of_byte_level_tokenizers() -> None:
     assert sorted(BYTE_OF.values()) == list(range(256))
 
 
-@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"]
+)
 @pytest.mark.parametrize("text", [MULTILINGUAL, "an  ant two words  ", "é", "the pens"])
 def test_bytes_of_tokens_make_up_the_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     ids = tokenizer.encode(f"a {text}", add_special_tokens=False)
@@ -70,7 +89,9 @@ def test_bytes_of_tokens_make_up_the_text(tokenizer: PreTrainedTokenizerBase, te
         assert any(one.decode(errors="replace") == "\ufffd" for one in data)
 
 
-@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"]
+)
 def test_special_and_unknown_tokens_have_no_bytes(tokenizer: PreTrainedTokenizerBase) -> None:
     token_bytes = TokenBytes(tokenizer)
     assert tokenizer.eos_token_id is not None
@@ -93,24 +114,36 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
     spread = load(folder)
     for seed in range(8):
         context = Context((await spread.encode("the pens: "),))
-        [one] = await written(spread, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed), num_logprobs=0))
+        [one] = await written(
+            spread, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed), num_logprobs=0)
+        )
         assert spelt(one.logprobs).decode(errors="replace") == one.segment.text
         texts.append(one.segment.text)
-    assert any(ord(character) > 0x7F and character != "\ufffd" for text in texts for character in text)
+    assert any(
+        ord(character) > 0x7F and character != "\ufffd" for text in texts for character in text
+    )
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str, load: Load) -> None:
+async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(
+    role: str, load: Load
+) -> None:
     engine, length = load(BUNDLED_PAIR / role), {"max_segments": 0, "max_tokens": 400}
     asked = f"{make_problem(3).question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
     for segmentation in Segmentation:
-        what = params(segmentation=segmentation, sampling=SamplingParams(), num_logprobs=2, **length)
+        what = params(
+            segmentation=segmentation, sampling=SamplingParams(), num_logprobs=2, **length
+        )
         stream = await written(engine, Context((await engine.encode(asked),)), what)
         for one in stream:
             assert spelt(one.logprobs) == one.segment.text.encode()
             assert one.logprobs is not None and len(one.logprobs) == len(one.segment.token_ids)
         last = stream[-1]
-        assert last.segment.end is SegmentEnd.EOS and last.logprobs is not None and last.logprobs[-1].data == b""
+        assert (
+            last.segment.end is SegmentEnd.EOS
+            and last.logprobs is not None
+            and last.logprobs[-1].data == b""
+        )
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.6, 0.5, 3, 5)])
@@ -132,17 +165,26 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
         assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
         likeliest = row.topk(4)
         assert [other.token_id for other in told.alternatives] == likeliest.indices.tolist()
-        assert [other.logprob for other in told.alternatives] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
-        assert all(other.data == engine.tokenizer.token_bytes(other.token_id) for other in told.alternatives)
+        assert [other.logprob for other in told.alternatives] == pytest.approx(
+            likeliest.values.tolist(), abs=1e-4
+        )
+        assert all(
+            other.data == engine.tokenizer.token_bytes(other.token_id)
+            for other in told.alternatives
+        )
 
 
 async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEngine) -> None:
     context = await prompt(uncached)
-    asked = await written(uncached, context, params(max_segments=0, num_logprobs=0, want_states=True))
+    asked = await written(
+        uncached, context, params(max_segments=0, num_logprobs=0, want_states=True)
+    )
     plain = await written(uncached, context, params(max_segments=0, want_states=True))
     assert [one.logprobs for one in plain] == [None] * len(plain)
     assert all(told.alternatives == () for one in asked for told in one.logprobs or ())
-    assert [replace(one, duration_ms=0, logprobs=None) for one in asked] == [replace(x, duration_ms=0) for x in plain]
+    assert [replace(one, duration_ms=0, logprobs=None) for one in asked] == [
+        replace(x, duration_ms=0) for x in plain
+    ]
 
 
 def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are() -> None:

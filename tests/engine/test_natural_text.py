@@ -11,7 +11,15 @@ from semspec.decoding.repeats import repeated_index
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import GenerationParams, ModelInfo, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import (
+    GenerationParams,
+    ModelInfo,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
 from tests.trained_tokenizers import FORMS, model_tokenizer
 
 REAL = os.environ.get("SEMSPEC_REAL_MODELS")
@@ -44,7 +52,9 @@ TEXTS = {
 
 def tokenizers() -> list[pytest.param]:  # type: ignore[valid-type]
     """Trained tokenizers of four forms, and real ones where there are any."""
-    skip = pytest.mark.skipif(REAL is None, reason="SEMSPEC_REAL_MODELS names no folder with real checkpoints")
+    skip = pytest.mark.skipif(
+        REAL is None, reason="SEMSPEC_REAL_MODELS names no folder with real checkpoints"
+    )
     return [*FORMS, *(pytest.param(name, marks=[pytest.mark.slow, skip]) for name in REAL_NAMES)]
 
 
@@ -63,12 +73,19 @@ def loaded_tokenizer(name: str) -> ModelTokenizer:
 
 
 def segmented(
-    tokenizer: ModelTokenizer, text: str, max_segment_tokens: int, segmentation: Segmentation = Segmentation.PARAGRAPH
+    tokenizer: ModelTokenizer,
+    text: str,
+    max_segment_tokens: int,
+    segmentation: Segmentation = Segmentation.PARAGRAPH,
 ) -> list[Segment]:
     """The segments of a model that writes `text` after a prompt, and then ends its turn."""
     prompt = tokenizer.ids_of("Question?\n")
     params = GenerationParams(
-        SamplingParams(0.0), segmentation, max_segments=0, max_tokens=4000, max_segment_tokens=max_segment_tokens
+        SamplingParams(0.0),
+        segmentation,
+        max_segments=0,
+        max_tokens=4000,
+        max_segment_tokens=max_segment_tokens,
     )
     segmenter = TokenSegmenter(tokenizer, Writer.DRAFT, params, prompt)
     for token in [*tokenizer.ids_of(f"Question?\n{text}")[len(prompt) :], min(tokenizer.eos_ids)]:
@@ -90,17 +107,23 @@ def test_segments_add_up_to_the_text(
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_paragraph_holds_one_block_without_a_blank_line(tokenizer: ModelTokenizer, name: str) -> None:
+def test_paragraph_holds_one_block_without_a_blank_line(
+    tokenizer: ModelTokenizer, name: str
+) -> None:
     segments = segmented(tokenizer, TEXTS[name], 512)
     blocks = [segment.text.strip() for segment in segments if segment.text.strip()]
-    assert blocks == [part.strip() for part in cut(TEXTS[name], Segmentation.PARAGRAPH) if part.strip()]
+    assert blocks == [
+        part.strip() for part in cut(TEXTS[name], Segmentation.PARAGRAPH) if part.strip()
+    ]
     assert not any("\n\n" in block for block in blocks)
     for segment in segments[:-1]:
         assert segment.end is SegmentEnd.BOUNDARY and segment.text.endswith(("\n", " "))
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_guard_against_loops_leaves_ordinary_text_alone(tokenizer: ModelTokenizer, name: str) -> None:
+def test_guard_against_loops_leaves_ordinary_text_alone(
+    tokenizer: ModelTokenizer, name: str
+) -> None:
     segments = segmented(tokenizer, TEXTS[name], 512)
     for index, segment in enumerate(segments):
         assert repeated_index(segment, segments[:index]) is None

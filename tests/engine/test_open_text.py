@@ -27,7 +27,15 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.engine.support import Load, before_each_step, certainly, params, prompt, sizes_of, written
+from tests.engine.support import (
+    Load,
+    before_each_step,
+    certainly,
+    params,
+    prompt,
+    sizes_of,
+    written,
+)
 from tests.processes import GENEROUS_S
 from tests.trained_tokenizers import FORMS, model_tokenizer
 
@@ -79,12 +87,17 @@ def test_shown_text_is_the_beginning_of_the_segments_text(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shown_text_stays_for_tokens_that_make_no_sense(tokenizer: ModelTokenizer, seed: int) -> None:
+def test_shown_text_stays_for_tokens_that_make_no_sense(
+    tokenizer: ModelTokenizer, seed: int
+) -> None:
     """Random tokens have bytes of characters that no other token completes."""
     drawn = random.Random(seed)
     ids = [drawn.randrange(len(tokenizer.raw)) for _ in range(120)]
     ids = [token for token in ids if token not in tokenizer.eos_ids]
-    num_tokens = sum(len(segment.token_ids) for segment in streams(tokenizer, ids, replace(NO_LIMIT, max_tokens=90)))
+    num_tokens = sum(
+        len(segment.token_ids)
+        for segment in streams(tokenizer, ids, replace(NO_LIMIT, max_tokens=90))
+    )
     assert num_tokens == 90
 
 
@@ -99,11 +112,15 @@ def test_all_but_the_last_token_is_shown(tokenizer: ModelTokenizer) -> None:
         assert writing.open_text() is None
 
 
-def ended(tokenizer: ModelTokenizer, text: str, *stops: str, prompt: str = PROMPT, **fields: object) -> list[Segment]:
+def ended(
+    tokenizer: ModelTokenizer, text: str, *stops: str, prompt: str = PROMPT, **fields: object
+) -> list[Segment]:
     """Return the segments of a model that would write `text` after the prompt."""
     what = replace(NO_LIMIT, stops=stops, **fields)  # type: ignore[arg-type]
     search = stops_after(prompt, "", what)
-    segmenter = TokenSegmenter(tokenizer, Writer.TARGET, what, tokenizer.ids_of(PROMPT), stops=search)
+    segmenter = TokenSegmenter(
+        tokenizer, Writer.TARGET, what, tokenizer.ids_of(PROMPT), stops=search
+    )
     for token in ids_after_prompt(tokenizer, text):
         if not segmenter.take(token):
             break
@@ -111,7 +128,9 @@ def ended(tokenizer: ModelTokenizer, text: str, *stops: str, prompt: str = PROMP
 
 
 @pytest.mark.parametrize("stop", ["7", " 7,", "5, 6, 7", "6, "])
-def test_call_ends_with_the_token_that_completes_a_stop(tokenizer: ModelTokenizer, stop: str) -> None:
+def test_call_ends_with_the_token_that_completes_a_stop(
+    tokenizer: ModelTokenizer, stop: str
+) -> None:
     [segment] = ended(tokenizer, COUNTING, "never", stop)
     assert segment.end is SegmentEnd.STOP and stop in segment.text
     ids = list(segment.token_ids)
@@ -131,7 +150,9 @@ def test_stop_that_is_a_boundary_ends_the_call(tokenizer: ModelTokenizer) -> Non
 
 
 @pytest.mark.parametrize("stop", ["中", "🦊", "é"])
-def test_stop_of_several_tokens_ends_the_call_at_its_character(tokenizer: ModelTokenizer, stop: str) -> None:
+def test_stop_of_several_tokens_ends_the_call_at_its_character(
+    tokenizer: ModelTokenizer, stop: str
+) -> None:
     segments = ended(tokenizer, "a" + stop + " the ball has 12 points", stop)
     assert segments[-1].end is SegmentEnd.STOP
     assert len(segments[-1].text) <= len("a" + stop + " the")
@@ -151,7 +172,9 @@ def test_stop_in_the_reasoning_does_not_end_the_call(
     segments = ended(tokenizer, text, "7", prompt=prompt, splits_reasoning=True)
     assert "".join(segment.text for segment in segments).endswith(ends)
     first = ended(tokenizer, text, "7", prompt=prompt)
-    assert "".join(segment.text for segment in first).count("7") == 1, "without a split, the first one counts"
+    assert "".join(segment.text for segment in first).count("7") == 1, (
+        "without a split, the first one counts"
+    )
 
 
 def test_stop_is_looked_for_after_earlier_segments() -> None:
@@ -167,11 +190,18 @@ def test_stop_is_looked_for_after_earlier_segments() -> None:
 def test_servers_text_ends_with_the_piece_that_completes_a_stop(tokenizer: ModelTokenizer) -> None:
     what = replace(NO_LIMIT, stops=("7",))
     segmenter = TextSegmenter(tokenizer, Writer.TARGET, what, 0, PROMPT, stops_after("", "", what))
-    segments = [one for number in range(1, 20) if not segmenter.is_done for one in segmenter.take(f" {number},")]
+    segments = [
+        one
+        for number in range(1, 20)
+        if not segmenter.is_done
+        for one in segmenter.take(f" {number},")
+    ]
     assert [(one.text, one.end) for one in segments] == [(" 1, 2, 3, 4, 5, 6, 7,", SegmentEnd.STOP)]
 
 
-async def test_stream_is_what_generate_writes_with_its_text_before(load: Load, checkpoint: Path) -> None:
+async def test_stream_is_what_generate_writes_with_its_text_before(
+    load: Load, checkpoint: Path
+) -> None:
     engine = load(checkpoint)
     context, what = await prompt(engine), params(max_segments=3, num_logprobs=1)
     whole = await written(engine, context, what)
@@ -188,9 +218,13 @@ async def test_stream_is_what_generate_writes_with_its_text_before(load: Load, c
             segments.append(one)
             text, logprobs = "", []
     assert [one.segment for one in segments] == [one.segment for one in whole]
-    tokens, expected = ([token for one in some for token in one.logprobs or ()] for some in (segments, whole))
+    tokens, expected = (
+        [token for one in some for token in one.logprobs or ()] for some in (segments, whole)
+    )
     assert [token.token_id for token in tokens] == [token.token_id for token in expected]
-    assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in expected])
+    assert [token.logprob for token in tokens] == pytest.approx(
+        [token.logprob for token in expected]
+    )
 
 
 async def test_text_is_sent_before_the_next_token_is_computed(load: Load, checkpoint: Path) -> None:
@@ -211,7 +245,9 @@ async def test_stop_that_never_comes_changes_no_draw_and_one_that_comes_saves_th
     engine = load(checkpoint)
     context, what = await prompt(engine), params(max_segments=0, want_states=True)
     whole = await written(engine, context, what)
-    same = await written(engine, context, replace(what, stops=("never written",), splits_reasoning=True))
+    same = await written(
+        engine, context, replace(what, stops=("never written",), splits_reasoning=True)
+    )
     assert [one.segment for one in same] == [one.segment for one in whole]
     text = "".join(one.segment.text for one in whole)
     stop = text[20:26]
@@ -228,11 +264,19 @@ async def test_verification_ends_with_the_stop(load: Load, checkpoint: Path) -> 
     engine = load(checkpoint)
     context = await prompt(engine)
     what = params(max_segments=0)
-    ids = tuple(token for one in await written(engine, context, what) for token in one.segment.token_ids)[:12]
+    ids = tuple(
+        token for one in await written(engine, context, what) for token in one.segment.token_ids
+    )[:12]
     whole = await engine.verify_tokens(context, ids[:4], certainly(engine, ids[4:]), what)
     stop = engine.tokenizer.text_of(engine.tokenizer.context_ids(context), ids[:7])[-9:]
-    cut = await engine.verify_tokens(context, ids[:4], certainly(engine, ids[4:]), replace(what, stops=(stop,)))
-    assert cut.segments[-1].end is SegmentEnd.STOP and not cut.open_ids and cut.num_accepted == 3 < whole.num_accepted
+    cut = await engine.verify_tokens(
+        context, ids[:4], certainly(engine, ids[4:]), replace(what, stops=(stop,))
+    )
+    assert (
+        cut.segments[-1].end is SegmentEnd.STOP
+        and not cut.open_ids
+        and cut.num_accepted == 3 < whole.num_accepted
+    )
     assert sum(len(segment.token_ids) for segment in cut.segments) == 7
 
 
@@ -249,7 +293,13 @@ async def test_texts_that_wait_are_joined() -> None:
     """A caller that is slower than the model gets fewer and longer ones."""
     results: Results[Result] = Results()
     segment = GeneratedSegment(Segment("one two", (), "", Writer.TARGET, SegmentEnd.EOS), None, 1.0)
-    for value in (OpenText("one", 0, 1), OpenText(" ", 3, 2), OpenText("tw", 4, 3), segment, OpenText("next", 0, 4)):
+    for value in (
+        OpenText("one", 0, 1),
+        OpenText(" ", 3, 2),
+        OpenText("tw", 4, 3),
+        segment,
+        OpenText("next", 0, 4),
+    ):
         results.put(Result(value, 0.0, None))
     results.put(None)
     taken = [await results.get() for _ in range(4)]
@@ -264,5 +314,7 @@ async def test_texts_that_wait_are_joined() -> None:
 async def test_no_text_is_made_where_nobody_reads_it(load: Load, checkpoint: Path) -> None:
     engine = load(checkpoint)
     assert isinstance(engine, TransformersEngine)
-    results = [result async for result in engine.generate(await prompt(engine), params(max_segments=2))]
+    results = [
+        result async for result in engine.generate(await prompt(engine), params(max_segments=2))
+    ]
     assert {type(result) for result in results} == {GeneratedSegment}

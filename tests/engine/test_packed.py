@@ -20,13 +20,18 @@ from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.models import random_model
 from tests.ggufs import save_gguf
 
-TYPES = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")]
+TYPES = [
+    GGMLQuantizationType[name]
+    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+]
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 OUTPUT_ERROR, STATES_ERROR = 0.02, 0.05
 """Bounds of the relative error of a product, and of a small random model's states."""
 
 
-def random_matrix(kind: GGMLQuantizationType, rows: int = 96, num_blocks: int = 3, seed: int = 0) -> GgufTensor:
+def random_matrix(
+    kind: GGMLQuantizationType, rows: int = 96, num_blocks: int = 3, seed: int = 0
+) -> GgufTensor:
     """Return a matrix of random codes and scales."""
     random = np.random.default_rng(seed)
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
@@ -42,7 +47,9 @@ def restored(packed: Packed) -> np.ndarray:
     codes = packed.codes
     if packed.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1, packed.group_size)
-    values = packed.scales[..., None] * (codes.astype(np.float32) - (8 if packed.bits == 4 else 128))
+    values = packed.scales[..., None] * (
+        codes.astype(np.float32) - (8 if packed.bits == 4 else 128)
+    )
     if packed.offsets is not None:
         values += packed.offsets[..., None]
     return values.reshape(packed.shape)
@@ -51,19 +58,30 @@ def restored(packed: Packed) -> np.ndarray:
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_packed_weights_are_those_of_the_file(kind: GGMLQuantizationType) -> None:
     matrix = random_matrix(kind)
-    np.testing.assert_allclose(restored(matrix.packed()), matrix.dequantized(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        restored(matrix.packed()), matrix.dequantized(), rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-def test_row_of_a_product_does_not_depend_on_the_others(kind: GGMLQuantizationType, num_threads: int) -> None:
-    matrix, other = random_matrix(kind), random_matrix(GGMLQuantizationType.Q8_0, 32, random_columns(kind))
-    compute = product([(matrix.packed(), np.ones(96, np.float32)), (other.packed(), None)], num_threads)
+def test_row_of_a_product_does_not_depend_on_the_others(
+    kind: GGMLQuantizationType, num_threads: int
+) -> None:
+    matrix, other = (
+        random_matrix(kind),
+        random_matrix(GGMLQuantizationType.Q8_0, 32, random_columns(kind)),
+    )
+    compute = product(
+        [(matrix.packed(), np.ones(96, np.float32)), (other.packed(), None)], num_threads
+    )
     rows = torch.randn(67, matrix.shape[1], generator=torch.Generator().manual_seed(1))
     rows[:, 5] *= 100  # an outlier, as in the activations of Qwen2
     together = compute(rows)
     assert torch.equal(together, torch.cat([compute(row[None].clone()) for row in rows]))
-    assert torch.equal(together, torch.cat([compute(part.clone()) for part in rows.split([1, 3, 16, 40, 7])]))
+    assert torch.equal(
+        together, torch.cat([compute(part.clone()) for part in rows.split([1, 3, 16, 40, 7])])
+    )
     weights = np.concatenate([matrix.dequantized(), other.dequantized()])
     wanted = rows @ torch.from_numpy(weights).T + torch.tensor([1.0] * 96 + [0.0] * 32)
     assert (together - wanted).norm() < OUTPUT_ERROR * wanted.norm()
@@ -90,8 +108,12 @@ def test_gated_mlp_is_close_to_floating_point_and_independent_of_other_rows() ->
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file in Q8_0, and next to it the folder `checkpoint` that it was written from."""
     folder = tmp_path_factory.mktemp(request.param)
-    config = json.loads((save_spelling_checkpoint(folder / "checkpoint") / "config.json").read_text())
-    changes = {name: config[name] for name in ("vocab_size", "eos_token_id", "max_position_embeddings")}
+    config = json.loads(
+        (save_spelling_checkpoint(folder / "checkpoint") / "config.json").read_text()
+    )
+    changes = {
+        name: config[name] for name in ("vocab_size", "eos_token_id", "max_position_embeddings")
+    }
     random_model(request.param, **changes, bos_token_id=None).save_pretrained(folder / "checkpoint")
     return save_gguf(folder / "tiny.gguf", folder / "checkpoint", gguf.GGMLQuantizationType.Q8_0)
 
@@ -105,7 +127,9 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def ids_below(limit: int, num_tokens: int) -> list[int]:
-    ids: list[int] = torch.randint(limit, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids: list[int] = torch.randint(
+        limit, (num_tokens,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     return ids
 
 
@@ -119,9 +143,17 @@ def test_tokens_read_together_have_the_bits_of_tokens_read_one_after_another(fil
     assert lm.decoder and lm.form == "packed"
     alone, together = lm.new_kv(), lm.new_kv()
     one_by_one = [lm.forward([id], alone, want_states=True) for id in ids]
-    parts = [lm.forward(ids[a:b], together, b - a, want_states=True) for a, b in ((0, 31), (31, 32), (32, 60))]
-    assert torch.equal(torch.cat([one.logits for one in one_by_one]), torch.cat([one.logits for one in parts]))
-    assert torch.equal(torch.cat([one.states for one in one_by_one], 1), torch.cat([one.states for one in parts], 1))
+    parts = [
+        lm.forward(ids[a:b], together, b - a, want_states=True)
+        for a, b in ((0, 31), (31, 32), (32, 60))
+    ]
+    assert torch.equal(
+        torch.cat([one.logits for one in one_by_one]), torch.cat([one.logits for one in parts])
+    )
+    assert torch.equal(
+        torch.cat([one.states for one in one_by_one], 1),
+        torch.cat([one.states for one in parts], 1),
+    )
 
 
 @pytest.mark.usefixtures("cache")
@@ -134,11 +166,16 @@ def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path
 
 
 @pytest.mark.usefixtures("cache")
-def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_from(file: Path) -> None:
+def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_from(
+    file: Path,
+) -> None:
     """Rows of Llama's queries and keys, which llama.cpp orders in another way, included."""
     folder, ids = file.parent / "checkpoint", ids_below(250, 50)
     whole = save_gguf(file.parent / "whole.gguf", folder, gguf.GGMLQuantizationType.F32)
-    logits = [load(path, "float32").forward(ids, load(path, "float32").new_kv(), 50).logits for path in (whole, folder)]
+    logits = [
+        load(path, "float32").forward(ids, load(path, "float32").new_kv(), 50).logits
+        for path in (whole, folder)
+    ]
     torch.testing.assert_close(*logits)
 
 
@@ -149,10 +186,16 @@ def test_fingerprint_names_the_form(file: Path) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_packed_form_that_cannot_be_had_is_refused_in_a_line(file: Path) -> None:
-    with pytest.raises(Mismatch, match=r"dtype packed: .* has no packed weights; give a GGUF file, or set dtype"):
+    with pytest.raises(
+        Mismatch, match=r"dtype packed: .* has no packed weights; give a GGUF file, or set dtype"
+    ):
         load(file.parent / "checkpoint", "packed")
-    whole = save_gguf(file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16)
-    with pytest.raises(Mismatch, match="has the type F16, which cannot be computed with; set dtype to"):
+    whole = save_gguf(
+        file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16
+    )
+    with pytest.raises(
+        Mismatch, match="has the type F16, which cannot be computed with; set dtype to"
+    ):
         load(whole, "packed")
 
 

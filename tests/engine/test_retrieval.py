@@ -16,7 +16,16 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.decoding.support import ConstantVerifier
-from tests.engine.support import Load, assert_distributed, certainly, greedy, pairs, params, prompt, tokens_of
+from tests.engine.support import (
+    Load,
+    assert_distributed,
+    certainly,
+    greedy,
+    pairs,
+    params,
+    prompt,
+    tokens_of,
+)
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
@@ -52,12 +61,18 @@ async def backends(
     engine: TransformersEngine, datastore: Datastore, checkpoints: dict[str, Path], load: Load
 ) -> Backends:
     draft = load(checkpoints["llama"], Writer.DRAFT)
-    return Backends(RetrievingDraft(draft, datastore), engine, ConstantVerifier(1.0, 0.0))  # rejects all
+    return Backends(
+        RetrievingDraft(draft, datastore), engine, ConstantVerifier(1.0, 0.0)
+    )  # rejects all
 
 
-async def records(backends: Backends, strategy: str = "retrieval", **fields: Any) -> list[SegmentRecord]:
+async def records(
+    backends: Backends, strategy: str = "retrieval", **fields: Any
+) -> list[SegmentRecord]:
     context = Context((await backends.target.encode("Tom has pens: 25. Day 1: Tom sells 6 pens."),))
-    generation = changed(Generation(context, SamplingParams(0), 80, session="s"), strategy, **fields)
+    generation = changed(
+        Generation(context, SamplingParams(0), 80, session="s"), strategy, **fields
+    )
     return await trace(generation, backends)
 
 
@@ -75,7 +90,9 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
     assert not any(record.fallback for record in helped)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)]
+)
 async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
     backends: Backends, engine: TransformersEngine, sampling: SamplingParams
 ) -> None:
@@ -84,15 +101,23 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
     assert plain and not any(record.accepted for record in plain)
     for options in ({}, {"retrieval": RetrievalOptions("context")}):
         helped = await records(backends, strategy="semantic+retrieval", **fields, **options)
-        assert [(r.segment, r.rejected, r.draw) for r in helped] == [(r.segment, r.rejected, r.draw) for r in plain]
+        assert [(r.segment, r.rejected, r.draw) for r in helped] == [
+            (r.segment, r.rejected, r.draw) for r in plain
+        ]
         assert not any(record.fallback for record in helped)
         assert sum(record.num_proposed_tokens for record in helped) > 0
         if sampling.temperature == 0 and not options:
             assert sum(record.num_accepted_tokens for record in helped) > 20
 
 
-async def test_soft_gate_holds_for_rewrites_too(backends: Backends, engine: TransformersEngine) -> None:
-    fields: dict[str, Any] = {"context": await prompt(engine), "strategy": "semantic+retrieval", "retrieval": SOFT}
+async def test_soft_gate_holds_for_rewrites_too(
+    backends: Backends, engine: TransformersEngine
+) -> None:
+    fields: dict[str, Any] = {
+        "context": await prompt(engine),
+        "strategy": "semantic+retrieval",
+        "retrieval": SOFT,
+    }
     soft = await records(backends, **fields, soft_gate=OPEN_WIDE)
     shut = await records(backends, **fields, soft_gate=SHUT)
     assert sum(r.num_accepted_tokens for r in soft) > sum(r.num_accepted_tokens for r in shut)
@@ -112,7 +137,12 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     num_proposed = num_accepted = 0
     for seed in range(250):
         own = replace(sampling, seed=seed)
-        fields: dict[str, Any] = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
+        fields: dict[str, Any] = {
+            "context": context,
+            "sampling": own,
+            "max_tokens": 2,
+            "strategy": strategy,
+        }
         written = await records(backends, **fields)
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
@@ -144,7 +174,9 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
         assert np.allclose(np.frombuffer(verified.state, "<f4"), expected, rtol=1e-3, atol=1e-4)
 
 
-async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: TransformersEngine) -> None:
+async def test_state_is_returned_only_where_it_is_asked_for_and_known(
+    engine: TransformersEngine,
+) -> None:
     context, what = await prompt(engine), params(max_segments=0)
     assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
     wanting = replace(certainly(engine, (5,)), state_layer=2)
@@ -172,7 +204,9 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
 ) -> None:
     alone = RetrievingDraft(None, datastore)
     info, context = await alone.info(), await prompt(engine)
-    assert not info.has_model and info.datastore and info.tokenizer == (await engine.info()).tokenizer
+    assert (
+        not info.has_model and info.datastore and info.tokenizer == (await engine.info()).tokenizer
+    )
     async with behind_sockets(alone, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == info
         helped = await records(remote, context=context)
@@ -182,12 +216,18 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
             [one async for one in remote.drafter.generate(context, params())]
         with pytest.raises(Mismatch, match="a datastore and no model"):
             await remote.drafter.propose(context, (), params(), 4)
-    by_target = await records(Backends(alone, engine, FakeVerifier()), context=context, strategy="target")
+    by_target = await records(
+        Backends(alone, engine, FakeVerifier()), context=context, strategy="target"
+    )
     assert [one.segment for one in helped] == [one.segment for one in by_target]
-    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(one.fallback for one in helped)
+    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(
+        one.fallback for one in helped
+    )
 
 
-async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TransformersEngine) -> None:
+async def test_engine_without_a_datastore_lets_the_target_write_alone(
+    engine: TransformersEngine,
+) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
     written = await records(Backends(engine, engine, FakeVerifier()))
@@ -196,12 +236,19 @@ async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: Tr
 
 @pytest.mark.parametrize("with_neighbours", [False, True])
 async def test_retrieval_over_grpc_equals_that_in_process(
-    engine: TransformersEngine, checkpoints: dict[str, Path], load: Load, tmp_path: Path, with_neighbours: bool
+    engine: TransformersEngine,
+    checkpoints: dict[str, Path],
+    load: Load,
+    tmp_path: Path,
+    with_neighbours: bool,
 ) -> None:
     context = await prompt(engine)
     sampled: dict[str, Any] = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
     alone = await records(Backends(engine, engine, FakeVerifier()), strategy="target", **sampled)
-    answers = [await greedy(engine, 80), [token for record in alone for token in record.segment.token_ids]]
+    answers = [
+        await greedy(engine, 80),
+        [token for record in alone for token in record.segment.token_ids],
+    ]
     documents = [[*context.pieces[0].token_ids, *answer] for answer in answers]
     states = None
     if with_neighbours:
@@ -219,4 +266,6 @@ async def test_retrieval_over_grpc_equals_that_in_process(
         for fields in (sampled, soft):
             here = await records(local, **fields)
             assert_same(here, await records(remote, **fields))
-            assert sum(r.num_accepted_tokens for r in here) > 0 and not any(r.fallback for r in here)
+            assert sum(r.num_accepted_tokens for r in here) > 0 and not any(
+                r.fallback for r in here
+            )

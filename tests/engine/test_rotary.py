@@ -21,16 +21,28 @@ TRAINED = 128
 """The original window, in tokens."""
 THETA = {"rope_theta": 10000.0}
 STRETCHED: dict[str, dict[str, object]] = {
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED, **THETA},
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": TRAINED,
+        **THETA,
+    },
     "linear": {"rope_type": "linear", "factor": 4.0, **THETA},
     "llama3": LLAMA3_ROPE,
 }
 FACTORS = {"long_factor": [4.0, 3.0, 2.0, 1.5], "short_factor": [1.0, 1.1, 1.2, 1.3]}
 BOUNDED: dict[str, dict[str, object]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, **THETA},
-    "longrope": {"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": TRAINED, **THETA},
+    "longrope": {
+        "rope_type": "longrope",
+        **FACTORS,
+        "original_max_position_embeddings": TRAINED,
+        **THETA,
+    },
 }
-GREEDY = GenerationParams(SamplingParams(0.0), max_segments=1, max_tokens=20, max_segment_tokens=20, want_states=True)
+GREEDY = GenerationParams(
+    SamplingParams(0.0), max_segments=1, max_tokens=20, max_segment_tokens=20, want_states=True
+)
 ENGINES: tuple[EngineName, ...] = ("fast", "transformers")
 
 
@@ -38,13 +50,19 @@ def llama(kind: str) -> PreTrainedModel:
     """Return a Llama with the `max_position_embeddings` that its rotary embedding requires."""
     rope = STRETCHED.get(kind) or BOUNDED[kind]
     positions = 4 * TRAINED if kind in ("llama3", "longrope") else TRAINED
-    return model_of("llama", rope_parameters=rope, max_position_embeddings=positions, bos_token_id=None)
+    return model_of(
+        "llama", rope_parameters=rope, max_position_embeddings=positions, bos_token_id=None
+    )
 
 
 def phi3(kind: str) -> PreTrainedModel:
     """Return a Phi-3 that rotates half of each head, as Phi-4 mini rotates a part."""
     factors = {name: values[:2] for name, values in FACTORS.items()}
-    rope = {**BOUNDED["longrope"], **factors, "partial_rotary_factor": 0.5} if kind == "longrope" else {**THETA}
+    rope = (
+        {**BOUNDED["longrope"], **factors, "partial_rotary_factor": 0.5}
+        if kind == "longrope"
+        else {**THETA}
+    )
     return Phi3ForCausalLM(
         Phi3Config(
             **SIZES,
@@ -78,7 +96,9 @@ class Pair:
 
     def generated(self, ids: list[int], max_tokens: int) -> list[int]:
         """Return the tokens that transformers generates greedily after `ids`."""
-        output = self.plain.generate(torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
+        output = self.plain.generate(
+            torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+        )
         tokens: list[int] = output[0, len(ids) :].tolist()
         return tokens
 
@@ -105,7 +125,9 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path, load: Load) -> Pa
     return Pair(draft, load(target, engine=engine), plain)
 
 
-STRETCHED_PAIRS = [(llama, kind, engine) for kind in STRETCHED for engine in ENGINES] + [(phi3, "part", "auto")]
+STRETCHED_PAIRS = [(llama, kind, engine) for kind in STRETCHED for engine in ENGINES] + [
+    (phi3, "part", "auto")
+]
 BOUNDED_PAIRS = [(llama, kind, "auto") for kind in BOUNDED] + [(phi3, "longrope", "auto")]
 
 
@@ -116,7 +138,9 @@ def named(parameters: object) -> str:
 
 @pytest.mark.parametrize("pair", STRETCHED_PAIRS, indirect=True, ids=named)
 @pytest.mark.parametrize("strategy", ["target", "token-level"])
-async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(pair: Pair, strategy: str) -> None:
+async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(
+    pair: Pair, strategy: str
+) -> None:
     ids = random_ids(TRAINED - 20)
     expected = pair.generated(ids, 80)
     assert len(expected) == 80, "the model ends no sequence before"
@@ -125,7 +149,9 @@ async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(pair: 
 
 @pytest.mark.parametrize("pair", BOUNDED_PAIRS, indirect=True, ids=named)
 @pytest.mark.parametrize("strategy", ["target", "token-level"])
-async def test_context_ends_where_a_rotary_embedding_changes_earlier_keys(pair: Pair, strategy: str) -> None:
+async def test_context_ends_where_a_rotary_embedding_changes_earlier_keys(
+    pair: Pair, strategy: str
+) -> None:
     ids = random_ids(TRAINED - 20)
     assert (await pair.target.info()).max_context_tokens == TRAINED
     assert await pair.written(ids, strategy, 80) == pair.generated(ids, 20)
@@ -137,7 +163,9 @@ async def test_context_ends_where_a_rotary_embedding_changes_earlier_keys(pair: 
 async def test_states_at_the_end_of_the_window_equal_transformers(pair: Pair) -> None:
     """Read after a longer text was read, whose positions must leave no trace."""
     window = (await pair.target.info()).max_context_tokens
-    [long, short] = [await pair.target.encode(TokenIds(tuple(random_ids(window - n, n)))) for n in (1, 30)]
+    [long, short] = [
+        await pair.target.encode(TokenIds(tuple(random_ids(window - n, n)))) for n in (1, 30)
+    ]
     await pair.target.generate(Context((long,)), GREEDY).__anext__()
     [last] = [result async for result in pair.target.generate(Context((short,)), GREEDY)]
     [score] = await pair.target.score(Context((short,)), [last.segment])

@@ -29,7 +29,9 @@ def test_frequencies_follow_the_filtered_distribution(sampling: SamplingParams) 
     """Chi-square at fixed seeds, 0.1% level."""
     samplings = [replace(sampling, seed=seed) for seed in range(8000)]
     drawn = draw_each(LOGITS.expand(8000, -1), samplings, [5] * 8000)
-    assert_distributed(Counter((token,) for token in drawn), probabilities(renormalised(LOGITS[None], sampling)[0]))
+    assert_distributed(
+        Counter((token,) for token in drawn), probabilities(renormalised(LOGITS[None], sampling)[0])
+    )
 
 
 def test_filters_keep_what_they_say() -> None:
@@ -73,4 +75,6 @@ def test_near_ties_do_not_tremble() -> None:
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS * 2])
     samplings = [SamplingParams(0.8, 0.9, seed=seed) for seed in (1, 2, 3)]
-    assert draw_each(rows, samplings, [4] * 3) == [draw_token(rows[i], samplings[i], 4) for i in range(3)]
+    assert draw_each(rows, samplings, [4] * 3) == [
+        draw_token(rows[i], samplings[i], 4) for i in range(3)
+    ]

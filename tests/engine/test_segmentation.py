@@ -5,7 +5,14 @@ import pytest
 from semspec.engine.segmentation import RULES, TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.remote.segmenter import TextSegmenter
-from semspec.types import GenerationParams, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import (
+    GenerationParams,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
 from tests.trained_tokenizers import FORMS, model_tokenizer
 
 PROMPT = "So the ball:"
@@ -31,10 +38,18 @@ def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
     ("text", "size", "expected"),
     [
         ("ab.\n\ncdef\n\nghij", 1, ["ab.\n\n", "cdef\n\n", "ghij"]),
-        ("ab.\n\ncdef\n\nghij", 2, ["ab.\n\nc", "def\n\ng", "hij"]),  # with the token that completes the delimiter
+        (
+            "ab.\n\ncdef\n\nghij",
+            2,
+            ["ab.\n\nc", "def\n\ng", "hij"],
+        ),  # with the token that completes the delimiter
         ("step\n", 1, ["step\n"]),
         ("\n\n", 1, ["\n\n"]),
-        ("a\n\n\n\n\nstep\n\n", 1, ["a\n\n", "\n\n\nstep\n\n"]),  # surplus newlines belong to the next one
+        (
+            "a\n\n\n\n\nstep\n\n",
+            1,
+            ["a\n\n", "\n\n\nstep\n\n"],
+        ),  # surplus newlines belong to the next one
     ],
 )
 def test_paragraphs(text: str, size: int, expected: list[str]) -> None:
@@ -87,7 +102,9 @@ def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
     ids = (*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids)
     for limit in range(1, len(ids)):
         limits = {"max_segment_tokens": limit, "segmentation": segmentation}
-        segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(**limits), tokenizer.ids_of(PROMPT))
+        segmenter = TokenSegmenter(
+            tokenizer, Writer.TARGET, params(**limits), tokenizer.ids_of(PROMPT)
+        )
         assert all(segmenter.take(token) for token in ids)
         segments = segmenter.segments
         assert "".join(segment.text for segment in segments) == text
@@ -98,7 +115,9 @@ def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
 
 
 @pytest.mark.parametrize("text", CHARACTERS)
-def test_text_ends_before_the_character_that_exceeds_the_budget(tokenizer: ModelTokenizer, text: str) -> None:
+def test_text_ends_before_the_character_that_exceeds_the_budget(
+    tokenizer: ModelTokenizer, text: str
+) -> None:
     """Its tokens count as written, and the client's continuation follows the text."""
     for budget in range(1, len(ids_after_prompt(tokenizer, text))):
         segments = written(tokenizer, text, max_tokens=budget)
@@ -111,13 +130,19 @@ def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
     """A look-ahead may end inside a character. The same model goes on, and its next segment has the character."""
     ids, start = ids_after_prompt(tokenizer, "中🦊é"), tokenizer.ids_of(PROMPT)
     for budget in range(1, len(ids)):
-        texts = [tokenizer.text_of(start, ids[:budget]), tokenizer.text_of([*start, *ids[:budget]], ids[budget:])]
+        texts = [
+            tokenizer.text_of(start, ids[:budget]),
+            tokenizer.text_of([*start, *ids[:budget]], ids[budget:]),
+        ]
         assert "".join(texts) == "中🦊é"
 
 
 def test_text_is_right_after_characters_of_several_tokens(tokenizer: ModelTokenizer) -> None:
     for size in range(1, 12):
-        context, ids = tokenizer.ids_of("é" * (size % 4) + "中" * size), tokenizer.ids_of("中" * size + "🦊")
+        context, ids = (
+            tokenizer.ids_of("é" * (size % 4) + "中" * size),
+            tokenizer.ids_of("中" * size + "🦊"),
+        )
         following = ids[len(tokenizer.ids_of("中" * size)) :]
         assert tokenizer.text_of(context, following) == "🦊"
 
@@ -131,9 +156,13 @@ def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelToke
 
 @pytest.mark.parametrize("text", CHARACTERS)
 @pytest.mark.parametrize("limit", range(1, 9))
-def test_servers_text_ends_at_the_borders_of_the_tokens(tokenizer: ModelTokenizer, text: str, limit: int) -> None:
+def test_servers_text_ends_at_the_borders_of_the_tokens(
+    tokenizer: ModelTokenizer, text: str, limit: int
+) -> None:
     for limits in ({"max_segment_tokens": limit}, {"max_tokens": limit}):
         segmenter = TextSegmenter(tokenizer, Writer.TARGET, params(**limits), 0, PROMPT)
         served = list(segmenter.take(text, SegmentEnd.LENGTH))
-        whole = [(segment.text, segment.token_ids) for segment in written(tokenizer, text, **limits)]
+        whole = [
+            (segment.text, segment.token_ids) for segment in written(tokenizer, text, **limits)
+        ]
         assert [(segment.text, segment.token_ids) for segment in served][: len(whole)] == whole

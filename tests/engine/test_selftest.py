@@ -24,14 +24,21 @@ def model(checkpoint: Path) -> ModelSettings:
 
 
 async def test_sound_engine_passes_in_a_line(
-    engine: TransformersEngine, uncached: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+    engine: TransformersEngine,
+    uncached: TransformersEngine,
+    model: ModelSettings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "with plain transformers too; 512 tokens read" in await self_test(engine, model)
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
-    assert "with plain transformers over the same weights too; 512" in await self_test(uncached, model)
+    assert "with plain transformers over the same weights too; 512" in await self_test(
+        uncached, model
+    )
 
 
-async def test_window_is_read_to_its_last_token(load: Load, checkpoint: Path, model: ModelSettings) -> None:
+async def test_window_is_read_to_its_last_token(
+    load: Load, checkpoint: Path, model: ModelSettings
+) -> None:
     assert "199 tokens read" in await self_test(load(checkpoint, max_context_tokens=200), model)
 
 
@@ -45,8 +52,12 @@ async def test_broken_cache_ends_the_start(
         return prefix
 
     monkeypatch.setattr(PrefixCache, "take", spoilt)
-    server = ServiceServer(TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings())
-    with pytest.raises(Mismatch, match=r"self-test: states scored by .* are not those written: error .*; report it"):
+    server = ServiceServer(
+        TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings()
+    )
+    with pytest.raises(
+        Mismatch, match=r"self-test: states scored by .* are not those written: error .*; report it"
+    ):
         await server.load()
 
 
@@ -60,7 +71,9 @@ async def test_broken_cache_ends_the_start(
 async def test_changed_weights_end_the_start(
     engine: TransformersEngine, model: ModelSettings, name: str, fault: str
 ) -> None:
-    [weight] = [value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")]
+    [weight] = [
+        value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")
+    ]
     weight.data *= 1.5
     with pytest.raises(Mismatch, match=f"self-test: {fault}"):
         await self_test(engine, model)
@@ -74,7 +87,9 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     assert engine.lm.decoder
     engine.lm.decoder._eps = 0.1
     engine.lm.decoder._cpu_eps = torch.full((1, 1), 0.1)
-    with pytest.raises(Mismatch, match="self-test: states scored by plain transformers are not those written"):
+    with pytest.raises(
+        Mismatch, match="self-test: states scored by plain transformers are not those written"
+    ):
         await self_test(engine, model)
 
 
@@ -87,5 +102,7 @@ async def test_context_beyond_memory_ends_the_start_with_the_field(
         return made(chunks)
 
     monkeypatch.setattr(engine.lm, "forward_step", step)
-    with pytest.raises(Mismatch, match=r"a context of 512 tokens cannot be read: .*; lower max_context_tokens"):
+    with pytest.raises(
+        Mismatch, match=r"a context of 512 tokens cannot be read: .*; lower max_context_tokens"
+    ):
         await self_test(engine, model)

@@ -15,7 +15,15 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.decoding.engines import trace
 from tests.decoding.support import ConstantVerifier
-from tests.engine.support import Load, assert_distributed, params, prompt, segment, segments_of, speculated
+from tests.engine.support import (
+    Load,
+    assert_distributed,
+    params,
+    prompt,
+    segment,
+    segments_of,
+    speculated,
+)
 from tests.variants import changed
 
 SENTENCE = Segmentation.SENTENCE
@@ -28,7 +36,10 @@ Engines = tuple[TransformersEngine, TransformersEngine]
 
 def save_with_few_words(source: Path, folder: Path) -> Path:
     """The model of `source` that writes nothing but `WORDS`: one dimension of its states is nearly constant."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), PreTrainedTokenizerFast.from_pretrained(source)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(source),
+        PreTrainedTokenizerFast.from_pretrained(source),
+    )
     model.get_input_embeddings().weight.data[:, 0] = 5.0
     bias = model.get_output_embeddings().weight.data[:, 0]
     bias[:] = -12.0
@@ -43,11 +54,15 @@ def save_with_few_words(source: Path, folder: Path) -> Path:
 @pytest.fixture
 async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> Engines:
     """Draft and target."""
-    draft, target = (save_with_few_words(checkpoints[name], tmp_path / name) for name in ("llama", "qwen2"))
+    draft, target = (
+        save_with_few_words(checkpoints[name], tmp_path / name) for name in ("llama", "qwen2")
+    )
     return load(draft, Writer.DRAFT), load(target)
 
 
-async def after(engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Context:
+async def after(
+    engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY
+) -> Context:
     """A context whose last segment is `text`."""
     return (await prompt(engine)).extended(segment(engine, text, end))
 
@@ -65,7 +80,11 @@ async def test_first_token_after_a_sentence_has_the_models_distribution_given_it
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(NUM_SEEDS):
         what = params(
-            sampling=replace(HOT, seed=seed), segmentation=SENTENCE, max_tokens=2, max_segments=0, session="s"
+            sampling=replace(HOT, seed=seed),
+            segmentation=SENTENCE,
+            max_tokens=2,
+            max_segments=0,
+            session="s",
         )
         if verified:
             segments, _ = await speculated(draft, target, context, what, gamma=1)
@@ -89,14 +108,18 @@ async def test_draw_of_the_look_ahead_is_kept_where_it_confirms_the_end(engines:
     assert ended_by_look_ahead(ended, SENTENCE) and not ended_by_look_ahead(cut_short, SENTENCE)
     for sampling in [SamplingParams(0), *(replace(HOT, seed=seed) for seed in range(20))]:
         what = params(sampling=sampling, segmentation=SENTENCE, max_tokens=1)
-        plain, drawn = [first(await segments_of(target, context, what)) for context in (cut_short, ended)]
+        plain, drawn = [
+            first(await segments_of(target, context, what)) for context in (cut_short, ended)
+        ]
         is_space = target.tokenizer.token_text(plain).startswith(" ")
         assert drawn == plain if is_space else target.tokenizer.token_text(drawn).startswith(" ")
         kept += is_space
     assert 0 < kept < 21
 
 
-async def test_boundaries_that_need_no_look_ahead_leave_the_next_token_free(engines: Engines) -> None:
+async def test_boundaries_that_need_no_look_ahead_leave_the_next_token_free(
+    engines: Engines,
+) -> None:
     target = engines[1]
     for text in (" Tom has 3.\n\n", " Tom has"):
         assert not ended_by_look_ahead(await after(target, text), SENTENCE)
@@ -108,14 +131,23 @@ async def test_batch_draws_after_a_sentence_what_the_engine_draws(engines: Engin
     target = engines[1]
     context, seeds = await after(target, " Tom has 3."), list(range(12))
     batch = ContextBatch(target.lm, target.tokenizer.context_ids(context))
-    for sampled, seed in zip(batch.sample(HOT, seeds, SENTENCE, 8, is_after_end=True), seeds, strict=True):
-        what = params(sampling=replace(HOT, seed=seed), segmentation=SENTENCE, max_segments=1, max_segment_tokens=8)
+    for sampled, seed in zip(
+        batch.sample(HOT, seeds, SENTENCE, 8, is_after_end=True), seeds, strict=True
+    ):
+        what = params(
+            sampling=replace(HOT, seed=seed),
+            segmentation=SENTENCE,
+            max_segments=1,
+            max_segment_tokens=8,
+        )
         [alone] = await segments_of(target, context, what)
         assert tuple(sampled.token_ids) == alone.token_ids and sampled.end is alone.end
 
 
 @pytest.mark.parametrize("strategy", ["random", "semantic+token-level", "token-level", "target"])
-async def test_sentences_stay_sentences_whoever_writes_next(engines: Engines, strategy: str) -> None:
+async def test_sentences_stay_sentences_whoever_writes_next(
+    engines: Engines, strategy: str
+) -> None:
     """Segmented again, the whole text has the same segments: no token is lost, doubled or joined to another."""
     backends = Backends(*engines, ConstantVerifier(1.0, 0.5))
     context, writers = await prompt(engines[1]), set()
@@ -123,8 +155,12 @@ async def test_sentences_stay_sentences_whoever_writes_next(engines: Engines, st
         plain = Generation(context, replace(HOT, seed=seed), 60, segmentation=SENTENCE, session="s")
         generation = changed(plain, strategy)
         segments = [record.segment for record in await trace(generation, backends)]
-        assert list(cut("".join(segment.text for segment in segments), SENTENCE)) == [one.text for one in segments]
+        assert list(cut("".join(segment.text for segment in segments), SENTENCE)) == [
+            one.text for one in segments
+        ]
         ids = [token for segment in segments for token in segment.token_ids]
-        assert len(ids) == 60 and ids == engines[1].tokenizer.ids_of("".join(segment.text for segment in segments))
+        assert len(ids) == 60 and ids == engines[1].tokenizer.ids_of(
+            "".join(segment.text for segment in segments)
+        )
         writers |= {segment.writer for segment in segments}
     assert len(segments) > 3 and (len(writers) == 2 or strategy in ("token-level", "target"))

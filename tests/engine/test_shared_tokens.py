@@ -11,7 +11,15 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from semspec.decoding import Backends, Generation, Options
 from semspec.engine.checkpoint import tokenizer_fingerprint
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Context, Piece, SamplingParams, Segment, SegmentEnd, Writer, shares_ordinary_tokens
+from semspec.types import (
+    Context,
+    Piece,
+    SamplingParams,
+    Segment,
+    SegmentEnd,
+    Writer,
+    shares_ordinary_tokens,
+)
 from tests.checkpoints import random_probes
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
@@ -38,7 +46,9 @@ def with_added(source: Path, *special: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save(source: Path, special: tuple[str, ...], likely: Mapping[int, int], size: int, folder: Path) -> Path:
+def save(
+    source: Path, special: tuple[str, ...], likely: Mapping[int, int], size: int, folder: Path
+) -> Path:
     """The model of `source` with special tokens and a vocabulary padded to `size`. A key of `likely` is a little more
     likely than its value."""
     model = AutoModelForCausalLM.from_pretrained(source)
@@ -69,7 +79,9 @@ async def backends(engines: Engines, tmp_path: Path) -> Backends:
     return Backends(*engines, await random_probes(*engines, tmp_path))
 
 
-def test_fingerprints_tell_ordinary_and_added_tokens_apart(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_fingerprints_tell_ordinary_and_added_tokens_apart(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     source = checkpoints["qwen2"]
     plain = PreTrainedTokenizerFast.from_pretrained(source)
     pair = [tokenizer_fingerprint(with_added(source, *special)) for special in (DRAFTS, TARGETS)]
@@ -88,22 +100,33 @@ def test_fingerprints_tell_ordinary_and_added_tokens_apart(checkpoints: dict[str
 def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines: Engines) -> None:
     draft, target = (engine.tokenizer for engine in engines)
     ordinary = (NUM_ORDINARY - 1, 5, 5, 7)
-    assert draft.read_ids(Piece("other text", ordinary, target.info.tokenizer), before="So") == ordinary
+    assert (
+        draft.read_ids(Piece("other text", ordinary, target.info.tokenizer), before="So")
+        == ordinary
+    )
     assert draft.read_ids(Piece("</done>", (DONE,), target.info.tokenizer), before="So") == [311]
-    assert draft.read_ids(Piece("</done>", (335,), target.info.tokenizer), before="So") == [311], "padding"
-    ended = Segment("7", (*target.ids_of("7"), END), target.info.tokenizer, Writer.TARGET, SegmentEnd.EOS)
+    assert draft.read_ids(Piece("</done>", (335,), target.info.tokenizer), before="So") == [311], (
+        "padding"
+    )
+    ended = Segment(
+        "7", (*target.ids_of("7"), END), target.info.tokenizer, Writer.TARGET, SegmentEnd.EOS
+    )
     assert draft.read_ids(ended, before="So") == [*draft.ids_of("7"), draft.end_of_turn]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-async def test_output_keeps_the_targets_distribution(engines: Engines, backends: Backends, num_tokens: int) -> None:
+async def test_output_keeps_the_targets_distribution(
+    engines: Engines, backends: Backends, num_tokens: int
+) -> None:
     """Chi-square of the first two of three tokens, at fixed seeds, 0.1% level."""
     target = engines[1]
     context = await prompt(target)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(NUM_SEEDS):
         options = Options(num_speculative_tokens=num_tokens)
-        generation = Generation(context, replace(HOT, seed=seed), 3, "token-level", options, session="s")
+        generation = Generation(
+            context, replace(HOT, seed=seed), 3, "token-level", options, session="s"
+        )
         records = await trace(generation, backends)
         counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
     assert_distributed(counts, pairs(target, context, HOT))
@@ -116,7 +139,12 @@ async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accept
 ) -> None:
     written: list[int] = []
     num_accepted = 0
-    for question in (PROMPT, "Day 1: Tom sells 6 pens.", "How many pens does Tom have now?", "25 - 6 = 19.\n\n"):
+    for question in (
+        PROMPT,
+        "Day 1: Tom sells 6 pens.",
+        "How many pens does Tom have now?",
+        "25 - 6 = 19.\n\n",
+    ):
         context = Context((await backends.target.encode(question),))
         options = Options(num_speculative_tokens=num_tokens)
         greedy = Generation(context, SamplingParams(0), 40, "token-level", options)
@@ -137,7 +165,9 @@ async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> 
         assert verified.num_accepted == 0
         assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
         assert verified.open_piece == Piece(
-            target.tokenizer.text_of([], alone.open_ids), alone.open_ids, (await target.info()).tokenizer
+            target.tokenizer.text_of([], alone.open_ids),
+            alone.open_ids,
+            (await target.info()).tokenizer,
         )
 
 

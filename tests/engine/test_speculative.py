@@ -9,7 +9,13 @@ from torch import Tensor
 
 from semspec.engine import speculative
 from semspec.engine.logits import draw_token, renormalised
-from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, rejection_sample, sparse
+from semspec.engine.speculative import (
+    dense,
+    draw_with_distribution,
+    num_embedded,
+    rejection_sample,
+    sparse,
+)
 from semspec.types import Distribution, SamplingParams, uniform
 from tests.engine.support import assert_distributed, own_stream, probabilities
 
@@ -32,12 +38,16 @@ def two_tokens(seed: int, gamma: int, sampling: SamplingParams, draft: Tensor) -
         distributions: list[Distribution] = []
         for position in range(len(kept), len(kept) + gamma):
             logits = draft[(kept + drafted)[-1]]
-            token, distribution = draw_with_distribution(logits, replace(sampling, seed=own_stream(seed)), position)
+            token, distribution = draw_with_distribution(
+                logits, replace(sampling, seed=own_stream(seed)), position
+            )
             drafted.append(token)
             distributions.append(distribution)
         fed = drafted[: num_embedded(drafted, len(TARGET_LOGITS))]
         rows = TARGET_LOGITS[[kept[-1], *fed]]
-        kept += rejection_sample(rows, drafted, distributions, replace(sampling, seed=seed), len(kept))
+        kept += rejection_sample(
+            rows, drafted, distributions, replace(sampling, seed=seed), len(kept)
+        )
     return kept[1], kept[2]
 
 
@@ -50,14 +60,22 @@ def two_tokens(seed: int, gamma: int, sampling: SamplingParams, draft: Tensor) -
         *((gamma, SamplingParams(1.0, 1.0), PADDED_LOGITS) for gamma in (1, 3)),
     ],
 )
-def test_tokens_keep_the_targets_distribution(gamma: int, sampling: SamplingParams, draft: Tensor) -> None:
+def test_tokens_keep_the_targets_distribution(
+    gamma: int, sampling: SamplingParams, draft: Tensor
+) -> None:
     """Of the first two, jointly; chi-square at fixed seeds, 0.1% level."""
     rows = [probabilities(row) for row in renormalised(TARGET_LOGITS, sampling).double()]
-    expected = {(*one, *two): p * q for one, p in rows[0].items() for two, q in rows[one[0]].items()}
-    assert_distributed(Counter(two_tokens(seed, gamma, sampling, draft) for seed in range(NUM_SEEDS)), expected)
+    expected = {
+        (*one, *two): p * q for one, p in rows[0].items() for two, q in rows[one[0]].items()
+    }
+    assert_distributed(
+        Counter(two_tokens(seed, gamma, sampling, draft) for seed in range(NUM_SEEDS)), expected
+    )
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, 1.0), SamplingParams(0.8, 0.9, 3)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(1.0, 1.0), SamplingParams(0.8, 0.9, 3)]
+)
 def test_certain_tokens_leave_what_the_target_draws_alone(sampling: SamplingParams) -> None:
     for seed in range(100):
         own, drafted = replace(sampling, seed=seed), [seed % 4, seed // 4 % 4, seed // 16 % 4]
@@ -74,20 +92,30 @@ def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:
     1 - 1 / (1 + token) by a draw of its own."""
     sampling, counts = SamplingParams(1.0, 1.0), Counter[tuple[int, ...]]()
     for seed in range(NUM_SEEDS):
-        rejected, _ = draw_with_distribution(DRAFT_LOGITS[0], replace(sampling, seed=own_stream(seed)), 1)
+        rejected, _ = draw_with_distribution(
+            DRAFT_LOGITS[0], replace(sampling, seed=own_stream(seed)), 1
+        )
         if uniform(seed, "accept", 0) * (1 + rejected) < 1:
             continue
         rows = TARGET_LOGITS[[0, rejected]]
-        chosen = rejection_sample(rows, [rejected], [Distribution.certain(rejected)], replace(sampling, seed=seed), 1)
+        chosen = rejection_sample(
+            rows, [rejected], [Distribution.certain(rejected)], replace(sampling, seed=seed), 1
+        )
         counts[chosen[0],] += 1
     assert_distributed(counts, probabilities(renormalised(TARGET_LOGITS[:1], sampling)[0]))
 
 
-def test_refusal_by_a_rounding_error_falls_back_on_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0)
+def test_refusal_by_a_rounding_error_falls_back_on_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0
+    )
     target = renormalised(TARGET_LOGITS[:1], SamplingParams(1.0, 1.0))[0]
     a_little_more = sparse(target * (1 + 2**-20))
-    chosen = rejection_sample(TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0)
+    chosen = rejection_sample(
+        TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0
+    )
     assert chosen == [0], "the first of the vocabulary"
 
 

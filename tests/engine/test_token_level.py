@@ -15,7 +15,16 @@ from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
-from semspec.types import Context, Distribution, Proposal, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import (
+    Context,
+    Distribution,
+    Proposal,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
 from tests.engine.support import (
     HOT,
     Load,
@@ -77,11 +86,18 @@ async def test_greedy_rounds_write_what_write_writes(
 ) -> None:
     """To the token of each budget."""
     context = await prompt(engine)
-    defaults = {"sampling": SamplingParams(0), "max_segments": 0, "max_tokens": 60, "max_segment_tokens": 17}
+    defaults = {
+        "sampling": SamplingParams(0),
+        "max_segments": 0,
+        "max_tokens": 60,
+        "max_segment_tokens": 17,
+    }
     what = params(**defaults | fields)
     expected = await segments_of(engine, context, what)
     for helper in (drafter, engine):
-        segments, num_accepted = await speculated(helper, engine, context, replace(what, session="s"), gamma)
+        segments, num_accepted = await speculated(
+            helper, engine, context, replace(what, session="s"), gamma
+        )
         assert segments == expected
     least = what.max_tokens * gamma // (gamma + 1) - 20
     assert num_accepted >= least, "the target as its own drafter is nearly always right"
@@ -90,13 +106,19 @@ async def test_greedy_rounds_write_what_write_writes(
 TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
 
 
-def segmenter(engine: TransformersEngine, open_ids: Sequence[int], **fields: object) -> TokenSegmenter:
+def segmenter(
+    engine: TransformersEngine, open_ids: Sequence[int], **fields: object
+) -> TokenSegmenter:
     context = engine.tokenizer.ids_of("Tom has pens: 25.")
-    return TokenSegmenter(engine.tokenizer, Writer.TARGET, params(**({"max_segments": 0} | fields)), context, open_ids)
+    return TokenSegmenter(
+        engine.tokenizer, Writer.TARGET, params(**({"max_segments": 0} | fields)), context, open_ids
+    )
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-def test_segments_are_cut_wherever_the_proposal_begins(engine: TransformersEngine, segmentation: Segmentation) -> None:
+def test_segments_are_cut_wherever_the_proposal_begins(
+    engine: TransformersEngine, segmentation: Segmentation
+) -> None:
     tokens = engine.tokenizer.ids_of(TEXT)
     expected = list(cut(TEXT, segmentation))
     num_first = len(engine.tokenizer.ids_of(expected[0]))
@@ -130,7 +152,9 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
     eos = min(engine.tokenizer.eos_ids)
     what = params(max_segments=0)
     with always_accepting():
-        verified = await engine.verify_tokens(context, (5,), nearly_certainly(engine, (6, eos, 7)), what)
+        verified = await engine.verify_tokens(
+            context, (5,), nearly_certainly(engine, (6, eos, 7)), what
+        )
     [segment] = verified.segments
     assert (segment.token_ids, segment.end) == ((5, 6, eos), SegmentEnd.EOS)
     assert (verified.open_ids, verified.num_accepted) == ((), 2)
@@ -148,7 +172,13 @@ async def test_certain_proposals_leave_what_write_writes(
 ) -> None:
     """Whatever is proposed: nothing, or what is written with a wrong token in every proposal."""
     context = await prompt(engine)
-    what = params(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=15)
+    what = params(
+        sampling=sampling,
+        segmentation=segmentation,
+        max_segments=0,
+        max_tokens=60,
+        max_segment_tokens=15,
+    )
     expected = await segments_of(uncached, context, what)
     tokens = [token for segment in expected for token in segment.token_ids]
     position, num_accepted, segments, open_ids = 0, 0, list[Segment](), tuple[int, ...]()
@@ -156,7 +186,9 @@ async def test_certain_proposals_leave_what_write_writes(
         drafted = [*tokens[position : position + num_proposed]]
         drafted[2:3] = [5] * len(drafted[2:3])
         rest = replace(what, max_tokens=60 - position + len(open_ids), session="s")
-        verified = await engine.verify_tokens(context, open_ids, certainly(engine, tuple(drafted)), rest)
+        verified = await engine.verify_tokens(
+            context, open_ids, certainly(engine, tuple(drafted)), rest
+        )
         segments += verified.segments
         context, open_ids = context.extended(*verified.segments), verified.open_ids
         position = sum(len(segment.token_ids) for segment in segments) + len(open_ids)
@@ -170,7 +202,9 @@ async def test_proposal_is_what_the_drafter_would_write(
 ) -> None:
     context = await prompt(engine)
     what = params(sampling=sampling, max_segments=0, max_tokens=12)
-    expected = [token for one in await written(uncached, context, what) for token in one.segment.token_ids]
+    expected = [
+        token for one in await written(uncached, context, what) for token in one.segment.token_ids
+    ]
     proposal = await engine.propose(context, (), what, 12)
     assert list(proposal.token_ids) == expected
     for start in (1, 5):
@@ -180,15 +214,22 @@ async def test_proposal_is_what_the_drafter_would_write(
     rows = engine.lm.forward(ids, engine.lm.new_kv(), num_rows=13).logits
     for index, distribution in enumerate(proposal.distributions):
         expected_row = renormalised(rows[index : index + 1], sampling)[0]
-        assert torch.allclose(dense(distribution, len(expected_row)), expected_row, rtol=1e-3, atol=1e-6)
+        assert torch.allclose(
+            dense(distribution, len(expected_row)), expected_row, rtol=1e-3, atol=1e-6
+        )
 
 
-async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: TransformersEngine) -> None:
+async def test_proposal_ends_with_end_of_sequence_and_with_the_window(
+    engine: TransformersEngine,
+) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
     proposal = await engine.propose(context, (), params(sampling=SamplingParams(0)), 500)
     assert num_tokens + len(proposal.token_ids) <= 600
-    assert len(proposal.token_ids) == 600 - num_tokens or proposal.token_ids[-1] in engine.tokenizer.eos_ids
+    assert (
+        len(proposal.token_ids) == 600 - num_tokens
+        or proposal.token_ids[-1] in engine.tokenizer.eos_ids
+    )
     full = await engine.propose(context, (5,) * (599 - num_tokens), params(), 4)
     assert len(full.token_ids) == 1
     with pytest.raises(ContextTooLong, match="600"):
@@ -196,7 +237,9 @@ async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: Tr
     eos = min(engine.tokenizer.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
-        patch.setattr("semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain)
+        patch.setattr(
+            "semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain
+        )
         assert (await engine.propose(context, (), params(), 4)).token_ids == (eos,)
 
 
@@ -216,22 +259,36 @@ async def test_cached_verification_equals_recomputed(
             session="s" * (step % 3),
         )
         proposal = await drafter.propose(context, open_ids, what, 1 + step % 4)
-        fresh = replace(await uncached.verify_tokens(context, open_ids, proposal, what), duration_ms=0)
+        fresh = replace(
+            await uncached.verify_tokens(context, open_ids, proposal, what), duration_ms=0
+        )
         for _ in range(2):
-            assert replace(await engine.verify_tokens(context, open_ids, proposal, what), duration_ms=0) == fresh
+            assert (
+                replace(
+                    await engine.verify_tokens(context, open_ids, proposal, what), duration_ms=0
+                )
+                == fresh
+            )
         context, open_ids = context.extended(*fresh.segments), fresh.open_ids
         if fresh.segments and fresh.segments[-1].end is SegmentEnd.EOS:
             return
         if not open_ids:
-            assert await segments_of(engine, context, what) == await segments_of(uncached, context, what)
+            assert await segments_of(engine, context, what) == await segments_of(
+                uncached, context, what
+            )
 
 
-async def test_rounds_feed_only_new_tokens(engine: TransformersEngine, drafter: TransformersEngine) -> None:
+async def test_rounds_feed_only_new_tokens(
+    engine: TransformersEngine, drafter: TransformersEngine
+) -> None:
     context = await prompt(engine)
     what = params(max_segments=0, max_segment_tokens=100, session="s")
     proposal = await drafter.propose(context, (), what, 4)
     first = await engine.verify_tokens(context, (), proposal, what)
-    open_ids = (*(token for segment in first.segments for token in segment.token_ids), *first.open_ids)
+    open_ids = (
+        *(token for segment in first.segments for token in segment.token_ids),
+        *first.open_ids,
+    )
     drafted, verified = sizes_of(drafter), sizes_of(engine)
     second = await drafter.propose(context, open_ids, what, 4)
     await engine.verify_tokens(context, open_ids, second, what)

@@ -46,7 +46,9 @@ ASKED = Message("user", "x")
 PARAMS = GenerationParams(SamplingParams(), max_tokens=2)
 
 
-def before_tokenizing(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, block: Callable[[], None]) -> None:
+def before_tokenizing(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, block: Callable[[], None]
+) -> None:
     """Have `block` called before the tokenizer of `engine` tokenizes."""
 
     def blocked(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,12 +76,24 @@ def own(engine: TransformersEngine) -> Context:
     [
         (lambda engine, text: engine.encode(text), "characters are too many"),
         (lambda engine, text: engine.encode((Message("user", text),)), "characters are too many"),
-        (lambda engine, text: engine.encode((ASKED, Message("assistant", "", text))), "characters are too many"),
-        (lambda engine, text: engine.encode(Conversation((ASKED,), tools=text)), "characters are too many"),
+        (
+            lambda engine, text: engine.encode((ASKED, Message("assistant", "", text))),
+            "characters are too many",
+        ),
+        (
+            lambda engine, text: engine.encode(Conversation((ASKED,), tools=text)),
+            "characters are too many",
+        ),
         (lambda engine, text: engine.encode(TokenIds((1,) * len(text))), "tokens leave no room"),
         (lambda engine, text: engine.tokenize(text), "characters are too many"),
-        (lambda engine, text: anext(engine.generate(foreign(text), PARAMS)), "characters are too many"),
-        (lambda engine, text: engine.score_choices(own(engine), text, "", ["a", "b"]), "characters are too many"),
+        (
+            lambda engine, text: anext(engine.generate(foreign(text), PARAMS)),
+            "characters are too many",
+        ),
+        (
+            lambda engine, text: engine.score_choices(own(engine), text, "", ["a", "b"]),
+            "characters are too many",
+        ),
     ],
     ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context", "question"],
 )
@@ -104,7 +118,11 @@ async def test_event_loop_goes_on_while_a_text_is_tokenized(
         assert done.wait(20)
 
     before_tokenizing(engine, monkeypatch, block)
-    works = engine.encode("x"), engine.tokenize("x"), anext(engine.generate(foreign("So be it."), PARAMS))
+    works = (
+        engine.encode("x"),
+        engine.tokenize("x"),
+        anext(engine.generate(foreign("So be it."), PARAMS)),
+    )
     asking = asyncio.gather(*works)
     for _ in range(20):
         await asyncio.sleep(0.005)
@@ -131,9 +149,15 @@ def last_token(tokenizer: ModelTokenizer) -> int:
     return tokenizer.read_ids(ended, before="So")[-1]
 
 
-def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(tokenizer: ModelTokenizer) -> None:
+def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(
+    tokenizer: ModelTokenizer,
+) -> None:
     tokenizer.raw.chat_template = CHATML
-    assert last_token(tokenizer) == tokenizer.raw.convert_tokens_to_ids("<|im_end|>") == max(tokenizer.eos_ids)
+    assert (
+        last_token(tokenizer)
+        == tokenizer.raw.convert_tokens_to_ids("<|im_end|>")
+        == max(tokenizer.eos_ids)
+    )
 
 
 @pytest.mark.parametrize("template", [None, REFUSING, "{{ messages[1]['content'] }}"])
@@ -167,13 +191,19 @@ NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 to
     [
         (lambda engine: engine.encode(f"So{EXTRA} be it."), "prompt"),
         (lambda engine: engine.encode((Message("user", f"So{EXTRA}"),)), "messages"),
-        (lambda engine: engine.encode(Conversation((ASKED, Message("assistant", EXTRA), ASKED))), "messages"),
+        (
+            lambda engine: engine.encode(Conversation((ASKED, Message("assistant", EXTRA), ASKED))),
+            "messages",
+        ),
         (lambda engine: engine.encode(TokenIds((5, 310))), "prompt"),
         (lambda engine: engine.tokenize(f"So{EXTRA}"), "text"),
         (lambda engine: anext(engine.generate(foreign(EXTRA), PARAMS)), "text"),
         (lambda engine: engine.propose(foreign(EXTRA), (), PARAMS, 2), "text"),
         (lambda engine: engine.score(own(engine), [drafted(EXTRA)]), "text"),
-        (lambda engine: engine.score_choices(own(engine), f"So{EXTRA}?", "", ["a", "b"]), "question"),
+        (
+            lambda engine: engine.score_choices(own(engine), f"So{EXTRA}?", "", ["a", "b"]),
+            "question",
+        ),
         (lambda engine: engine.score_choices(own(engine), "So?", "", [EXTRA]), "options"),
     ],
     ids="text message turn ids tokenize context propose segment question option".split(),
@@ -183,7 +213,9 @@ async def test_token_without_an_embedding_is_refused_with_its_field(
 ) -> None:
     with pytest.raises(InvalidRequest, match=NAMED) as refused:
         await call(smaller)
-    assert refused.value.parameter == parameter and refused.value.message.endswith(f"; leave it out of the {parameter}")
+    assert refused.value.parameter == parameter and refused.value.message.endswith(
+        f"; leave it out of the {parameter}"
+    )
 
 
 def drafted(text: str) -> Segment:
@@ -196,7 +228,9 @@ async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: Transfor
         await anext(smaller.generate(own(smaller), params))
 
 
-async def test_sampling_never_write_a_token_without_an_embedding(smaller: TransformersEngine) -> None:
+async def test_sampling_never_write_a_token_without_an_embedding(
+    smaller: TransformersEngine,
+) -> None:
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
     results = [result async for result in smaller.generate(own(smaller), params)]
     written = [token for result in results for token in result.segment.token_ids]
@@ -225,7 +259,9 @@ def ids_of_whole(reader: ModelTokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(reader: ModelTokenizer, text: str) -> None:
+def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(
+    reader: ModelTokenizer, text: str
+) -> None:
     prompt, *segments = cut(text, Segmentation.PARAGRAPH)
     context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
     assert reader.context_ids(context) == ids_of_whole(reader, text)
@@ -240,7 +276,9 @@ def test_segments_with_leading_space_have_the_ids_of_the_whole(reader: ModelToke
 
 def test_piece_keeps_its_ids_when_the_context_grows(reader: ModelTokenizer) -> None:
     """Else a longer context would not find the shorter one in the cache, also where the whole text has other tokens."""
-    pieces = tuple(map(by_another, ("So.\n\n", "\n\n  It is", "n't ", "much", "\n", "\n\nWe", " add ", "é")))
+    pieces = tuple(
+        map(by_another, ("So.\n\n", "\n\n  It is", "n't ", "much", "\n", "\n\nWe", " add ", "é"))
+    )
     whole = reader.context_ids(Context(pieces))
     for size in range(1, len(pieces)):
         part = reader.context_ids(Context(pieces[:size]))
@@ -248,9 +286,15 @@ def test_piece_keeps_its_ids_when_the_context_grows(reader: ModelTokenizer) -> N
 
 
 def test_ids_of_the_reader_stay_as_they_were_drawn(reader: ModelTokenizer) -> None:
-    drawn = tuple(token for letter in "So.\n\n" for token in reader.ids_of(f"\n{letter}")[len(reader.ids_of("\n")) :])
+    drawn = tuple(
+        token
+        for letter in "So.\n\n"
+        for token in reader.ids_of(f"\n{letter}")[len(reader.ids_of("\n")) :]
+    )
     segment = Segment("So.\n\n", drawn, reader.info.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
-    ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), segment, by_another("So it is.\n\n"))))
+    ids = reader.context_ids(
+        Context((Piece("We:\n\n", (1,), "another"), segment, by_another("So it is.\n\n")))
+    )
     start, end = reader.ids_of("We:\n\nWe"), reader.ids_of("We:\n\nSo it is.\n\nWe")
     middle = len(start) - 1
     assert ids[:middle] == start[:-1] and tuple(ids[middle : middle + len(drawn)]) == drawn
@@ -264,7 +308,9 @@ def test_text_after_an_added_token_has_the_ids_of_the_whole(reader: ModelTokeniz
     assert reader.context_ids(context) == ids_of_whole(reader, prompt + "".join(segments))
 
 
-def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(reader: ModelTokenizer) -> None:
+def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(
+    reader: ModelTokenizer,
+) -> None:
     segments = by_another("We add.\n\n"), by_another("So it is.\n\n", SegmentEnd.EOS)
     ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), *segments)))
     assert ids == [*ids_of_whole(reader, "We:\n\nWe add.\n\nSo it is.\n\n"), reader.end_of_turn]
@@ -274,7 +320,9 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
     reader: ModelTokenizer, load: Load, tmp_path: Path
 ) -> None:
     """States and surprisal are those of the same ids in one text."""
-    randomise(model_of("qwen2", vocab_size=len(reader.raw), bos_token_id=None)).save_pretrained(tmp_path)
+    randomise(model_of("qwen2", vocab_size=len(reader.raw), bos_token_id=None)).save_pretrained(
+        tmp_path
+    )
     reader.raw.save_pretrained(tmp_path)
     engine = load(tmp_path)
     prompt, *texts = cut(TEXTS[0], Segmentation.PARAGRAPH)
@@ -294,11 +342,16 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
 
 
 @pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)
-def test_special_tokens_that_mark_reasoning_are_part_of_the_text(form: ReasoningForm, reader: ModelTokenizer) -> None:
+def test_special_tokens_that_mark_reasoning_are_part_of_the_text(
+    form: ReasoningForm, reader: ModelTokenizer
+) -> None:
     """Other special tokens are not part of it. Another tokenizer reads the marks as text, and Llama 2's form puts a
     space after each."""
     writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
-    start, text = writer.ids_of("<|im_start|>So:"), f"{form.opening}We add.\n\nSo it{form.answer} is 🦊."
+    start, text = (
+        writer.ids_of("<|im_start|>So:"),
+        f"{form.opening}We add.\n\nSo it{form.answer} is 🦊.",
+    )
     whole = writer.ids_of(f"<|im_start|>So:{text}")
     ids = whole[len(start) :]
     assert len(writer.mark_ids) == len(form.marks)
@@ -325,13 +378,17 @@ async def test_marks_of_an_unknown_form_are_told_at_the_start(
         ("half", ("<|channel|>",), True),
     ):
         raw = FORMS["qwen"](*marks)
-        randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(tmp_path / name)
+        randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(
+            tmp_path / name
+        )
         raw.save_pretrained(tmp_path / name)
         caplog.clear()
         load(tmp_path / name)
         lines = [record.getMessage() for record in caplog.records]
         warnings = [line for line in lines if line.startswith("reasoning is not told apart")]
-        assert len(warnings) == is_told and all(marks[0] in line and "\n" not in line for line in warnings)
+        assert len(warnings) == is_told and all(
+            marks[0] in line and "\n" not in line for line in warnings
+        )
 
 
 @pytest.mark.slow
@@ -342,7 +399,9 @@ def test_words_and_tokens_that_are_remembered_are_bounded() -> None:
     tokenizer, chance = ModelTokenizer(raw, info, frozenset({0}), len(raw)), Random(1)
     before = psutil.Process().memory_info().rss
     for _ in range(300):
-        words = ["".join(chance.choices(ascii_lowercase, k=length)) for length in (*[100] * 100, 100_000)]
+        words = [
+            "".join(chance.choices(ascii_lowercase, k=length)) for length in (*[100] * 100, 100_000)
+        ]
         for token in tokenizer.encode(" ".join(words)).token_ids:
             tokenizer.token_text(token)
             tokenizer.token_bytes(token)

@@ -16,7 +16,12 @@ from semspec.engine.protocol import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm import options
-from semspec.engine.vllm.options import default_kv_bytes, fingerprint, load_model, prepare_environment
+from semspec.engine.vllm.options import (
+    default_kv_bytes,
+    fingerprint,
+    load_model,
+    prepare_environment,
+)
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings
@@ -31,14 +36,21 @@ REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes"
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
     with pytest.raises(
-        Mismatch, match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast"
+        Mismatch,
+        match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast",
     ):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
 
 
-@pytest.mark.parametrize(("is_installed", "device", "engine"), [(True, "cuda:1", "vllm"), (False, "cuda", "auto")])
+@pytest.mark.parametrize(
+    ("is_installed", "device", "engine"), [(True, "cuda:1", "vllm"), (False, "cuda", "auto")]
+)
 def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
-    is_installed: bool, device: str, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_installed: bool,
+    device: str,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(protocol, "find_spec", lambda name: name if is_installed else None)
     assert protocol.chosen_engine(ModelSettings(model="any", device=device)) == engine
@@ -46,10 +58,14 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
-def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
     settings = ModelSettings(model="a/model-GGUF:model.gguf", engine="vllm")
-    with pytest.raises(Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"):
+    with pytest.raises(
+        Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"
+    ):
         load_model(settings, Writer.TARGET)
     monkeypatch.setattr(protocol, "find_spec", lambda name: name)
     assert protocol.chosen_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
@@ -57,7 +73,9 @@ def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(monkeypatch: 
 
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:
     code = "import sys, semspec.services.target.__main__, semspec.engine.vllm.engine; print('vllm' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert told.stdout == "False\n"
 
 
@@ -76,7 +94,10 @@ def test_process_whose_parent_is_killed_while_it_starts_ends(tmp_path: Path) -> 
 def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
     with patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}):
         prepare_environment(threads=4)
-        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == ("4", "0-1")
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == (
+            "4",
+            "0-1",
+        )
 
 
 @pytest.mark.parametrize(("visible", "seen"), [("", "1"), ("4,6", "6"), ("4", "")])
@@ -89,13 +110,24 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
 @pytest.mark.parametrize(
     ("engine", "options", "complaint"),
     [
-        *(("vllm", f'{{"{name}": "dummy"}}', f"OPTIONS: {name}: not among the keys, leave it out") for name in REFUSED),
-        ("vllm", '{"gpu_memory_utilization": 1.5}', "gpu_memory_utilization: Input should be less than or equal"),
+        *(
+            ("vllm", f'{{"{name}": "dummy"}}', f"OPTIONS: {name}: not among the keys, leave it out")
+            for name in REFUSED
+        ),
+        (
+            "vllm",
+            '{"gpu_memory_utilization": 1.5}',
+            "gpu_memory_utilization: Input should be less than or equal",
+        ),
         ("fast", '{"quantization": "fp8"}', "vllm_options: only for the engine vllm"),
     ],
 )
 def test_option_that_is_not_listed_or_out_of_bounds_ends_the_start(
-    engine: str, options: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: str,
+    options: str,
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in {"MODEL": "m", "ENGINE": engine, "VLLM_OPTIONS": options}.items():
         monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
@@ -108,11 +140,17 @@ def test_option_that_is_not_listed_or_out_of_bounds_ends_the_start(
 async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
     info = await engine.info()
     other = replace(info, fingerprint="sha256-full:0")
-    changes = [VllmOptions(quantization="fp8"), VllmOptions(quantization="int8"), VllmOptions(kv_cache_dtype="fp8")]
+    changes = [
+        VllmOptions(quantization="fp8"),
+        VllmOptions(quantization="int8"),
+        VllmOptions(kv_cache_dtype="fp8"),
+    ]
     assert fingerprint(info, VllmOptions()) == info.fingerprint
     found = [fingerprint(info, one) for one in changes]
     assert len({info.fingerprint, fingerprint(other, changes[0]), *found}) == 5
-    assert {(one.partition(":")[0], len(one)) for one in found} == {("sha256-full", len(info.fingerprint))}
+    assert {(one.partition(":")[0], len(one)) for one in found} == {
+        ("sha256-full", len(info.fingerprint))
+    }
 
 
 def test_keys_and_values_of_a_small_model_take_little_of_a_cpu_by_default() -> None:
@@ -122,12 +160,19 @@ def test_keys_and_values_of_a_small_model_take_little_of_a_cpu_by_default() -> N
 
 ROPES: dict[str, dict[str, object]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
-    "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 1e4},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "rope_theta": 1e4,
+    },
 }
 
 
 @pytest.fixture(params=ROPES)
-def stretched(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> ModelSettings:
+def stretched(
+    request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path
+) -> ModelSettings:
     """Return settings of a Llama with a window of 600 tokens, 256 of them trained, and an embedding of `ROPES`."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
     rope = ROPES[request.param] | {"original_max_position_embeddings": 256}
@@ -138,13 +183,16 @@ def stretched(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_
 @pytest.mark.parametrize("stretched", ["dynamic"], indirect=True)
 def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: ModelSettings) -> None:
     with pytest.raises(
-        Mismatch, match=r"vLLM applies dynamic rotary scaling to short .*; set the engine to transformers"
+        Mismatch,
+        match=r"vLLM applies dynamic rotary scaling to short .*; set the engine to transformers",
     ):
         load_model(stretched, Writer.TARGET)
 
 
 @pytest.mark.parametrize("stretched", ["longrope"], indirect=True)
-def test_vllm_s_window_keeps_to_the_short_factors(stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_s_window_keeps_to_the_short_factors(
+    stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM takes the long factors if its window, one token more than ours, is longer than the trained one."""
     monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
     assert load_model(stretched, Writer.TARGET)[0].info.max_context_tokens + 1 == 256
@@ -159,12 +207,18 @@ LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
     ("prefix", "reason", "remedy"),
     [
         (LOGGED, "ValueError: No available memory for the KV cache blocks.", "set more kv_bytes"),
-        (LOGGED, "ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}", "fetch the"),
+        (
+            LOGGED,
+            "ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}",
+            "fetch the",
+        ),
         ("", "torch.OutOfMemoryError: CUDA out of memory.", "or use more GPUs"),
         ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to fast"),
     ],
 )
-def test_reason_and_remedy_are_found_among_what_vllm_writes(prefix: str, reason: str, remedy: str) -> None:
+def test_reason_and_remedy_are_found_among_what_vllm_writes(
+    prefix: str, reason: str, remedy: str
+) -> None:
     general = "RuntimeError: Engine core initialization failed. See root cause above."
     lines = ["INFO loading", general, prefix + reason, "Error: x"]
     assert reason_in(lines) == reason and remedy in remedy_for(reason)

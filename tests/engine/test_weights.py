@@ -53,17 +53,29 @@ def without(folder: Path, *parts: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "parts",
-    [("lm_head.weight",), ("model.norm.weight",), ("layers.1.",), ("embed_tokens",), ("layers.2.mlp.up_proj",)],
+    [
+        ("lm_head.weight",),
+        ("model.norm.weight",),
+        ("layers.1.",),
+        ("embed_tokens",),
+        ("layers.2.mlp.up_proj",),
+    ],
     ids=lambda parts: parts[0],
 )
-def test_missing_weights_are_refused_by_name_and_number(folder: Path, device: str, parts: Sequence[str]) -> None:
+def test_missing_weights_are_refused_by_name_and_number(
+    folder: Path, device: str, parts: Sequence[str]
+) -> None:
     removed = without(folder, *parts)
     message = refusal(folder, device)
     assert f"its files lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
-    assert ("more" in message) == (len(removed) > 3) and "; fetch the checkpoint's files again" in message
+    assert ("more" in message) == (
+        len(removed) > 3
+    ) and "; fetch the checkpoint's files again" in message
 
 
-def test_missing_bias_is_refused_by_name(checkpoints: dict[str, Path], tmp_path: Path, device: str) -> None:
+def test_missing_bias_is_refused_by_name(
+    checkpoints: dict[str, Path], tmp_path: Path, device: str
+) -> None:
     folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
     [name] = without(folder, "layers.0.self_attn.q_proj.bias")
     assert f"lack 1 of its weights: {name}" in refusal(folder, device)
@@ -81,12 +93,21 @@ def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> Non
     assert lost.name in message or names[0] in message
 
 
-@pytest.mark.parametrize(("field", "name"), [("intermediate_size", "mlp.down_proj"), ("vocab_size", "embed_tokens")])
-def test_weights_of_another_size_are_refused_with_both_sizes(folder: Path, device: str, field: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "name"), [("intermediate_size", "mlp.down_proj"), ("vocab_size", "embed_tokens")]
+)
+def test_weights_of_another_size_are_refused_with_both_sizes(
+    folder: Path, device: str, field: str, name: str
+) -> None:
     edit_json(folder / "config.json", **{field: 40})
     message = refusal(folder, device)
-    assert "have other sizes than its config.json says" in message and f"{name}.weight ([" in message
-    assert ", not [" in message and "; fetch the checkpoint's files again, or correct config.json" in message
+    assert (
+        "have other sizes than its config.json says" in message and f"{name}.weight ([" in message
+    )
+    assert (
+        ", not [" in message
+        and "; fetch the checkpoint's files again, or correct config.json" in message
+    )
 
 
 def test_missing_weight_is_refused_beyond_any_size(tmp_path: Path, device: str) -> None:
@@ -116,7 +137,11 @@ def save_sparse(folder: Path, missing: str, num_bytes: int) -> None:
     for name, weight in weights.items():
         if name != missing:
             start, end = end, end + 4 * weight.numel()
-            header[name] = {"dtype": "F32", "shape": list(weight.shape), "data_offsets": [start, end]}
+            header[name] = {
+                "dtype": "F32",
+                "shape": list(weight.shape),
+                "data_offsets": [start, end],
+            }
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -148,7 +173,10 @@ def test_weights_that_the_model_does_not_use_are_named_in_one_line(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     CausalLM.load(str(folder), None, "cpu", "float32")
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "does not use 5 of its weights: model.layers.0.adapter.weight, " in line and line.endswith("and 2 more")
+    assert (
+        "does not use 5 of its weights: model.layers.0.adapter.weight, " in line
+        and line.endswith("and 2 more")
+    )
 
 
 def test_nli_model_that_lacks_its_classifier_is_refused(tmp_path: Path) -> None:

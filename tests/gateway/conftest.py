@@ -16,7 +16,14 @@ from semspec.types import Writer
 from tests.gateway.engines import spelling
 from tests.gateway.fakes import Fakes, Thinker
 from tests.gateway.processes import setting_error
-from tests.gateway.support import Gateway, GatewayFactory, RedisServer, make_settings, redis_server, running_gateway
+from tests.gateway.support import (
+    Gateway,
+    GatewayFactory,
+    RedisServer,
+    make_settings,
+    redis_server,
+    running_gateway,
+)
 
 __all__ = ["setting_error", "spelling"]
 
@@ -54,10 +61,14 @@ async def start_gateway(redis_url: str) -> AsyncIterator[GatewayFactory]:
     """Start a gateway with given settings over fakes, or other backends."""
     running: list[AsyncExitStack] = []
 
-    async def start(behind: Fakes | Backends | None = None, ready: bool = True, **fields: Any) -> Gateway:
+    async def start(
+        behind: Fakes | Backends | None = None, ready: bool = True, **fields: Any
+    ) -> Gateway:
         settings = make_settings(**{"redis_url": redis_url, **fields})
         running.append(AsyncExitStack())
-        return await running[-1].enter_async_context(running_gateway(settings, behind or Fakes.make(), ready))
+        return await running[-1].enter_async_context(
+            running_gateway(settings, behind or Fakes.make(), ready)
+        )
 
     yield start
     await asyncio.gather(*(gateway.aclose() for gateway in running))

@@ -29,5 +29,8 @@ async def served(engines: Engines, folder: Path, **settings: Any) -> AsyncIterat
 async def spelling(tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
     """Over models of random weights, which by themselves write anything."""
     model = save_spelling_checkpoint(tmp_path / "model")
-    async with loaded(model, model) as engines, served(engines, tmp_path, redis_url=redis_url) as gateway:
+    async with (
+        loaded(model, model) as engines,
+        served(engines, tmp_path, redis_url=redis_url) as gateway,
+    ):
         yield gateway

@@ -88,15 +88,23 @@ class FakeModel(fakes.FakeModel):
         own = self.model_info.chat_template
         if isinstance(prompt, TokenIds):
             if max(prompt.ids, default=0) >= NUM_TOKEN_IDS:
-                raise InvalidRequest(f"a token id is outside the vocabulary of {NUM_TOKEN_IDS} tokens", "prompt")
+                raise InvalidRequest(
+                    f"a token id is outside the vocabulary of {NUM_TOKEN_IDS} tokens", "prompt"
+                )
             prompt = "".join(map(chr, prompt.ids))
         if isinstance(prompt, str):
             text = prompt
         else:
             given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
             prompt = given.messages
-            roles = (f"{own}<{' '.join(filter(None, (turn.role, turn.name, turn.tool_call_id)))}>" for turn in prompt)
-            turns = "".join(role + turn.content + turn.tool_calls for role, turn in zip(roles, prompt, strict=True))
+            roles = (
+                f"{own}<{' '.join(filter(None, (turn.role, turn.name, turn.tool_call_id)))}>"
+                for turn in prompt
+            )
+            turns = "".join(
+                role + turn.content + turn.tool_calls
+                for role, turn in zip(roles, prompt, strict=True)
+            )
             text = f"{given.tools}{given.variables}{turns}"
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
@@ -105,7 +113,9 @@ class FakeModel(fakes.FakeModel):
         self.prompts.append(text)
         return Piece(text, tuple(map(ord, text)), fakes.TOKENIZER)
 
-    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         self.read.append(context.pieces[0].text)
         self.asked.append(params)
         return super().generate(context, params)
@@ -117,7 +127,9 @@ class FakeModel(fakes.FakeModel):
         await self._work()
         text = f"{Writer.TARGET} {fakes.num_written(context)} says nothing."[len(open_ids) :] or "?"
         token_ids = tuple(map(ord, text[:num_tokens]))
-        return Proposal(token_ids, tuple(map(Distribution.certain, token_ids)), fakes.TOKENIZER, 0.0)
+        return Proposal(
+            token_ids, tuple(map(Distribution.certain, token_ids)), fakes.TOKENIZER, 0.0
+        )
 
     def _states(self, context: Context, segment: Segment) -> States:
         """The first number, and a score's first, is the segment's index."""
@@ -125,7 +137,9 @@ class FakeModel(fakes.FakeModel):
         return States(numbers, (2, 2), self.model_info.fingerprint)
 
     def _said(self, context: Context, params: GenerationParams) -> str | None:
-        return self.says(context.pieces[0].text, params.grammar) if callable(self.says) else self.says
+        return (
+            self.says(context.pieces[0].text, params.grammar) if callable(self.says) else self.says
+        )
 
     def _text(self, context: Context, params: GenerationParams) -> str:
         index = fakes.num_written(context)
@@ -142,11 +156,15 @@ class FakeModel(fakes.FakeModel):
     def _accepts(self, token: int, own: int, draw: float) -> bool:
         return token == own
 
-    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+    def _logprobs(
+        self, segment: Segment, params: GenerationParams
+    ) -> tuple[TokenLogprob, ...] | None:
         if params.num_logprobs is None:
             return None
         tokens = [TokenLogprob(token, chr(token).encode(), -0.5) for token in segment.token_ids]
-        return tuple(replace(token, alternatives=(token,) * params.num_logprobs) for token in tokens)
+        return tuple(
+            replace(token, alternatives=(token,) * params.num_logprobs) for token in tokens
+        )
 
     async def _before_segment(self, context: Context) -> None:
         await self._work()
@@ -209,8 +227,12 @@ class Fakes:
     is_calibrated: bool = True
 
     @classmethod
-    def make(cls, target: FakeModel | None = None, verifier: "FakeVerifier | None" = None) -> "Fakes":
-        return cls(FakeModel(Writer.DRAFT), target or FakeModel(Writer.TARGET), verifier or FakeVerifier())
+    def make(
+        cls, target: FakeModel | None = None, verifier: "FakeVerifier | None" = None
+    ) -> "Fakes":
+        return cls(
+            FakeModel(Writer.DRAFT), target or FakeModel(Writer.TARGET), verifier or FakeVerifier()
+        )
 
     def with_other_target(self, fingerprint: str) -> "Fakes":
         """The same models with a target of this fingerprint, and all that belongs to it."""
@@ -220,7 +242,10 @@ class Fakes:
     def told(self, **changes: dict[str, Any]) -> "Fakes":
         """The same models, by role with other fields of what they tell of themselves."""
         for role, fields in changes.items():
-            fake, name = getattr(self, role), "verifier_info" if role == "verifier" else "model_info"
+            fake, name = (
+                getattr(self, role),
+                "verifier_info" if role == "verifier" else "model_info",
+            )
             setattr(fake, name, replace(getattr(fake, name), **fields))
         return self
 

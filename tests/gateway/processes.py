@@ -17,14 +17,20 @@ SettingError = Callable[..., str]
 def variable(name: str) -> str:
     """The gateway's own, or the one that it shares with the services."""
     shared = f"SEMSPEC_{name}"
-    return shared if shared in {one.variable for one in described(GatewaySettings)} else f"SEMSPEC_GATEWAY_{name}"
+    return (
+        shared
+        if shared in {one.variable for one in described(GatewaySettings)}
+        else f"SEMSPEC_GATEWAY_{name}"
+    )
 
 
 @contextmanager
 def gateway_process(**settings: object) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     """The process and its port."""
     port = free_port()
-    addresses = dict.fromkeys(("DRAFT_ADDRESS", "TARGET_ADDRESS", "VERIFIER_ADDRESS"), "127.0.0.1:1")
+    addresses = dict.fromkeys(
+        ("DRAFT_ADDRESS", "TARGET_ADDRESS", "VERIFIER_ADDRESS"), "127.0.0.1:1"
+    )
     settings = {"PORT": port, "REDIS_URL": NO_REDIS, "AUTH": "none", **addresses, **settings}
     environment = {variable(name): str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "semspec.gateway"]
@@ -38,7 +44,9 @@ def gateway_process(**settings: object) -> Iterator[tuple["subprocess.Popen[str]
 
 
 @pytest.fixture
-def setting_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SettingError:
+def setting_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> SettingError:
     """Loads settings that end the process; the one line that it says."""
 
     def error(**settings: object) -> str:

@@ -86,7 +86,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path, program: str = "", options: tuple[str, ...] = ()) -> Iterator[RedisServer]:
+def redis_server(
+    folder: Path, program: str = "", options: tuple[str, ...] = ()
+) -> Iterator[RedisServer]:
     """`program` is the redis-server to run; any, if not given."""
     server = RedisServer(free_port(), folder, program, options)
     try:
@@ -147,7 +149,9 @@ class ImmediateServer(uvicorn.Server):
 @asynccontextmanager
 async def listening(app: FastAPI, graceful_s: int = 5) -> AsyncIterator[str]:
     """The address of an application, served until the block ends; what it still answers then has `graceful_s` more."""
-    server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=graceful_s))
+    server = ImmediateServer(
+        uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=graceful_s)
+    )
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
     listener.bind(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -179,7 +183,9 @@ class Gateway:
     async def send(self, line: str, **request: Any) -> httpx.Response:
         """The answer to a method and exactly this path, which httpx would tidy up."""
         method, target = line.split()
-        return await self.http.request(method, "/", extensions={"target": target.encode()}, **request)
+        return await self.http.request(
+            method, "/", extensions={"target": target.encode()}, **request
+        )
 
     async def stored(self, id: str, part: str = "") -> Any:
         """What is stored of a generation, or a part of it: "/trace"."""
@@ -187,10 +193,14 @@ class Gateway:
         assert response.status_code == 200, response.text
         return response.json()
 
-    async def events(self, id: str, after: str | None = None, trace: bool = False) -> httpx.Response:
+    async def events(
+        self, id: str, after: str | None = None, trace: bool = False
+    ) -> httpx.Response:
         """What a client that attaches to a generation is told."""
         headers = {} if after is None else {"last-event-id": after}
-        return await self.http.get(f"/v1/generations/{id}/events", headers=headers, params={"trace": trace})
+        return await self.http.get(
+            f"/v1/generations/{id}/events", headers=headers, params={"trace": trace}
+        )
 
     async def status_becomes(self, id: str, status: str) -> None:
         await until(lambda: self.stored(id), lambda stored: bool(stored["status"] == status))
@@ -198,7 +208,10 @@ class Gateway:
     async def metric(self, line: str) -> float:
         """The value of one metric sample, by its exposed name with labels; 0 if it does not exist."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
+        return next(
+            (float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")),
+            0.0,
+        )
 
     async def metric_becomes(self, line: str, value: float) -> None:
         await until(lambda: self.metric(line), lambda found: found >= value)
@@ -207,7 +220,9 @@ class Gateway:
     async def running_ids(self) -> set[str]:
         """The ids of all generations with a writer, at any gateway of this Redis; none without Redis."""
         with contextlib.suppress(RedisError):
-            async with Redis.from_url(self.settings.redis_url.get_secret_value(), decode_responses=True) as redis:
+            async with Redis.from_url(
+                self.settings.redis_url.get_secret_value(), decode_responses=True
+            ) as redis:
                 keys = [key async for key in redis.scan_iter("semspec:{*}:writer", count=1000)]
                 return {key.partition("{")[2].partition("}")[0] for key in keys}
         return set()
@@ -227,7 +242,10 @@ class Gateway:
                     self.last_event_id = line.removeprefix("id: ")
                 if line.startswith("data: {"):
                     seen.append(json.loads(line.removeprefix("data: ")))
-                    if sum(int(place.partition(".")[0]) for place in self.last_event_id.split("-")) == num_segments:
+                    if (
+                        sum(int(place.partition(".")[0]) for place in self.last_event_id.split("-"))
+                        == num_segments
+                    ):
                         break
         await self.status_becomes(seen[0]["id"], "interrupted")
         return seen
@@ -235,7 +253,9 @@ class Gateway:
     @asynccontextmanager
     async def held(self, at: int, **fields: Any) -> AsyncIterator["Held"]:
         """A chat whose writer waits before segment `at` until the block ends."""
-        model = self.fakes.drafter if fields.get("model") == "semspec-demo:draft" else self.fakes.target
+        model = (
+            self.fakes.drafter if fields.get("model") == "semspec-demo:draft" else self.fakes.target
+        )
         fields = {"model": "semspec-demo:target", **fields}
         before = await self.running_ids()
         async with holding(model, at, self.chat(**fields)) as task:
@@ -296,7 +316,9 @@ async def exchange(base_url: str, sent: bytes) -> bytes:
 def assert_error(response: httpx.Response, status: int, **fields: str | None) -> dict[str, Any]:
     """Check the status, the shape of OpenAI's errors and these of the error's fields; return all of its fields."""
     assert response.status_code == status, response.text
-    assert response.headers["x-request-id"] and response.headers["content-type"] == "application/json"
+    assert (
+        response.headers["x-request-id"] and response.headers["content-type"] == "application/json"
+    )
     body: dict[str, dict[str, Any]] = response.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert body["error"]["message"] and body["error"]["type"]
@@ -308,7 +330,11 @@ def chunks(response: httpx.Response) -> list[Any]:
     """The events of a stream, or the whole answer as one."""
     if not response.headers["content-type"].startswith("text/event-stream"):
         return [response.json()]
-    return [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line[:7] == "data: {"]
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in response.text.splitlines()
+        if line[:7] == "data: {"
+    ]
 
 
 def delta(chunk: Any, index: int = 0) -> str:
@@ -364,15 +390,22 @@ def make_readiness(fakes: Fakes) -> Readiness:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True, connect: Connect = NO_OTHERS
+    settings: GatewaySettings,
+    behind: Fakes | Backends,
+    ready: bool = True,
+    connect: Connect = NO_OTHERS,
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
     app = create_app(settings, backends, Store(settings), connect)
     own = DefaultAsyncHttpxClient(verify=TLS)
     async with (
         listening(app) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=bearer(API_KEY), timeout=30, verify=TLS) as http,
-        AsyncOpenAI(base_url=f"{base_url}/v1", api_key=API_KEY, max_retries=0, timeout=30, http_client=own) as openai,
+        httpx.AsyncClient(
+            base_url=base_url, headers=bearer(API_KEY), timeout=30, verify=TLS
+        ) as http,
+        AsyncOpenAI(
+            base_url=f"{base_url}/v1", api_key=API_KEY, max_retries=0, timeout=30, http_client=own
+        ) as openai,
     ):
         if ready:
             await eventually(lambda: app.state.readiness.status.served is not None)

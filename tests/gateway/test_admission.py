@@ -89,7 +89,9 @@ class AdmissionClients:
         return [client for client in self.clients if client.is_waiting]
 
     def num_generations(self, owner: str | None = None) -> int:
-        return sum(client.num_generations for client in self.running if owner in (None, client.owner))
+        return sum(
+            client.num_generations for client in self.running if owner in (None, client.owner)
+        )
 
 
 async def settle() -> None:
@@ -97,7 +99,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def admission_clients(capacity: int, max_queued: int = 1000, timeout_s: float = 600) -> "aclosing[AdmissionClients]":
+def admission_clients(
+    capacity: int, max_queued: int = 1000, timeout_s: float = 600
+) -> "aclosing[AdmissionClients]":
     return aclosing(AdmissionClients(Limits(capacity, capacity, max_queued, timeout_s)))
 
 
@@ -120,7 +124,9 @@ async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
         served = await in_turn(here)
         assert len(served) == 4 + 64, "whoever ran or could wait"
         assert {client.owner for client in served[:4]} == {"greedy"}
-        assert Counter(client.owner for client in served[4:44])["modest"] == 20, "half of the room as long as it asks"
+        assert Counter(client.owner for client in served[4:44])["modest"] == 20, (
+            "half of the room as long as it asks"
+        )
 
 
 async def test_full_queue_refuses_the_newcomer_where_all_ask_alike() -> None:
@@ -148,9 +154,12 @@ async def test_wait_for_slot_times_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held_s", "num_waiting", "retry_after_s"), [(0.01, 0, 1), (4.0, 0, 2), (4.0, 3, 8), (1000.0, 3, MAX_RETRY_AFTER_S)]
+    ("held_s", "num_waiting", "retry_after_s"),
+    [(0.01, 0, 1), (4.0, 0, 2), (4.0, 3, 8), (1000.0, 3, MAX_RETRY_AFTER_S)],
 )
-async def test_refused_are_told_when_room_may_come(held_s: float, num_waiting: int, retry_after_s: int) -> None:
+async def test_refused_are_told_when_room_may_come(
+    held_s: float, num_waiting: int, retry_after_s: int
+) -> None:
     """Two at a time, each as long as those before: what waits and the newcomer take as many turns of half of that."""
     async with admission_clients(capacity=2, max_queued=num_waiting) as here:
         for _ in range(40):
@@ -158,7 +167,9 @@ async def test_refused_are_told_when_room_may_come(held_s: float, num_waiting: i
             here.now_s += held_s
             await here.leave(client)
         clients = [await here.ask() for _ in range(2 + num_waiting + 1)]
-        assert clients[-1].refusal is not None and clients[-1].refusal.retry_after_s == retry_after_s
+        assert (
+            clients[-1].refusal is not None and clients[-1].refusal.retry_after_s == retry_after_s
+        )
 
 
 async def test_wait_is_measured_from_asking_to_having_room() -> None:
@@ -184,7 +195,9 @@ async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -
     assert [response.status_code for response in (running.response, await waiting)] == [200, 200]
 
 
-async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: GatewayFactory) -> None:
+async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1)
     admission = gateway.app.state.admission
     async with gateway.held(2) as running:
@@ -197,7 +210,9 @@ async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: 
     await eventually(lambda: admission.num_running == 0)
 
 
-async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: GatewayFactory) -> None:
+async def test_reattached_generation_asks_for_room_as_any_other(
+    start_gateway: GatewayFactory,
+) -> None:
     first = await start_gateway()
     second = await start_gateway(max_concurrent=1, max_n=1, queue_timeout_s=0.05)
     id = (await first.hang_up_after(2, **TARGET))[0]["id"]
@@ -207,7 +222,9 @@ async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: G
     assert (await second.events(id)).status_code == 200
 
 
-async def test_choices_attached_again_have_their_room_together(start_gateway: GatewayFactory) -> None:
+async def test_choices_attached_again_have_their_room_together(
+    start_gateway: GatewayFactory,
+) -> None:
     """Else two requests of two choices each would take a part of it each, and wait for the other's."""
     first = await start_gateway()
     second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
@@ -228,7 +245,9 @@ async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {owner: f"sk-{owner}" for owner in ("greedy", "modest")}
-    gateway = await start_gateway(api_keys=" ".join(entry(owner, key) for owner, key in keys.items()))
+    gateway = await start_gateway(
+        api_keys=" ".join(entry(owner, key) for owner, key in keys.items())
+    )
     held, begun = asyncio.Event(), list[str]()
     tokenize = gateway.fakes.target.tokenize
 
@@ -242,7 +261,9 @@ async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(
 
     async def ask(owner: str, text: str) -> int:
         headers = bearer(keys[owner])
-        return (await gateway.http.post("/tokenize", json={"inputs": text}, headers=headers)).status_code
+        return (
+            await gateway.http.post("/tokenize", json={"inputs": text}, headers=headers)
+        ).status_code
 
     async with asyncio.timeout(GENEROUS_S):
         many = asyncio.gather(*(ask("greedy", "slow") for _ in range(12)))
@@ -272,7 +293,9 @@ class AnyOrder(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         """Up to four end or disconnect in one round of the event loop."""
         alive = [client.number for client in (*self.here.running, *self.here.waiting)]
-        for number in data.draw(st.lists(st.sampled_from(alive), min_size=1, max_size=4, unique=True)):
+        for number in data.draw(
+            st.lists(st.sampled_from(alive), min_size=1, max_size=4, unique=True)
+        ):
             client = self.here.clients[number]
             client.done.set() if data.draw(st.booleans()) else client.task.cancel()
         self.loop.run_until_complete(settle())
@@ -290,7 +313,9 @@ class AnyOrder(RuleBasedStateMachine):
     def _nobody_waits_while_the_next_in_turn_has_room(self) -> None:
         first = {client.owner: client for client in reversed(self.here.waiting)}.values()
         held = {client: self.here.num_generations(client.owner) for client in first}
-        able = [client for client in first if held[client] + client.num_generations <= self.per_owner]
+        able = [
+            client for client in first if held[client] + client.num_generations <= self.per_owner
+        ]
         if able:
             turn = min(able, key=lambda client: (held[client], client.number))
             assert self.here.num_generations() + turn.num_generations > self.capacity
@@ -298,9 +323,12 @@ class AnyOrder(RuleBasedStateMachine):
     def _first_come_first_served_within_an_owner(self) -> None:
         for owner in "abc":
             oldest = next(
-                (client.number for client in self.here.waiting if client.owner == owner), len(self.here.clients)
+                (client.number for client in self.here.waiting if client.owner == owner),
+                len(self.here.clients),
             )
-            assert all(client.number < oldest for client in self.here.running if client.owner == owner)
+            assert all(
+                client.number < oldest for client in self.here.running if client.owner == owner
+            )
 
     def teardown(self) -> None:
         self.loop.run_until_complete(self.here.aclose())

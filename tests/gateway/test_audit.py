@@ -28,7 +28,11 @@ class Clustering(FakeVerifier):
         super().__init__()
         curve = tuple(OperatingPoint(threshold, 0.8, None, None, None) for threshold in (0.5, 1.5))
         self.verifier_info = replace(
-            self.verifier_info, equivalence="words", draft_probe="a", target_probe="b", operating_points=curve
+            self.verifier_info,
+            equivalence="words",
+            draft_probe="a",
+            target_probe="b",
+            operating_points=curve,
         )
         self.disagrees = False
         self.is_broken = False
@@ -55,11 +59,17 @@ async def strictness_of(gateway: Gateway, **semspec: Any) -> float | None:
     return strictness
 
 
-async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
+async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(
+    start_gateway: GatewayFactory,
+) -> None:
     no_curve = Clustering()
     no_curve.verifier_info = replace(no_curve.verifier_info, operating_points=())
     for verifier, audit, words in (
-        (FakeVerifier(), {"share": 0.1}, "the verifier has no equivalence of meaning: give it the card's"),
+        (
+            FakeVerifier(),
+            {"share": 0.1},
+            "the verifier has no equivalence of meaning: give it the card's",
+        ),
         (no_curve, {"share": 0.1, "strictness": 0.5}, "the audit's strictness needs a curve"),
     ):
         gateway = await start_gateway(Fakes.make(verifier=verifier), audit=audit)
@@ -67,19 +77,27 @@ async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(start_g
         assert words in refusal and "SEMSPEC" not in refusal
 
 
-async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:
+async def test_accepted_segments_are_judged_from_samples_in_their_context(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, verifier = await audited(start_gateway)
     body = (await gateway.chat()).json()
     await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
     trace = (await gateway.stored(body["id"], "/trace"))["segments"]
     before = ["".join(one["text"] for one in trace[: segment["index"]]) for segment in trace]
     accepted = [segment for segment in trace if segment["verdict"] == "accepted"]
-    assert [group.segments[0] for group in verifier.groups] == [segment["text"] for segment in accepted]
-    assert [group.reasoning for group in verifier.groups] == [before[one["index"]] for one in accepted]
+    assert [group.segments[0] for group in verifier.groups] == [
+        segment["text"] for segment in accepted
+    ]
+    assert [group.reasoning for group in verifier.groups] == [
+        before[one["index"]] for one in accepted
+    ]
     assert {group.question for group in verifier.groups} == {"How many?"}
     assert all(len(group.segments) == 4 for group in verifier.groups)
     samples = [params for params in gateway.fakes.target.asked if params.is_ahead]
-    assert len(samples) == 3 * NUM_ACCEPTED and len({params.sampling.seed for params in samples}) == len(samples)
+    assert len(samples) == 3 * NUM_ACCEPTED and len(
+        {params.sampling.seed for params in samples}
+    ) == len(samples)
     assert all(params.max_segments == 1 for params in samples)
     assert await gateway.metric('semspec_gateway_audit_reference{release=""}') == 1
     assert await gateway.metric(ALARM) == 0
@@ -95,21 +113,34 @@ async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: Gate
     assert len(verifier.groups) == NUM_ACCEPTED
 
 
-async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: GatewayFactory) -> None:
+async def test_request_interrupts_the_audit_and_nothing_is_lost(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, _ = await audited(start_gateway)
     target = gateway.fakes.target
-    target.pause_at = 1  # the request has this segment from the draft; the audit's samples stop there
+    target.pause_at = (
+        1  # the request has this segment from the draft; the audit's samples stop there
+    )
     await gateway.chat()
     await eventually(lambda: target.num_writing == 3)
     target.pause_at = None
     async with holding(gateway.fakes.drafter, 1, gateway.chat(seed=8)) as second:
-        await eventually(lambda: target.num_writing == 0)  # while the request runs, no sample is written
+        await eventually(
+            lambda: target.num_writing == 0
+        )  # while the request runs, no sample is written
     assert second.result().status_code == 200
     await gateway.metric_becomes(SUPPORTED, 2 * NUM_ACCEPTED)
-    assert await gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
+    assert (
+        await gateway.metric(
+            'semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}'
+        )
+        == 0
+    )
 
 
-@pytest.mark.parametrize(("limit", "value", "num_waiting"), [("MAX_WAITING", 2, 2), ("MAX_WAITING_BYTES", 1, 0)])
+@pytest.mark.parametrize(
+    ("limit", "value", "num_waiting"), [("MAX_WAITING", 2, 2), ("MAX_WAITING_BYTES", 1, 0)]
+)
 async def test_audit_without_spare_capacity_says_so_and_skips(
     start_gateway: GatewayFactory,
     caplog: pytest.LogCaptureFixture,
@@ -129,10 +160,15 @@ async def test_audit_without_spare_capacity_says_so_and_skips(
         assert verifier.groups == []
         gateway.fakes.drafter.resume.set()
         assert [response.status_code for response in await asyncio.gather(*requests)] == [200, 200]
-    assert sum("audit: skips segments: no spare capacity" in message for message in caplog.messages) == 1
+    assert (
+        sum("audit: skips segments: no spare capacity" in message for message in caplog.messages)
+        == 1
+    )
 
 
-async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: GatewayFactory) -> None:
+async def test_audit_may_work_beside_as_many_generations_as_set(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, _ = await audited(start_gateway, max_running=1)
     async with holding(gateway.fakes.drafter, NUM_SEGMENTS - 1, gateway.chat()) as request:
         await gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
@@ -163,7 +199,9 @@ async def test_alarm_is_logged_and_tightens_what_no_client_chose(
     assert await gateway.metric(ALARM) == 0
 
 
-async def test_failing_audit_is_counted_and_disturbs_no_request(start_gateway: GatewayFactory) -> None:
+async def test_failing_audit_is_counted_and_disturbs_no_request(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, verifier = await audited(start_gateway)
     verifier.is_broken = True
     assert (await gateway.chat()).status_code == 200

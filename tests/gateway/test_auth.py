@@ -31,7 +31,13 @@ from tests.gateway.support import (
     exchange,
 )
 
-OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/ready"), ("GET", "/static/playground.js")}
+OPEN = {
+    ("GET", "/"),
+    ("GET", "/health"),
+    ("GET", "/ping"),
+    ("GET", "/ready"),
+    ("GET", "/static/playground.js"),
+}
 
 WRONG: dict[str, Any] = {
     "nothing": {"authorization": ""},
@@ -41,7 +47,9 @@ WRONG: dict[str, Any] = {
     "the entry": bearer(entry(OWNER, API_KEY)),
     "half the key": bearer(API_KEY[:-1]),
     "no scheme": {"authorization": API_KEY},
-    "another scheme": {"authorization": f"Basic {base64.b64encode(f'{OWNER}:{API_KEY}'.encode()).decode()}"},
+    "another scheme": {
+        "authorization": f"Basic {base64.b64encode(f'{OWNER}:{API_KEY}'.encode()).decode()}"
+    },
     "bytes that are no text": {"authorization": b"Bearer \xff\xfe"},
     "another header": {"authorization": "", "x-api-key": API_KEY},
 }
@@ -50,7 +58,9 @@ WRONG: dict[str, Any] = {
 def routes(gateway: Gateway) -> Iterator[tuple[str, str]]:
     """Every method and path of the application, those that no document mentions included."""
     for context in iter_route_contexts(gateway.app.routes):
-        assert context.path and context.methods, f"{context.original_route} is of a kind that this test cannot ask"
+        assert context.path and context.methods, (
+            f"{context.original_route} is of a kind that this test cannot ask"
+        )
         path = context.path.replace("{id}", "unknown").replace("{name:path}", "unknown")
         for method in context.methods:
             yield method, path.replace("{name}", "playground.js")
@@ -59,23 +69,36 @@ def routes(gateway: Gateway) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_every_route_asks_for_a_key(gateway: Gateway, wrong: str) -> None:
     asked = set(routes(gateway))
-    assert len(asked) > 20 and asked > OPEN and ("GET", "/openapi.json") in asked and ("POST", "/") in asked
+    assert (
+        len(asked) > 20
+        and asked > OPEN
+        and ("GET", "/openapi.json") in asked
+        and ("POST", "/") in asked
+    )
     for method, path in asked - OPEN:
         response = await gateway.http.request(method, path, headers=WRONG[wrong])
-        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer", (method, path)
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer", (
+            method,
+            path,
+        )
         if method == "HEAD":
             continue
         body = response.json()
         if path in TGI_PATHS:
             assert set(body) == {"error", "error_type"} and body["error_type"] == "validation"
         else:
-            assert body["error"]["type"] == "authentication_error" and body["error"]["code"] == "invalid_api_key"
+            assert (
+                body["error"]["type"] == "authentication_error"
+                and body["error"]["code"] == "invalid_api_key"
+            )
         assert API_KEY not in response.text
     for method, path in OPEN:
         assert (await gateway.http.request(method, path, headers=WRONG[wrong])).status_code == 200
 
 
-@pytest.mark.parametrize("line", ["GET /v1/unknown", "GET /docs", "PATCH /", "GET /static", "GET /READY"])
+@pytest.mark.parametrize(
+    "line", ["GET /v1/unknown", "GET /docs", "PATCH /", "GET /static", "GET /READY"]
+)
 async def test_path_that_does_not_exist_asks_for_a_key_too(gateway: Gateway, line: str) -> None:
     assert (await gateway.send(line, headers=WRONG["nothing"])).status_code == 401
     assert (await gateway.send(line)).status_code in (404, 405)
@@ -83,11 +106,15 @@ async def test_path_that_does_not_exist_asks_for_a_key_too(gateway: Gateway, lin
 
 async def test_scheme_is_taken_in_any_case(gateway: Gateway) -> None:
     for scheme in ("bearer", "BEARER", "Bearer "):
-        response = await gateway.http.get("/v1/models", headers={"authorization": f"{scheme} {API_KEY}"})
+        response = await gateway.http.get(
+            "/v1/models", headers={"authorization": f"{scheme} {API_KEY}"}
+        )
         assert response.status_code == 200
 
 
-async def test_refused_key_is_counted_and_in_no_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_key_is_counted_and_in_no_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
     wrong = new_key()
     with caplog.at_level(logging.DEBUG):
         assert (await gateway.http.get("/v1/models", headers=bearer(wrong))).status_code == 401
@@ -113,7 +140,9 @@ async def test_body_that_comes_too_slowly_is_given_up(
     ):
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{key}content-length: 9\r\n\r\n"
         answer = (await exchange(gateway.base_url, f"{head}{{".encode())).decode()
-        assert answer.startswith("HTTP/1.1 408 ") and code in answer and "connection: close" in answer
+        assert (
+            answer.startswith("HTTP/1.1 408 ") and code in answer and "connection: close" in answer
+        )
     async with gateway.held(1) as running:
         await asyncio.sleep(0.7)
         assert not running.task.done(), "only the body has to come in time"
@@ -135,7 +164,9 @@ async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
     refused = await gateway.chat()
     message = assert_error(refused, 503)["message"]
     assert "www-authenticate" not in refused.headers
-    assert message.endswith("give it the services' token") and "SEMSPEC_SERVICE_TOKEN" in caplog.text
+    assert (
+        message.endswith("give it the services' token") and "SEMSPEC_SERVICE_TOKEN" in caplog.text
+    )
 
 
 async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> None:
@@ -143,32 +174,51 @@ async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> 
     id = (await gateway.chat(bearer(OURS))).json()["id"]
     unknown = "chatcmpl-" + secrets.token_hex(16)
     for method, part in (("GET", ""), ("GET", "/trace"), ("GET", "/events"), ("POST", "/cancel")):
-        theirs = await gateway.http.request(method, f"/v1/generations/{id}{part}", headers=bearer(THEIRS))
-        nobodys = await gateway.http.request(method, f"/v1/generations/{unknown}{part}", headers=bearer(THEIRS))
+        theirs = await gateway.http.request(
+            method, f"/v1/generations/{id}{part}", headers=bearer(THEIRS)
+        )
+        nobodys = await gateway.http.request(
+            method, f"/v1/generations/{unknown}{part}", headers=bearer(THEIRS)
+        )
         assert theirs.status_code == 404 and theirs.text.replace(id, unknown) == nobodys.text
         for key in (OURS, RENEWED):
-            own = await gateway.http.request(method, f"/v1/generations/{id}{part}", headers=bearer(key))
+            own = await gateway.http.request(
+                method, f"/v1/generations/{id}{part}", headers=bearer(key)
+            )
             assert own.status_code == 200
 
 
 async def test_metrics_tell_operators_owners_apart(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(api_keys=f"{TWO_OWNERS} {entry('prometheus', 'sk-watch')}:operator")
+    gateway = await start_gateway(
+        api_keys=f"{TWO_OWNERS} {entry('prometheus', 'sk-watch')}:operator"
+    )
     answers = [await gateway.chat(bearer(key)) for key in (OURS, RENEWED, THEIRS)]
     text = (await gateway.http.get("/metrics", headers=bearer("sk-watch"))).text
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("semspec_gateway_owner_"))
+    lines = dict(
+        line.rsplit(" ", 1)
+        for line in text.splitlines()
+        if line.startswith("semspec_gateway_owner_")
+    )
     finished = 'semspec_gateway_owner_generations_total{{owner="{}",status="finished"}}'
     assert [float(lines[finished.format(owner)]) for owner in ("us", "them")] == [2, 1]
     tokens = [answer.json()["usage"]["completion_tokens"] for answer in answers]
-    told = [float(lines[f'semspec_gateway_owner_tokens_total{{owner="{owner}"}}']) for owner in ("us", "them")]
+    told = [
+        float(lines[f'semspec_gateway_owner_tokens_total{{owner="{owner}"}}'])
+        for owner in ("us", "them")
+    ]
     assert told == [tokens[0] + tokens[1], tokens[2]]
     clients = (await gateway.http.get("/metrics", headers=bearer(OURS))).text
     assert "semspec_gateway_generations_total" in clients and "owner" not in clients
 
 
 @pytest.mark.parametrize("key", ["sk-wrong", ""])
-async def test_bench_names_the_variable_of_its_key(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+async def test_bench_names_the_variable_of_its_key(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     monkeypatch.setenv("SEMSPEC_API_KEY", key)
-    with pytest.raises(RunnerError, match=r"answers 401: .*; set SEMSPEC_API_KEY to a key of this gateway$"):
+    with pytest.raises(
+        RunnerError, match=r"answers 401: .*; set SEMSPEC_API_KEY to a key of this gateway$"
+    ):
         async with open_gateway(gateway.base_url):
             pass
 
@@ -188,7 +238,9 @@ async def test_sessions_of_two_owners_are_two(start_gateway: GatewayFactory, ses
     error = assert_error(await gateway.http.delete(path, headers=bearer(THEIRS)), 404)
     assert error["message"].startswith(f"session {session} does not exist")
     await gateway.chat(bearer(THEIRS), semspec={"session": session})
-    assert gateway.fakes.target.prompts[-1] == "<user>How many?", "nothing of the other conversation"
+    assert gateway.fakes.target.prompts[-1] == "<user>How many?", (
+        "nothing of the other conversation"
+    )
     assert (await gateway.http.get(path, headers=bearer(RENEWED))).json()["id"] == session
     assert (await gateway.http.delete(path, headers=bearer(THEIRS))).status_code == 200
     assert (await gateway.http.get(path, headers=bearer(OURS))).status_code == 200
@@ -199,7 +251,11 @@ async def test_readiness_tells_a_stranger_no_addresses(start_gateway: GatewayFac
     fakes.drafter.lost = fakes.target.lost = Unavailable("connection refused by 10.1.2.3")
     gateway = await start_gateway(fakes, ready=False)
     await eventually(lambda: gateway.app.state.readiness.status.error is not None)
-    for headers, is_told in ((bearer(API_KEY), True), (bearer(new_key()), False), ({"authorization": ""}, False)):
+    for headers, is_told in (
+        (bearer(API_KEY), True),
+        (bearer(new_key()), False),
+        ({"authorization": ""}, False),
+    ):
         answer = await gateway.http.get("/ready", headers=headers)
         assert answer.status_code == 503 and ("10.1.2.3" in answer.text) == is_told
     fakes.target.lost = fakes.drafter.lost = None

@@ -47,7 +47,9 @@ async def test_watch_of_the_services_goes_on_after_a_defect(
     gateway = await start_gateway(Fakes.make(verifier=verifier))
     verifier.error = DEFECT
     gateway.app.state.readiness.suspect()
-    await eventually(lambda: "the watch of the services failed; it starts again in 0.01 s" in caplog.text)
+    await eventually(
+        lambda: "the watch of the services failed; it starts again in 0.01 s" in caplog.text
+    )
     verifier.error = None
     gateway.fakes.target.lost = Unavailable("gone")
     await until(lambda: gateway.http.get("/ready"), lambda response: response.status_code == 503)
@@ -55,8 +57,12 @@ async def test_watch_of_the_services_goes_on_after_a_defect(
     await until(lambda: gateway.http.get("/ready"), lambda response: response.status_code == 200)
 
 
-@pytest.mark.parametrize("spoil", ["deep list", "deep release", "folder", "unreadable", "not UTF-8"])
-async def test_releases_that_cannot_be_read_leave_the_old_and_the_watch(start: Start, folder: Path, spoil: str) -> None:
+@pytest.mark.parametrize(
+    "spoil", ["deep list", "deep release", "folder", "unreadable", "not UTF-8"]
+)
+async def test_releases_that_cannot_be_read_leave_the_old_and_the_watch(
+    start: Start, folder: Path, spoil: str
+) -> None:
     gateway, path = await start(), folder / "list.json"
     assert await versions(gateway) == ["1", "2"]
     pair, before = folder / "2" / "pair.json", (folder / "2" / "pair.json").read_bytes()
@@ -89,7 +95,10 @@ class NoThreads(Executor):
 
 
 async def test_watch_of_the_keys_goes_on_after_a_lack_of_threads(
-    start_gateway: GatewayFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_gateway: GatewayFactory,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("semspec.keys._CHECK_S", 0.01)
     (file := tmp_path / "keys").write_text(entry("us", OURS))
@@ -101,7 +110,8 @@ async def test_watch_of_the_keys_goes_on_after_a_lack_of_threads(
         loop.set_default_executor(threads)
         file.write_text(entry("them", THEIRS))
         await until(
-            lambda: gateway.http.get("/v1/models", headers=bearer(THEIRS)), lambda response: response.status_code == 200
+            lambda: gateway.http.get("/v1/models", headers=bearer(THEIRS)),
+            lambda response: response.status_code == 200,
         )
 
 
@@ -117,7 +127,9 @@ class DefectiveClustering(Clustering):
         return await super().cluster(group, ends)
 
 
-async def test_audit_goes_on_after_a_defect(start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture) -> None:
+async def test_audit_goes_on_after_a_defect(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
     verifier = DefectiveClustering()
     gateway = await start_gateway(Fakes.make(verifier=verifier), audit={"share": 1.0, "samples": 3})
     await gateway.chat()
@@ -125,7 +137,9 @@ async def test_audit_goes_on_after_a_defect(start_gateway: GatewayFactory, caplo
     await until(lambda: gateway.metric(SUPPORTED), lambda number: number > 0)
 
 
-@pytest.mark.parametrize(("operation", "name"), [("hold", "of generation "), ("renew", "of session ")])
+@pytest.mark.parametrize(
+    ("operation", "name"), [("hold", "of generation "), ("renew", "of session ")]
+)
 async def test_heartbeat_goes_on_after_a_defect(
     start_gateway: GatewayFactory,
     caplog: pytest.LogCaptureFixture,
@@ -148,6 +162,11 @@ async def test_heartbeat_goes_on_after_a_defect(
     monkeypatch.setattr(store, operation, defective)
     async with gateway.held(2, stream=True, semspec={"session": session}) as running:
         await eventually(lambda: len(renewed) > 2)
-    assert f"the heartbeat {name}" in caplog.text and "failed; it starts again in 0.01 s" in caplog.text
-    stored = await gateway.stored(json.loads(running.response.text.partition("data: ")[2].partition("\n")[0])["id"])
+    assert (
+        f"the heartbeat {name}" in caplog.text
+        and "failed; it starts again in 0.01 s" in caplog.text
+    )
+    stored = await gateway.stored(
+        json.loads(running.response.text.partition("data: ")[2].partition("\n")[0])["id"]
+    )
     assert stored["status"] == "finished" and not stored["degraded"]

@@ -41,7 +41,11 @@ PEAK_BYTES = 100 << 20
 FEW = {"max_n": 1, "max_concurrent": 1, "max_queued": 3}
 """Limits of a gateway that holds four of the largest bodies, two of one owner."""
 COSTLY = costly_bodies(BODY_BYTES)
-REFUSED = [name for name in COSTLY if name.endswith("of objects") or name.startswith(("members of /v1", "JSON"))]
+REFUSED = [
+    name
+    for name in COSTLY
+    if name.endswith("of objects") or name.startswith(("members of /v1", "JSON"))
+]
 
 
 def fields_of(answer: httpx.Response) -> str:
@@ -89,7 +93,9 @@ async def test_too_many_items_are_refused_by_field(gateway: Gateway, name: str) 
         "tokenize messages": "messages",
     }
     place = name.removesuffix(" of numbers")
-    expected = field.get(place, "response_format.json_schema.schema.enum" if place == "schema" else place)
+    expected = field.get(
+        place, "response_format.json_schema.schema.enum" if place == "schema" else place
+    )
     assert fields_of(response).startswith(f"{expected}: the body holds 524")
     assert "values, and the limit is 149796; send fewer" in response.text
 
@@ -137,7 +143,11 @@ async def test_too_many_fields_are_refused_by_their_number(gateway: Gateway, pat
 async def test_largest_sound_bodies_are_read(gateway: Gateway) -> None:
     """The bodies are answered, or refused by the model's window or vocabulary."""
     ids = [123456] * 131_072
-    for path, body in ((TEXT, {"prompt": ids}), (TEXT, {"prompt": "word, " * 174_000}), (DETOKENIZE, {"tokens": ids})):
+    for path, body in (
+        (TEXT, {"prompt": ids}),
+        (TEXT, {"prompt": "word, " * 174_000}),
+        (DETOKENIZE, {"tokens": ids}),
+    ):
         content = json.dumps(body, separators=(",", ":"))
         assert len(content) > 0.87 * BODY_BYTES
         response = await gateway.http.post(path, content=content, headers=JSON)
@@ -164,8 +174,12 @@ ODD = {
 
 
 @pytest.mark.parametrize(("body", "words"), ODD.items(), ids=lambda one: str(one[:12]))
-async def test_body_that_is_not_json_is_refused_in_one_line(gateway: Gateway, body: bytes, words: str) -> None:
-    message = assert_error(await gateway.http.post(CHAT, content=body, headers=JSON), 400)["message"]
+async def test_body_that_is_not_json_is_refused_in_one_line(
+    gateway: Gateway, body: bytes, words: str
+) -> None:
+    message = assert_error(await gateway.http.post(CHAT, content=body, headers=JSON), 400)[
+        "message"
+    ]
     assert words in message
 
 
@@ -205,7 +219,9 @@ async def refusal(connection: socket.socket) -> bytes:
     return await asyncio.to_thread(receive)
 
 
-async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: GatewayFactory) -> None:
+async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(
+    start_gateway: GatewayFactory,
+) -> None:
     """450 connections with a megabyte each took 450 MB."""
     gateway = await start_gateway(api_keys=TWO_OWNERS, **FEW)
     http = gateway.http
@@ -215,7 +231,11 @@ async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(start_gateway: 
             last = await arrived(stack, gateway, OURS, BODY_BYTES - 9)
             await asyncio.sleep(0.5)  # until the gateway has read it
         refused = await refusal(last)
-        assert refused.startswith(b"HTTP/1.1 429") and b"retry-after: 1" in refused and b"connection: close" in refused
+        assert (
+            refused.startswith(b"HTTP/1.1 429")
+            and b"retry-after: 1" in refused
+            and b"connection: close" in refused
+        )
         assert b"for one API key is 2097152 bytes" in refused
         assert (await http.post(**tokenize, headers=bearer(OURS))).status_code == 200
         assert (await http.post(**tokenize, headers=bearer(THEIRS))).status_code == 200
@@ -227,7 +247,9 @@ async def test_bytes_of_all_owners_are_bounded(start_gateway: GatewayFactory) ->
         await arrived(stack, gateway, OURS, BODY_BYTES - 9)
         await asyncio.sleep(0.5)  # until the gateway has read it
         refused = await refusal(await arrived(stack, gateway, THEIRS, BODY_BYTES - 9))
-        assert refused.startswith(b"HTTP/1.1 503") and b"for all clients is 1048576 bytes" in refused
+        assert (
+            refused.startswith(b"HTTP/1.1 503") and b"for all clients is 1048576 bytes" in refused
+        )
         assert (await gateway.http.get("/health")).status_code == 200
         assert (await gateway.http.get("/ready")).status_code == 200
 
@@ -237,8 +259,13 @@ async def test_request_counts_until_it_has_ended(start_gateway: GatewayFactory) 
     large = {"messages": [{"role": "user", "content": "x" * 900}] * 1000, "seed": 7}
     headers = bearer(OURS)
     async with gateway.held(1, headers=headers):  # which takes the only slot
-        waiting = [asyncio.create_task(gateway.http.post(CHAT, json=large, headers=headers)) for _ in range(3)]
-        done, _ = await asyncio.wait(waiting, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting = [
+            asyncio.create_task(gateway.http.post(CHAT, json=large, headers=headers))
+            for _ in range(3)
+        ]
+        done, _ = await asyncio.wait(
+            waiting, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED
+        )
         assert {task.result().status_code for task in done} == {429}
     for task in waiting:
         await task
@@ -313,7 +340,13 @@ async def test_answer_counts_until_it_is_read() -> None:
                 await wait.wait()
             received.append(message)
 
-        scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "state": {"owner": "us"}}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/models",
+            "headers": [],
+            "state": {"owner": "us"},
+        }
         await guard(scope, receive, send)
         return received[0]["status"], b"".join(message.get("body", b"") for message in received)
 

@@ -14,24 +14,51 @@ from semspec.decoding import STRATEGIES
 from semspec.observability import KeyValueFormatter
 from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
-from tests.gateway.support import MESSAGES, OWNER, Gateway, GatewayFactory, chunks, extra, stream_chat, text_of
+from tests.gateway.support import (
+    MESSAGES,
+    OWNER,
+    Gateway,
+    GatewayFactory,
+    chunks,
+    extra,
+    stream_chat,
+    text_of,
+)
 from tests.variants import VARIANTS
 
 
 async def test_chat_answers_whole(gateway: Gateway) -> None:
-    answer = await gateway.openai.chat.completions.create(model="semspec-demo", messages=MESSAGES, seed=7)
+    answer = await gateway.openai.chat.completions.create(
+        model="semspec-demo", messages=MESSAGES, seed=7
+    )
     message, statistics = answer.choices[0].message, extra(answer)
-    assert message.role == "assistant" and message.content and message.content.count("\n\n") == NUM_SEGMENTS - 1
+    assert (
+        message.role == "assistant"
+        and message.content
+        and message.content.count("\n\n") == NUM_SEGMENTS - 1
+    )
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None and answer.usage.completion_tokens == len(message.content)
     assert answer.usage.prompt_tokens == len("<user>How many?")
-    assert statistics["id"] == answer.id and statistics["seed"] == 7 and statistics["strategy"] == "semantic"
+    assert (
+        statistics["id"] == answer.id
+        and statistics["seed"] == 7
+        and statistics["strategy"] == "semantic"
+    )
     assert (statistics["num_accepted"], statistics["num_rejected"]) == (4, 2)
     assert statistics["acceptance_rate"] == pytest.approx(4 / 6)
-    target_written = sum(len(part) for part in message.content.split("\n\n") if part.startswith("target"))
-    assert statistics["target_ratio"] == pytest.approx(target_written / len(message.content), abs=0.05)
+    target_written = sum(
+        len(part) for part in message.content.split("\n\n") if part.startswith("target")
+    )
+    assert statistics["target_ratio"] == pytest.approx(
+        target_written / len(message.content), abs=0.05
+    )
     assert statistics["latency_ms"] > 0 and statistics["tokens_per_s"] > 0
-    assert statistics["fallback"] is None and statistics["degraded"] is False and "trace" not in statistics
+    assert (
+        statistics["fallback"] is None
+        and statistics["degraded"] is False
+        and "trace" not in statistics
+    )
 
 
 async def test_streamed_text_equals_whole_text(start_gateway: GatewayFactory) -> None:
@@ -40,7 +67,9 @@ async def test_streamed_text_equals_whole_text(start_gateway: GatewayFactory) ->
     )
     chunks = await stream_chat(await start_gateway())
     assert text_of(chunks) == whole.choices[0].message.content
-    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    assert (
+        chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    )
     assert len(chunks) >= NUM_SEGMENTS + 2
     assert chunks[-1].choices[0].finish_reason == "stop" and chunks[-1].usage is None
     assert extra(chunks[-1])["num_segments"] == NUM_SEGMENTS
@@ -57,18 +86,37 @@ async def test_stream_has_no_named_events(gateway: Gateway) -> None:
         *names, data = block.split("\n")
         assert all(name.startswith("id: ") for name in names) and data.startswith("data: ")
         chunks.append(json.loads(data.removeprefix("data: ")))
-        assert {"id", "object", "created", "model", "system_fingerprint", "usage", "choices"} <= set(chunks[-1])
+        assert {
+            "id",
+            "object",
+            "created",
+            "model",
+            "system_fingerprint",
+            "usage",
+            "choices",
+        } <= set(chunks[-1])
     choice = chunks[1]["choices"][0]
     assert choice["logprobs"] is None
-    nothing = {"role": "assistant", "reasoning_content": None, "reasoning": None, "tool_calls": None}
+    nothing = {
+        "role": "assistant",
+        "reasoning_content": None,
+        "reasoning": None,
+        "tool_calls": None,
+    }
     assert nothing.items() <= choice["delta"].items()
     ids = [block.partition("\n")[0] for block in blocks if block.startswith("id: ")]
     whole = [id for id in ids if "." not in id]
     assert whole == [f"id: {number}" for number in range(1, NUM_SEGMENTS + 1)]
-    assert [id.partition(".")[0] for id in ids if "." in id] == ["id: 2"] * 2 + ["id: 5"] * 2, "of those rewritten"
+    assert [id.partition(".")[0] for id in ids if "." in id] == ["id: 2"] * 2 + ["id: 5"] * 2, (
+        "of those rewritten"
+    )
 
 
-LINE_ENDS = [character for character in map(chr, range(sys.maxunicode + 1)) if len(f"a{character}b".splitlines()) > 1]
+LINE_ENDS = [
+    character
+    for character in map(chr, range(sys.maxunicode + 1))
+    if len(f"a{character}b".splitlines()) > 1
+]
 """All characters that Python takes for the end of a line."""
 ODD_TEXT = f"one{'x'.join(LINE_ENDS)} end"
 STREAMS: dict[str, dict[str, Any]] = {
@@ -98,7 +146,9 @@ def find_texts(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("path", STREAMS)
 async def test_event_has_one_line_for_every_reader(gateway: Gateway, path: str) -> None:
     gateway.fakes.target.says = ODD_TEXT
-    response = await gateway.http.post(path, json={**STREAMS[path], "semspec": {"strategy": "target", "trace": True}})
+    response = await gateway.http.post(
+        path, json={**STREAMS[path], "semspec": {"strategy": "target", "trace": True}}
+    )
     assert ODD_TEXT in find_texts(read_events_by_lines(response))
 
 
@@ -127,7 +177,9 @@ async def test_stored_generation_can_be_read(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_choices_run_side_by_side_with_seeds_of_their_own(gateway: Gateway, stream: bool) -> None:
+async def test_choices_run_side_by_side_with_seeds_of_their_own(
+    gateway: Gateway, stream: bool
+) -> None:
     fields: dict[str, Any] = {"model": "semspec-demo:draft", "seed": 7, "n": 3}
     if stream:
         chunks = await stream_chat(gateway, **fields, stream_options={"include_usage": True})
@@ -168,18 +220,28 @@ async def test_models_list_each_strategy(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("probes", ["", "last-hidden", "surprisal"])
-async def test_semantic_asks_the_verifier_for_the_probes_named(gateway: Gateway, probes: str) -> None:
+async def test_semantic_asks_the_verifier_for_the_probes_named(
+    gateway: Gateway, probes: str
+) -> None:
     assert (await gateway.chat(semspec={"probes": probes})).status_code == 200
     assert set(gateway.fakes.verifier.asked_for) == {probes}
 
 
 @pytest.mark.parametrize("strategy", ["token-level", "semantic+token-level"])
-async def test_proposed_tokens_that_were_kept_count_as_the_drafts(gateway: Gateway, strategy: str) -> None:
+async def test_proposed_tokens_that_were_kept_count_as_the_drafts(
+    gateway: Gateway, strategy: str
+) -> None:
     answer = (await gateway.chat(semspec={**VARIANTS[strategy], "trace": True})).json()
-    statistics, by_target = answer["semspec"], [r for r in answer["semspec"]["trace"] if r["writer"] == "target"]
+    statistics, by_target = (
+        answer["semspec"],
+        [r for r in answer["semspec"]["trace"] if r["writer"] == "target"],
+    )
     num_proposed = sum(record["num_proposed_tokens"] for record in by_target)
     num_accepted = sum(record["num_accepted_tokens"] for record in by_target)
-    assert (statistics["num_proposed_tokens"], statistics["num_accepted_tokens"]) == (num_proposed, num_accepted)
+    assert (statistics["num_proposed_tokens"], statistics["num_accepted_tokens"]) == (
+        num_proposed,
+        num_accepted,
+    )
     assert 0 < num_accepted < num_proposed
     written = sum(record["num_tokens"] for record in by_target)
     total = answer["usage"]["completion_tokens"]
@@ -189,7 +251,9 @@ async def test_proposed_tokens_that_were_kept_count_as_the_drafts(gateway: Gatew
 
 
 async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(defaults={"strategy": "spec-reason", "acceptance": {"threshold": 2}})
+    gateway = await start_gateway(
+        defaults={"strategy": "spec-reason", "acceptance": {"threshold": 2}}
+    )
     default = (await gateway.chat(model="semspec-demo:spec-reason")).json()["semspec"]
     assert default["num_rejected"] > 0 < default["num_accepted"]
     strict = {"strategy": "spec-reason", "acceptance": {"threshold": 9, "score_method": "average"}}
@@ -201,8 +265,16 @@ async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
     asked = {"rewrite": "token-level", "num_candidates": 2, "num_speculative_tokens": 7}
     answer = (await gateway.chat(n=2, semspec={**asked, "acceptance": {"threshold": 0.7}})).json()
     parameters = answer["semspec"]["parameters"]
-    assert (parameters["gamma"], parameters["num_candidates"], parameters["num_speculative_tokens"]) == (3, 2, 7)
-    assert parameters["acceptance"] == {"rule": "threshold", "threshold": 0.7, "score_method": "average"}
+    assert (
+        parameters["gamma"],
+        parameters["num_candidates"],
+        parameters["num_speculative_tokens"],
+    ) == (3, 2, 7)
+    assert parameters["acceptance"] == {
+        "rule": "threshold",
+        "threshold": 0.7,
+        "score_method": "average",
+    }
     for choice in answer["semspec"]["choices"]:
         assert (await gateway.stored(choice["id"]))["parameters"] == parameters
 
@@ -220,7 +292,9 @@ async def test_default_budget_is_cut_to_the_window(start_gateway: GatewayFactory
     gateway = await start_gateway(defaults={"max_tokens": 100_000})
     assert (await gateway.chat()).status_code == 200
     refused = await gateway.chat(max_completion_tokens=100_000)
-    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    assert (
+        refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    )
 
 
 async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: GatewayFactory) -> None:
@@ -230,7 +304,12 @@ async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: Gate
         await stream_chat(gateway, model="semspec-demo:target")
     response = await gateway.chat(stream=True, model="semspec-demo:target")
     last = json.loads(response.text.rstrip().rpartition("data: ")[2])
-    error = {"message": "the target went away", "type": "server_error", "param": None, "code": "service_unavailable"}
+    error = {
+        "message": "the target went away",
+        "type": "server_error",
+        "param": None,
+        "code": "service_unavailable",
+    }
     assert last == {"error": error}
     first = json.loads(response.text.partition("\n\n")[0].removeprefix("data: "))
     stored = await gateway.stored(first["id"], "/trace")
@@ -238,7 +317,9 @@ async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: Gate
 
 
 @pytest.mark.parametrize("num_judged", [0, 1], ids=["at once", "mid-stream"])
-async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, num_judged: int) -> None:
+async def test_defect_tells_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, num_judged: int
+) -> None:
     judge = gateway.fakes.verifier.judge
 
     async def breaking(*arguments: Any, **named: Any) -> Any:
@@ -249,7 +330,10 @@ async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gateway.fakes.verifier, "judge", breaking)
     response = await gateway.chat(stream=True)
     assert response.status_code == (200 if num_judged else 500) and "secret" not in response.text
-    assert chunks(response)[-1]["error"]["code"] == "internal_error" and response.headers["x-request-id"]
+    assert (
+        chunks(response)[-1]["error"]["code"] == "internal_error"
+        and response.headers["x-request-id"]
+    )
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
@@ -258,11 +342,17 @@ async def test_line_has_texts_only_if_wanted(
 ) -> None:
     gateway = await start_gateway(log_prompts=log_prompts)
     with caplog.at_level(logging.DEBUG):
-        answer = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once\nmore", seed=1)
+        answer = await gateway.openai.completions.create(
+            model="semspec-demo:target", prompt="Once\nmore", seed=1
+        )
     [record] = [record for record in caplog.records if record.getMessage() == "generation ended"]
     line = KeyValueFormatter().format(record)
     assert record.levelno == logging.INFO and "\n" not in line
     assert f"generation={answer.id} owner={OWNER} strategy=target status=finished " in line
-    assert answer.usage and f" num_tokens={answer.usage.completion_tokens} " in line and " duration_ms=" in line
+    assert (
+        answer.usage
+        and f" num_tokens={answer.usage.completion_tokens} " in line
+        and " duration_ms=" in line
+    )
     assert answer.choices[0].text and (repr(answer.choices[0].text)[1:-1] in line) is log_prompts
     assert (r'prompt="Once\nmore" answer=' in line) is log_prompts and "Once" not in caplog.text

@@ -43,7 +43,13 @@ class Answering:
         if scope["path"] == "/slow":
             await self.may_end.wait()
         body = b"ok" if scope["path"] not in ("/large", "/static/large") else LARGE
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"%d" % len(body))],
+            }
+        )
         size = CHUNK_BYTES if scope["path"].startswith("/static/") else len(body)
         for start in range(0, len(body), size):
             part, more = body[start : start + size], start + size < len(body)
@@ -54,8 +60,14 @@ class Answering:
 async def served(app: Any) -> AsyncIterator[tuple[str, int]]:
     """Yield the address of an application whose server accepts `LIMIT` connections."""
     connections = Connections(is_open)
-    options: Any = {"http": partial(Connection, connections), "backlog": connections.backlog, "lifespan": "off"}
-    server = ImmediateServer(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options))
+    options: Any = {
+        "http": partial(Connection, connections),
+        "backlog": connections.backlog,
+        "lifespan": "off",
+    }
+    server = ImmediateServer(
+        uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options)
+    )
     sockets = list(listen("127.0.0.1", 0, connections))
     task = asyncio.create_task(server.serve(sockets=sockets))
     try:
@@ -83,7 +95,9 @@ async def is_closed(client: Client) -> bool:
         return True
 
 
-async def test_new_connection_takes_the_place_of_the_longest_idle(caplog: pytest.LogCaptureFixture) -> None:
+async def test_new_connection_takes_the_place_of_the_longest_idle(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with served(Answering()) as address:
         first = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
         assert await answer(first[0]) == b"HTTP/1.1 200 OK"  # and is idle for the shortest time now
@@ -93,13 +107,19 @@ async def test_new_connection_takes_the_place_of_the_longest_idle(caplog: pytest
         assert await answer(first[0]) == b"HTTP/1.1 200 OK"
         for _, writer in (*first, *late):
             writer.close()
-    assert len([record for record in caplog.records if "idle ones are closed" in record.getMessage()]) == 1
+    assert (
+        len([record for record in caplog.records if "idle ones are closed" in record.getMessage()])
+        == 1
+    )
 
 
 async def test_connection_with_a_request_is_never_closed_for_a_new_one() -> None:
     async with served(app := Answering()) as address:
         slow = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
-        answers = [asyncio.create_task(answer(client, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")) for client in slow]
+        answers = [
+            asyncio.create_task(answer(client, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"))
+            for client in slow
+        ]
         await asyncio.sleep(0.1)
         late = await asyncio.open_connection(*address)
         assert await is_closed(late)
@@ -140,7 +160,11 @@ async def unread(address: tuple[str, int], request: bytes) -> Client:
 
 @pytest.mark.parametrize(
     "request_head",
-    [b"GET /large HTTP/1.1\r\nconnection: close", b"GET /large HTTP/1.1", b"GET /static/large HTTP/1.1"],
+    [
+        b"GET /large HTTP/1.1\r\nconnection: close",
+        b"GET /large HTTP/1.1",
+        b"GET /static/large HTTP/1.1",
+    ],
 )
 async def test_answer_that_is_not_read_keeps_no_connection_open(request_head: bytes) -> None:
     async with served(Answering()) as address:

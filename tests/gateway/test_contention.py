@@ -12,7 +12,16 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, eventually, text, until
+from tests.gateway.support import (
+    API_KEY,
+    GENEROUS_S,
+    MESSAGES,
+    Gateway,
+    GatewayFactory,
+    eventually,
+    text,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
@@ -44,7 +53,9 @@ async def test_client_that_does_not_read_gives_up_its_room(
     assert text(await gateway.events(id.decode())) == text(await gateway.chat(**body))
 
 
-async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: GatewayFactory) -> None:
+async def test_slow_reader_of_what_is_stored_stays_its_writer(
+    start_gateway: GatewayFactory,
+) -> None:
     first, second = await start_gateway(writer_lease_s=1), await start_gateway(writer_lease_s=1)
     seen = await first.hang_up_after(4, **TARGET)
     id, store = seen[0]["id"], second.app.state.store
@@ -74,7 +85,9 @@ async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> No
     assert text(await second.events(running.id)) == text(undisturbed)
 
 
-async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(gateway: Gateway, session: str) -> None:
+async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
+    gateway: Gateway, session: str
+) -> None:
     async with gateway.held(5, semspec={"session": session}) as running:
         await gateway.app.state.store.cancel(running.id)
     assert running.response.status_code == 409
@@ -82,7 +95,9 @@ async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(ga
     assert gateway.fakes.target.prompts[-1] == "<user>How many?"
 
 
-async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_gateway: GatewayFactory) -> None:
+async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, key = await start_gateway(writer_lease_s=1), {"idempotency-key": secrets.token_hex(8)}
     store = gateway.app.state.store
     begin = store.begin
@@ -101,7 +116,9 @@ async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_
     assert cancelled.json()["status"] == "finished"
 
 
-async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway, session: str) -> None:
+async def test_hanging_up_during_a_claim_gives_the_session_back(
+    gateway: Gateway, session: str
+) -> None:
     store, reached = gateway.app.state.store, asyncio.Event()
     claim = store.claim
 
@@ -117,11 +134,18 @@ async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway
     running.cancel()
     await asyncio.wait([running])
     store.claim = claim
-    await until(lambda: gateway.chat(semspec={"session": session}), lambda response: response.status_code != 409)
+    await until(
+        lambda: gateway.chat(semspec={"session": session}),
+        lambda response: response.status_code != 409,
+    )
 
 
 async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: str) -> None:
-    target, key, go = gateway.fakes.target, {"idempotency-key": secrets.token_hex(8)}, asyncio.Event()
+    target, key, go = (
+        gateway.fakes.target,
+        {"idempotency-key": secrets.token_hex(8)},
+        asyncio.Event(),
+    )
     target.before_encode = go.wait
     target.pause_at = 2
     first = asyncio.create_task(gateway.chat(key, **TARGET, semspec={"session": session}))

@@ -14,7 +14,9 @@ PREFLIGHT = {
 
 
 @pytest.mark.parametrize("origins", [ORIGIN, f"http://localhost:3000, {ORIGIN}", "*"])
-async def test_allowed_page_may_ask_before_it_sends_a_key(start_gateway: GatewayFactory, origins: str) -> None:
+async def test_allowed_page_may_ask_before_it_sends_a_key(
+    start_gateway: GatewayFactory, origins: str
+) -> None:
     gateway = await start_gateway(cors_origins=origins)
     gateway.http.headers.pop("authorization")
     preflight = await gateway.http.options("/v1/chat/completions", headers=PREFLIGHT)
@@ -22,7 +24,10 @@ async def test_allowed_page_may_ask_before_it_sends_a_key(start_gateway: Gateway
     assert preflight.headers["access-control-allow-origin"] in (ORIGIN, "*")
     assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
     refused = await gateway.http.post("/v1/chat/completions", json={}, headers={"origin": ORIGIN})
-    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] in (ORIGIN, "*")
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] in (
+        ORIGIN,
+        "*",
+    )
 
 
 async def test_allowed_page_reads_answers_and_their_ids(start_gateway: GatewayFactory) -> None:
@@ -47,7 +52,9 @@ async def test_no_page_is_allowed_by_default(gateway: Gateway) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize("origin", ["app.example.com", "https://app.example.com/", "https://a@b", "ftp://a"])
+@pytest.mark.parametrize(
+    "origin", ["app.example.com", "https://app.example.com/", "https://a@b", "ftp://a"]
+)
 def test_value_that_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError, match="is not an origin; write https://HOST"):
         make_settings(cors_origins=origin)

@@ -9,7 +9,14 @@ from redis.asyncio import Redis
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
 from semspec.types import Piece, Prompt
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import GENEROUS_S, NO_REDIS, Gateway, GatewayFactory, RedisServer, assert_error
+from tests.gateway.support import (
+    GENEROUS_S,
+    NO_REDIS,
+    Gateway,
+    GatewayFactory,
+    RedisServer,
+    assert_error,
+)
 
 
 @pytest.mark.parametrize("semspec", [{}, {"session": "any"}], ids=str)
@@ -29,7 +36,9 @@ async def test_redis_killed_mid_generation_leaves_the_answer_whole(
     assert "semspec_gateway_redis_failures_total{" in exposed
 
 
-async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gateway: GatewayFactory) -> None:
+async def test_without_redis_generation_goes_on_and_the_rest_says_503(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway = await start_gateway(redis_url=NO_REDIS)
     answer = await gateway.chat()
     assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
@@ -38,11 +47,20 @@ async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gate
     id = answer.json()["id"]
     for method, path in (
         *(("GET", f"/v1/generations/{id}{part}") for part in ("", "/trace", "/events")),
-        *(("POST", f"/v1/generations/{id}/cancel"), ("GET", "/v1/sessions/any"), ("DELETE", "/v1/sessions/any")),
+        *(
+            ("POST", f"/v1/generations/{id}/cancel"),
+            ("GET", "/v1/sessions/any"),
+            ("DELETE", "/v1/sessions/any"),
+        ),
     ):
         assert_error(await gateway.http.request(method, path), 503, code="service_unavailable")
-    for refused in (await gateway.chat(semspec={"session": "any"}), await gateway.chat({"idempotency-key": "any"})):
-        assert refused.status_code == 503, "an answer without the conversation, or a second one, would be wrong"
+    for refused in (
+        await gateway.chat(semspec={"session": "any"}),
+        await gateway.chat({"idempotency-key": "any"}),
+    ):
+        assert refused.status_code == 503, (
+            "an answer without the conversation, or a second one, would be wrong"
+        )
     assert (await gateway.http.get("/ready")).status_code == 200
 
 
@@ -65,7 +83,9 @@ async def test_what_redis_missed_is_stored_while_the_answer_goes_on(
     target = gateway.fakes.target
 
     async def stored() -> list[int]:
-        return [segment["index"] for segment in (await gateway.stored(running.id, "/trace"))["segments"]]
+        return [
+            segment["index"] for segment in (await gateway.stored(running.id, "/trace"))["segments"]
+        ]
 
     async with Redis.from_url(mortal_redis.url) as redis, gateway.held(3) as running:
         await redis.config_set("maxmemory", 1)
@@ -85,7 +105,13 @@ async def test_what_redis_missed_is_stored_while_the_answer_goes_on(
 async def test_full_redis_forgets_ended_generations_before_running_ones(
     start_gateway: GatewayFactory, mortal_redis: RedisServer
 ) -> None:
-    deployed = Path(__file__).parents[2].joinpath("deploy/kubernetes/base/redis.conf").read_text().splitlines()
+    deployed = (
+        Path(__file__)
+        .parents[2]
+        .joinpath("deploy/kubernetes/base/redis.conf")
+        .read_text()
+        .splitlines()
+    )
     gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
     ended = [(await gateway.chat()).json()["id"] for _ in range(40)]
     async with Redis.from_url(mortal_redis.url) as redis:
@@ -100,10 +126,14 @@ async def test_full_redis_forgets_ended_generations_before_running_ones(
     paths = [f"/v1/generations/{id}{route}" for id in ended for route in ("", "/trace", "/events")]
     assert 404 in {(await gateway.http.get(path)).status_code for path in paths} <= {200, 404}
     await gateway.app.state.readiness.check()
-    assert 0 < await gateway.metric("semspec_gateway_redis_max_memory_bytes") == float(full.split()[1])
+    assert (
+        0 < await gateway.metric("semspec_gateway_redis_max_memory_bytes") == float(full.split()[1])
+    )
 
 
-async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
+async def test_hung_redis_is_waited_for_once(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
     gateway = await start_gateway(redis_url=mortal_redis.url, redis_timeout_s=1)
     assert (await gateway.chat()).json()["semspec"]["degraded"] is False
     mortal_redis.hang()
@@ -114,12 +144,18 @@ async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mort
     assert 'operation="append"' not in exposed, "what could not be begun is not waited for again"
 
 
-ERRORS = [InvalidRequest("bad ids", "token_ids"), ContextTooLong("full"), InternalError("not a number")]
+ERRORS = [
+    InvalidRequest("bad ids", "token_ids"),
+    ContextTooLong("full"),
+    InternalError("not a number"),
+]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("role", ["drafter", "verifier"])
-async def test_broken_helper_means_target_alone(gateway: Gateway, role: str, error: SemspecError) -> None:
+async def test_broken_helper_means_target_alone(
+    gateway: Gateway, role: str, error: SemspecError
+) -> None:
     getattr(gateway.fakes, role).lost = error
     answer = await gateway.chat()
     assert answer.status_code == 200

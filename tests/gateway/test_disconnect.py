@@ -8,7 +8,9 @@ from tests.gateway.support import Gateway, GatewayFactory, assert_error, eventua
 @pytest.mark.parametrize("writer", ["draft", "target"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("at", [0, 2])
-async def test_disconnect_cancels_the_generation(gateway: Gateway, writer: str, stream: bool, at: int) -> None:
+async def test_disconnect_cancels_the_generation(
+    gateway: Gateway, writer: str, stream: bool, at: int
+) -> None:
     fakes = gateway.fakes
     async with gateway.held(at, model=f"semspec-demo:{writer}", stream=stream) as running:
         assert fakes.num_writing == 1

@@ -8,7 +8,15 @@ import httpx
 import pytest
 
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import GENEROUS_S, MESSAGES, Gateway, GatewayFactory, assert_error, content, eventually
+from tests.gateway.support import (
+    GENEROUS_S,
+    MESSAGES,
+    Gateway,
+    GatewayFactory,
+    assert_error,
+    content,
+    eventually,
+)
 
 BODY = {"model": "semspec-demo:target", "messages": MESSAGES, "seed": 7}
 
@@ -18,7 +26,9 @@ def assert_refused(response: httpx.Response) -> None:
     assert response.headers["retry-after"] and "shutting down" in error["message"]
 
 
-async def test_whole_answer_names_the_generation_that_another_gateway_can_continue(gateway: Gateway) -> None:
+async def test_whole_answer_names_the_generation_that_another_gateway_can_continue(
+    gateway: Gateway,
+) -> None:
     async with gateway.held(2) as running:
         gateway.app.state.drain.end()
         response = await running.task
@@ -27,18 +37,25 @@ async def test_whole_answer_names_the_generation_that_another_gateway_can_contin
     await gateway.status_becomes(running.id, "interrupted")
 
 
-async def test_stream_ends_with_an_event_and_goes_on_at_another_gateway(start_gateway: GatewayFactory) -> None:
+async def test_stream_ends_with_an_event_and_goes_on_at_another_gateway(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway, other = await start_gateway(), await start_gateway()
     gateway.fakes.target.pause_at = 2
     events: list[Any] = []
-    async with gateway.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+    async with gateway.http.stream(
+        "POST", "/v1/chat/completions", json={**BODY, "stream": True}
+    ) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 events.append(json.loads(line.removeprefix("data: ")))
             if line == "id: 2":
                 gateway.app.state.drain.end()
     id, error = events[0]["id"], events[-1]["error"]
-    assert error["code"] == "service_unavailable" and f"/v1/generations/{id}/events" in error["message"]
+    assert (
+        error["code"] == "service_unavailable"
+        and f"/v1/generations/{id}/events" in error["message"]
+    )
     assert (await other.events(id)).text.endswith("data: [DONE]\n\n")
     stored = await other.stored(id, "/trace")
     assert len(stored["segments"]) == NUM_SEGMENTS and stored["status"] == "finished"
@@ -59,7 +76,9 @@ async def test_request_that_waits_for_its_first_segment_or_for_a_slot_is_refused
         assert_refused(await running.task)
 
 
-async def test_request_that_waits_for_the_first_with_its_key_or_for_tokens_is_refused(gateway: Gateway) -> None:
+async def test_request_that_waits_for_the_first_with_its_key_or_for_tokens_is_refused(
+    gateway: Gateway,
+) -> None:
     begun = asyncio.Semaphore(0)
 
     async def never(*_: str) -> Any:
@@ -68,7 +87,9 @@ async def test_request_that_waits_for_the_first_with_its_key_or_for_tokens_is_re
 
     target = gateway.fakes.target
     target.before_encode, target.tokenize = never, never  # type: ignore[method-assign, assignment]
-    first, second = (asyncio.create_task(gateway.chat({"idempotency-key": "one"})) for _ in range(2))
+    first, second = (
+        asyncio.create_task(gateway.chat({"idempotency-key": "one"})) for _ in range(2)
+    )
     third = asyncio.create_task(gateway.http.post("/tokenize", json={"inputs": "x"}))
     for _ in range(2):
         await asyncio.wait_for(begun.acquire(), GENEROUS_S)

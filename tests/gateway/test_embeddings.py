@@ -31,10 +31,15 @@ def save(folder: Path, size: str) -> Path:
 
 
 @pytest.fixture(params=[("smaller", "smaller")])
-async def gateway(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
+async def gateway(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str
+) -> AsyncIterator[Gateway]:
     """Start a gateway over a draft and a target of these sizes."""
     draft, target = (save(tmp_path, size) for size in request.param)
-    async with loaded(draft, target) as engines, served(engines, tmp_path, redis_url=redis_url) as running:
+    async with (
+        loaded(draft, target) as engines,
+        served(engines, tmp_path, redis_url=redis_url) as running,
+    ):
         yield running
 
 
@@ -60,7 +65,10 @@ async def test_prompt_token_without_an_embedding_is_refused(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == parameter and "retry-after" not in response.headers
-    assert f"(id {NUM_EMBEDDINGS}) is outside the vocabulary of {NUM_EMBEDDINGS} tokens" in error["message"]
+    assert (
+        f"(id {NUM_EMBEDDINGS}) is outside the vocabulary of {NUM_EMBEDDINGS} tokens"
+        in error["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,16 +90,24 @@ async def test_text_with_a_token_without_an_embedding_is_not_tokenized(
 
 
 @pytest.mark.parametrize("gateway", [("smaller", "whole")], indirect=True)
-async def test_target_writes_alone_where_only_the_draft_lacks_an_embedding(gateway: Gateway) -> None:
-    response = await gateway.http.post("/v1/chat/completions", json={"messages": MESSAGES, **strategy("token-level")})
+async def test_target_writes_alone_where_only_the_draft_lacks_an_embedding(
+    gateway: Gateway,
+) -> None:
+    response = await gateway.http.post(
+        "/v1/chat/completions", json={"messages": MESSAGES, **strategy("token-level")}
+    )
     assert response.status_code == 200, response.text
     assert "the draft refuses what it was sent" in response.text
 
 
 @pytest.mark.parametrize("gateway", [("smaller", "whole")], indirect=True)
 @pytest.mark.parametrize(("name", "status"), [("target", 200), ("draft", 400)])
-async def test_bias_of_a_token_that_a_writer_lacks_is_refused(gateway: Gateway, name: str, status: int) -> None:
+async def test_bias_of_a_token_that_a_writer_lacks_is_refused(
+    gateway: Gateway, name: str, status: int
+) -> None:
     body = {"messages": [{"role": "user", "content": "How?"}], **strategy(name)}
-    response = await gateway.http.post("/v1/chat/completions", json=body | {"logit_bias": {str(NUM_EMBEDDINGS): 1}})
+    response = await gateway.http.post(
+        "/v1/chat/completions", json=body | {"logit_bias": {str(NUM_EMBEDDINGS): 1}}
+    )
     assert response.status_code == status, response.text
     assert status == 200 or response.json()["error"]["param"] == "logit_bias"

@@ -28,7 +28,11 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "count",
-        "parameters": {"type": "object", "properties": {"number": {"enum": [1, 22]}}, "required": ["number"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"number": {"enum": [1, 22]}},
+            "required": ["number"],
+        },
         "strict": True,
     },
 }
@@ -47,9 +51,16 @@ async def thinking(start_gateway: GatewayFactory) -> Gateway:
 
 def told(response: Any, index: int = 0) -> str:
     """Reasoning and answer of a choice of a stream."""
-    choices = (choice for chunk in chunks(response) for choice in chunk["choices"] if choice["index"] == index)
+    choices = (
+        choice
+        for chunk in chunks(response)
+        for choice in chunk["choices"]
+        if choice["index"] == index
+    )
     deltas = [choice["delta"] for choice in choices]
-    return "".join((one.get("reasoning_content") or "") + (one.get("content") or "") for one in deltas)
+    return "".join(
+        (one.get("reasoning_content") or "") + (one.get("content") or "") for one in deltas
+    )
 
 
 def content(answer: Any, index: int = 0) -> str:
@@ -67,7 +78,10 @@ async def test_draft_writes_nothing_behind_the_reasoning(thinking: Gateway, stra
     assert content(exact).partition(THINK.closing)[0] == content(lossy).partition(THINK.closing)[0]
     assert exact["semspec"]["parameters"]["answer_strategy"] == "token-level"
     assert lossy["semspec"]["parameters"]["answer_strategy"] == ""
-    assert [record["verdict"] for record in exact["semspec"]["trace"][4:]] == ["unjudged", "unjudged"]
+    assert [record["verdict"] for record in exact["semspec"]["trace"][4:]] == [
+        "unjudged",
+        "unjudged",
+    ]
     assert any(record["num_proposed_tokens"] for record in exact["semspec"]["trace"][4:])
 
 
@@ -75,20 +89,31 @@ async def test_draft_writes_nothing_behind_the_reasoning(thinking: Gateway, stra
 async def test_exact_strategy_is_left_as_it_is(thinking: Gateway, strategy: str) -> None:
     plain = (await thinking.chat(messages=MESSAGES, semspec={"strategy": strategy})).json()
     exact = (await thinking.chat(messages=MESSAGES, semspec={"strategy": strategy, **EXACT})).json()
-    assert content(exact) == content(plain) and exact["semspec"]["parameters"]["answer_strategy"] == ""
+    assert (
+        content(exact) == content(plain) and exact["semspec"]["parameters"]["answer_strategy"] == ""
+    )
 
 
 async def test_text_without_reasoning_is_written_exactly(thinking: Gateway) -> None:
     exact = (await thinking.chat(semspec=EXACT, logprobs=True)).json()
     alone = (await thinking.chat(semspec={"strategy": "target"})).json()
     assert exact["choices"][0]["message"]["content"] == alone["choices"][0]["message"]["content"]
-    assert exact["semspec"]["strategy"] == "semantic" and exact["semspec"]["acceptance_rate"] is None
+    assert (
+        exact["semspec"]["strategy"] == "semantic" and exact["semspec"]["acceptance_rate"] is None
+    )
 
 
 @pytest.mark.parametrize(
-    "fields", [{"logprobs": True}, {"min_tokens": 3}, {"semspec": {"strategy": "draft"}, "presence_penalty": 1}]
+    "fields",
+    [
+        {"logprobs": True},
+        {"min_tokens": 3},
+        {"semspec": {"strategy": "draft"}, "presence_penalty": 1},
+    ],
 )
-async def test_target_alone_writes_what_token_level_speculation_cannot(thinking: Gateway, fields: Any) -> None:
+async def test_target_alone_writes_what_token_level_speculation_cannot(
+    thinking: Gateway, fields: Any
+) -> None:
     fields = {**fields, "semspec": {**fields.get("semspec", {}), **EXACT}}
     answer = (await thinking.chat(messages=MESSAGES, **fields)).json()
     assert answer["semspec"]["parameters"]["answer_strategy"] == "target"
@@ -97,7 +122,9 @@ async def test_target_alone_writes_what_token_level_speculation_cannot(thinking:
         assert spelt == content(answer)
 
 
-async def test_pair_of_two_vocabularies_answers_by_the_target_alone(start_gateway: GatewayFactory) -> None:
+async def test_pair_of_two_vocabularies_answers_by_the_target_alone(
+    start_gateway: GatewayFactory,
+) -> None:
     fakes = thinkers().told(drafter={"tokenizer": "other"}, verifier={"draft_tokenizer": "other"})
     gateway = await start_gateway(fakes)
     answer = (await gateway.chat(messages=MESSAGES, semspec={"strategy": "draft", **EXACT})).json()
@@ -121,7 +148,8 @@ async def test_every_route_takes_the_option(thinking: Gateway) -> None:
     plain = await thinking.http.post("/v1/completions", json={**fields, "prompt": THINKING})
     response = await thinking.http.post("/v1/responses", json={**fields, "input": THINKING})
     tgi = await thinking.http.post(
-        "/generate", json={"inputs": THINKING, "parameters": {"seed": 7, "do_sample": True}, "semspec": EXACT}
+        "/generate",
+        json={"inputs": THINKING, "parameters": {"seed": 7, "do_sample": True}, "semspec": EXACT},
     )
     for answer in (plain, response, tgi):
         assert answer.status_code == 200, answer.text
@@ -136,7 +164,11 @@ async def test_every_route_takes_the_option(thinking: Gateway) -> None:
 async def test_interrupted_generation_goes_on_elsewhere_with_an_exact_answer(
     start_gateway: GatewayFactory, num_seen: int
 ) -> None:
-    fields: dict[str, Any] = {"messages": MESSAGES, "semspec": {**EXACT, "strategy": "likelihood"}, "logprobs": True}
+    fields: dict[str, Any] = {
+        "messages": MESSAGES,
+        "semspec": {**EXACT, "strategy": "likelihood"},
+        "logprobs": True,
+    }
     undisturbed = await (await start_gateway(thinkers())).chat(stream=True, **fields)
     first, second = await start_gateway(thinkers()), await start_gateway(thinkers())
     first.fakes.drafter.pause_at = first.fakes.target.pause_at = num_seen
@@ -172,16 +204,27 @@ async def test_soft_gate_is_refused(thinking: Gateway, semspec: dict[str, Any]) 
 
 
 async def test_speculation_beyond_its_limits_is_refused(thinking: Gateway) -> None:
-    refusal = await thinking.chat(semspec={"strategy": "likelihood", "num_speculative_tokens": 40, **EXACT})
-    assert "at most 16" in assert_error(refusal, 400, param="semspec.num_speculative_tokens")["message"]
+    refusal = await thinking.chat(
+        semspec={"strategy": "likelihood", "num_speculative_tokens": 40, **EXACT}
+    )
+    assert (
+        "at most 16"
+        in assert_error(refusal, 400, param="semspec.num_speculative_tokens")["message"]
+    )
 
 
 async def test_judged_strategy_with_an_exact_answer_takes_a_format(thinking: Gateway) -> None:
     semspec = {"strategy": "semantic", "trace": True, **EXACT}
     asked = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}
-    assert_error(await thinking.chat(**asked, semspec={"strategy": "semantic"}), 400, param="semspec.strategy")
+    assert_error(
+        await thinking.chat(**asked, semspec={"strategy": "semantic"}),
+        400,
+        param="semspec.strategy",
+    )
     answer = (await thinking.chat(**asked, semspec=semspec)).json()
-    assert answer["semspec"]["trace"][0]["writer"] == "draft" and all(thinking.fakes.target.grammars)
+    assert answer["semspec"]["trace"][0]["writer"] == "draft" and all(
+        thinking.fakes.target.grammars
+    )
     assert answer["semspec"]["parameters"]["answer_strategy"] == "target"
     refusal = await thinking.chat(**asked, semspec={**semspec, "rewrite": "token-level"})
     assert_error(refusal, 400, param="semspec.strategy")
@@ -191,17 +234,33 @@ async def test_judged_strategy_with_an_exact_answer_takes_a_format(thinking: Gat
 async def spelling_thinker(tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
     """Over real engines of random weights, whose marks of reasoning are special tokens."""
     model = save_spelling_checkpoint(tmp_path / "model", sorted(THINK.marks), "<think>\n")
-    async with loaded(model, model) as engines, served(engines, tmp_path, redis_url=redis_url) as gateway:
+    async with (
+        loaded(model, model) as engines,
+        served(engines, tmp_path, redis_url=redis_url) as gateway,
+    ):
         yield gateway
 
 
 @pytest.mark.slow
-async def test_call_of_a_tool_follows_reasoning_by_segments_on_real_engines(spelling_thinker: Gateway) -> None:
-    semspec = {"strategy": "semantic", "acceptance": {"rule": "threshold", "threshold": 0}, "trace": True, **EXACT}
+async def test_call_of_a_tool_follows_reasoning_by_segments_on_real_engines(
+    spelling_thinker: Gateway,
+) -> None:
+    semspec = {
+        "strategy": "semantic",
+        "acceptance": {"rule": "threshold", "threshold": 0},
+        "trace": True,
+        **EXACT,
+    }
     fields: dict[str, Any] = {"temperature": 1, "top_p": 1, "max_tokens": 900, "semspec": semspec}
     num_called = 0
     for seed in range(8):
-        asked = {**fields, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+        asked = {
+            **fields,
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "seed": seed,
+        }
         answer = (await spelling_thinker.chat(**asked)).json()
         assert answer["semspec"]["fallback"] is None
         [choice], trace = answer["choices"], answer["semspec"]["trace"]
@@ -209,7 +268,9 @@ async def test_call_of_a_tool_follows_reasoning_by_segments_on_real_engines(spel
         if choice["finish_reason"] == "tool_calls":
             [call] = choice["message"]["tool_calls"]
             assert json.loads(call["function"]["arguments"])["number"] in (1, 22)
-            cut = next(index for index, record in enumerate(trace) if THINK.closing in record["text"])
+            cut = next(
+                index for index, record in enumerate(trace) if THINK.closing in record["text"]
+            )
             assert trace[cut]["text"].endswith(THINK.closing) or trace[cut]["writer"] == "target"
             assert {record["writer"] for record in trace[cut + 1 :]} == {"target"}
             num_called += 1

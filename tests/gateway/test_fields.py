@@ -6,7 +6,15 @@ import pytest
 
 from semspec.types import OperatingPoint, Penalties
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
-from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, assert_error, extra, stream_chat, text_of
+from tests.gateway.support import (
+    MESSAGES,
+    Gateway,
+    GatewayFactory,
+    assert_error,
+    extra,
+    stream_chat,
+    text_of,
+)
 
 
 @pytest.mark.parametrize("stop", ["3 says", ["nowhere", "3 says"], "\n\ntarget 3 s"])
@@ -39,20 +47,35 @@ async def test_logprobs_are_the_writers(gateway: Gateway) -> None:
     assert "".join(token.token for token in logprobs.content) == answer.choices[0].message.content
     assert all(token.logprob == -0.5 and len(token.top_logprobs) == 2 for token in logprobs.content)
     assert bytes(logprobs.content[0].bytes or ()) == b"d"
-    streamed = [choice.logprobs for chunk in await stream_chat(gateway, logprobs=True) for choice in chunk.choices]
+    streamed = [
+        choice.logprobs
+        for chunk in await stream_chat(gateway, logprobs=True)
+        for choice in chunk.choices
+    ]
     assert [token.token for one in streamed if one for token in one.content or ()] == [
         token.token for token in logprobs.content
     ]
 
 
 async def test_logprobs_of_a_plain_completion(gateway: Gateway) -> None:
-    fields: dict[str, Any] = {"model": "semspec-demo:target", "prompt": "Once", "logprobs": 1, "seed": 3}
+    fields: dict[str, Any] = {
+        "model": "semspec-demo:target",
+        "prompt": "Once",
+        "logprobs": 1,
+        "seed": 3,
+    }
     whole = (await gateway.openai.completions.create(**fields)).choices[0]
     assert whole.logprobs is not None and whole.logprobs.text_offset is not None
     assert "".join(whole.logprobs.tokens or ()) == whole.text
     assert whole.logprobs.text_offset == list(range(len(whole.text)))
     stream = await gateway.openai.completions.create(**fields, stream=True)
-    offsets = [o for c in [c async for c in stream] for x in c.choices if x.logprobs for o in x.logprobs.text_offset]
+    offsets = [
+        o
+        for c in [c async for c in stream]
+        for x in c.choices
+        if x.logprobs
+        for o in x.logprobs.text_offset
+    ]
     assert offsets == whole.logprobs.text_offset
 
 
@@ -62,10 +85,16 @@ async def test_reasoning_is_apart(thinker: Gateway) -> None:
     message = (await thinker.openai.chat.completions.create(**fields)).choices[0].message
     reasoning = (message.model_extra or {})["reasoning_content"]
     assert reasoning == (message.model_extra or {})["reasoning"] and reasoning.endswith("target 3")
-    assert message.content and message.content.startswith(" says") and "</think>" not in message.content + reasoning
+    assert (
+        message.content
+        and message.content.startswith(" says")
+        and "</think>" not in message.content + reasoning
+    )
     chunks = await stream_chat(thinker, **fields)
     assert text_of(chunks) == message.content
-    deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.delta.model_extra]
+    deltas = [
+        choice.delta for chunk in chunks for choice in chunk.choices if choice.delta.model_extra
+    ]
     assert "".join((delta.model_extra or {})["reasoning"] or "" for delta in deltas) == reasoning
     assert len(chunks) > NUM_SEGMENTS + 2, "text arrives before its segment has ended"
     handed_back = [*messages, message.model_dump(), {"role": "user", "content": "Sure?"}]
@@ -84,7 +113,9 @@ async def test_stop_belongs_to_the_answer(thinker: Gateway, stop: list[str]) -> 
     whole = (await thinker.chat(**fields, stop=stop)).json()["choices"][0]
     end = min(plain["content"].index(sequence) for sequence in stop if sequence in plain["content"])
     assert whole["message"]["reasoning"] == plain["reasoning"] and "\n\n" in plain["reasoning"]
-    assert whole["message"]["content"] == plain["content"][:end] and whole["finish_reason"] == "stop"
+    assert (
+        whole["message"]["content"] == plain["content"][:end] and whole["finish_reason"] == "stop"
+    )
     assert text_of(await stream_chat(thinker, **fields, stop=stop)) == plain["content"][:end]
 
 
@@ -112,19 +143,25 @@ PENALTIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_penalties_reach_the_one_writer(gateway: Gateway, path: str) -> None:
-    text: dict[str, Any] = {"prompt": "How many?"} if path == "/v1/completions" else {"messages": MESSAGES}
+    text: dict[str, Any] = (
+        {"prompt": "How many?"} if path == "/v1/completions" else {"messages": MESSAGES}
+    )
     answer = (await gateway.http.post(path, json={**text, **PENALTIES})).json()
     assert answer["semspec"]["strategy"] == "target"
     told = {name: answer["semspec"]["parameters"][name] for name in PENALTIES}
     assert told == PENALTIES
     asked = Penalties(0.5, -1, 1.2, ((7, -100), (40, 2.5)))
-    assert {one.penalties for one in gateway.fakes.target.asked} == {asked} and not gateway.fakes.drafter.asked
+    assert {one.penalties for one in gateway.fakes.target.asked} == {
+        asked
+    } and not gateway.fakes.drafter.asked
     await gateway.http.post(path, json={**text, **PENALTIES, "semspec": {"strategy": "draft"}})
     assert {one.penalties for one in gateway.fakes.drafter.asked} == {asked}
 
 
 @pytest.mark.parametrize("name", PENALTIES)
-async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: GatewayFactory, name: str) -> None:
+async def test_penalties_are_refused_where_they_are_not_exact(
+    start_gateway: GatewayFactory, name: str
+) -> None:
     fakes = Fakes.make()
     gateway, given = await start_gateway(fakes), {name: PENALTIES[name]}
     for strategy in ("semantic", "token-level"):
@@ -132,23 +169,33 @@ async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: Gat
         error = assert_error(refused, 400, param="semspec.strategy")
         assert error["message"].endswith(f"leave out {name}, or choose 'target'")
     gateway = await start_gateway(fakes.told(target={"supports_penalties": False}))
-    assert "takes no penalties" in assert_error(await gateway.chat(**given), 400, param=name)["message"]
+    assert (
+        "takes no penalties"
+        in assert_error(await gateway.chat(**given), 400, param=name)["message"]
+    )
 
 
 @pytest.mark.parametrize(("fields", "least"), [({"min_tokens": 9}, 9), ({"ignore_eos": True}, 64)])
-async def test_end_is_put_off_for_both_models(start_gateway: GatewayFactory, fields: Any, least: int) -> None:
+async def test_end_is_put_off_for_both_models(
+    start_gateway: GatewayFactory, fields: Any, least: int
+) -> None:
     fakes = Fakes.make()
     gateway = await start_gateway(fakes)
     answer = (await gateway.chat(**fields, max_tokens=64, semspec={"strategy": "semantic"})).json()
     assert answer["semspec"]["parameters"]["min_tokens"] == least
     assert fakes.drafter.asked[0].min_tokens >= least
-    for other in ({"semspec": {"strategy": "token-level"}}, {"response_format": {"type": "json_object"}}):
+    for other in (
+        {"semspec": {"strategy": "token-level"}},
+        {"response_format": {"type": "json_object"}},
+    ):
         refused = assert_error(await gateway.chat(**fields, **other), 400, param="min_tokens")
         assert "leave them out" in refused["message"]
 
 
 async def test_bias_on_tokens_of_another_model_is_refused(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes.make().told(drafter={"tokenizer": "another.tokenizer"}, verifier={"draft_tokenizer": ""})
+    fakes = Fakes.make().told(
+        drafter={"tokenizer": "another.tokenizer"}, verifier={"draft_tokenizer": ""}
+    )
     gateway = await start_gateway(fakes)
     refused = await gateway.chat(logit_bias={"7": 1}, semspec={"strategy": "draft"})
     assert "other token ids" in assert_error(refused, 400, param="logit_bias")["message"]

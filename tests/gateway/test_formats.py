@@ -16,14 +16,19 @@ from tests.gateway.support import Gateway, GatewayFactory, assert_error
 from tests.grammars.schemas import COSTLY
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
+JSON_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "count", "schema": SCHEMA, "strict": True},
+}
 OF_TGI = {"type": "json_object", "value": SCHEMA}
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "count", "description": "Count.", "parameters": SCHEMA, "strict": True},
 }
 OTHER = {"type": "function", "function": {"name": "sell"}}
-CALL = '<tool_call>\n{"name": "count", "arguments": {"number": 3, "of": "</tool_call>"}}\n</tool_call>'
+CALL = (
+    '<tool_call>\n{"name": "count", "arguments": {"number": 3, "of": "</tool_call>"}}\n</tool_call>'
+)
 ARGUMENTS = '{"number": 3, "of": "</tool_call>"}'
 
 
@@ -32,26 +37,40 @@ async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> No
     assert match in message and "\n" not in message
 
 
-@pytest.mark.parametrize("format", [JSON_SCHEMA, {"type": "json_object"}, OF_TGI], ids=["schema", "object", "TGI"])
-async def test_format_is_written_by_one_model_under_a_grammar(gateway: Gateway, format: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "format", [JSON_SCHEMA, {"type": "json_object"}, OF_TGI], ids=["schema", "object", "TGI"]
+)
+async def test_format_is_written_by_one_model_under_a_grammar(
+    gateway: Gateway, format: dict[str, Any]
+) -> None:
     gateway.fakes.target.says = '{"number": 3}'
     answer = (await gateway.chat(response_format=format)).json()
     assert answer["choices"][0]["message"]["content"] == '{"number": 3}'
-    assert answer["choices"][0]["finish_reason"] == "stop" and answer["semspec"]["strategy"] == "target"
+    assert (
+        answer["choices"][0]["finish_reason"] == "stop"
+        and answer["semspec"]["strategy"] == "target"
+    )
     [grammar] = gateway.fakes.target.grammars
     assert "%json" in grammar and ("number" in grammar) is (format in (JSON_SCHEMA, OF_TGI))
     assert gateway.fakes.drafter.read == []
     plain = (await gateway.chat(response_format={"type": "text"})).json()
-    assert plain["semspec"]["strategy"] == "semantic" and set(gateway.fakes.drafter.grammars) == {""}
+    assert plain["semspec"]["strategy"] == "semantic" and set(gateway.fakes.drafter.grammars) == {
+        ""
+    }
     gateway.fakes.drafter.says = '{"number": 4}'
     answer = (await gateway.chat(response_format=format, semspec={"strategy": "draft"})).json()
-    assert answer["choices"][0]["message"]["content"] == '{"number": 4}' and gateway.fakes.drafter.grammars[-1]
+    assert (
+        answer["choices"][0]["message"]["content"] == '{"number": 4}'
+        and gateway.fakes.drafter.grammars[-1]
+    )
 
 
 async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gateway) -> None:
     messages = [{"role": "user", "content": "How many? <think>"}]
     gateway.fakes.target.says = 'Three.</think>\n{"number": 3}'
-    message = (await gateway.chat(messages=messages, response_format=JSON_SCHEMA)).json()["choices"][0]["message"]
+    message = (await gateway.chat(messages=messages, response_format=JSON_SCHEMA)).json()[
+        "choices"
+    ][0]["message"]
     assert (message["reasoning"], json.loads(message["content"])) == ("Three.", {"number": 3})
     assert gateway.fakes.target.grammars[0].startswith("start: thought spaced\n")
     await gateway.chat(response_format=JSON_SCHEMA)
@@ -62,15 +81,21 @@ async def test_costly_schema_is_refused_while_others_are_served(gateway: Gateway
     gateway.fakes.target.says = '{"number": 3}'
     costly = {"type": "json_schema", "json_schema": {"name": "x", "schema": COSTLY["patterns"]}}
     refusal = asyncio.create_task(gateway.chat(response_format=costly))
-    assert (await gateway.chat(response_format=JSON_SCHEMA)).status_code == 200 and not refusal.done()
+    assert (
+        await gateway.chat(response_format=JSON_SCHEMA)
+    ).status_code == 200 and not refusal.done()
     assert "too much time or memory" in assert_error(await refusal, 400)["message"]
     both = [TOOL, {"type": "function", "function": {"name": "f", "parameters": COSTLY["patterns"]}}]
     await refused(gateway, "tools", "too much time or memory", tools=both)
 
 
-async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(gateway: Gateway) -> None:
+async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(
+    gateway: Gateway,
+) -> None:
     async def too_complex(*_: Any) -> AsyncIterator[GeneratedSegment]:
-        raise InvalidRequest("grammar: it has too many continuations at a token; make it simpler", "grammar")
+        raise InvalidRequest(
+            "grammar: it has too many continuations at a token; make it simpler", "grammar"
+        )
         yield
 
     gateway.fakes.target.generate = too_complex  # type: ignore[method-assign,assignment]
@@ -79,12 +104,18 @@ async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(gatew
 
 async def test_keyword_that_cannot_be_held_is_ignored_unless_strict(gateway: Gateway) -> None:
     named = {"name": "x", "schema": {"type": "array", "uniqueItems": True}, "strict": False}
-    assert (await gateway.chat(response_format={"type": "json_schema", "json_schema": named})).status_code == 200
+    assert (
+        await gateway.chat(response_format={"type": "json_schema", "json_schema": named})
+    ).status_code == 200
 
 
-async def test_format_is_refused_where_the_target_takes_no_grammars(start_gateway: GatewayFactory) -> None:
+async def test_format_is_refused_where_the_target_takes_no_grammars(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway = await start_gateway(Fakes.make().told(target={"supports_grammars": False}))
-    await refused(gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA)
+    await refused(
+        gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA
+    )
     await refused(gateway, "tools", "cannot be held to a format", tools=[TOOL])
     body = {"inputs": "Once", "parameters": {"grammar": {"type": "regex", "value": "yes|no"}}}
     response = await gateway.http.post("/generate", json=body)
@@ -96,10 +127,14 @@ async def test_tools_are_shown_and_their_calls_split_off(gateway: Gateway) -> No
     gateway.fakes.target.says = f"Let me count.{CALL}\n{CALL}"
     answer = (await gateway.chat(tools=[TOOL, OTHER])).json()
     [choice] = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me count."
+    assert (
+        choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me count."
+    )
     calls = choice["message"]["tool_calls"]
     assert [call["function"] for call in calls] == [{"name": "count", "arguments": ARGUMENTS}] * 2
-    assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {"function"}
+    assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {
+        "function"
+    }
     prompt = gateway.fakes.target.prompts[0]
     assert prompt.startswith("[{") and "strict" not in prompt and '"sell"' in prompt
     [grammar] = gateway.fakes.target.grammars
@@ -119,7 +154,11 @@ async def test_answer_without_a_call_is_a_text(gateway: Gateway) -> None:
 
 async def test_streamed_calls_are_those_of_the_whole_answer(gateway: Gateway) -> None:
     gateway.fakes.target.says = f"Let me count.\n{CALL}{CALL}"
-    fields: Any = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "tools": [TOOL]}
+    fields: Any = {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": "How many?"}],
+        "tools": [TOOL],
+    }
     stream: Any = await gateway.openai.chat.completions.create(**fields, stream=True)
     chunks = [chunk.choices[0] async for chunk in stream]
     calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
@@ -156,7 +195,9 @@ async def test_session_keeps_the_calls(gateway: Gateway) -> None:
     gateway.fakes.target.says = CALL
     await gateway.chat(tools=[TOOL], semspec={"session": "counting"})
     result = [{"role": "tool", "content": "3"}]
-    assert (await gateway.chat(messages=result, tools=[TOOL], semspec={"session": "counting"})).status_code == 200
+    assert (
+        await gateway.chat(messages=result, tools=[TOOL], semspec={"session": "counting"})
+    ).status_code == 200
     assert '<assistant>[{"id": "call-' in gateway.fakes.target.prompts[-1]
     turns = (await gateway.http.get("/v1/sessions/counting")).json()["turns"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
@@ -169,7 +210,10 @@ def test_calls_are_read_however_the_text_arrives(size: int) -> None:
     for start in range(0, len(text), size):
         seen += parser.split(text[start : start + size])
     seen += parser.close()
-    assert seen.content == "\n\nWell, <b>." and [call.id for call in seen.calls] == ["call-a-1-0", "call-a-1-1"]
+    assert seen.content == "\n\nWell, <b>." and [call.id for call in seen.calls] == [
+        "call-a-1-0",
+        "call-a-1-1",
+    ]
     assert {call.arguments for call in seen.calls} == {ARGUMENTS}
 
 
@@ -214,10 +258,15 @@ async def test_bare_call_of_an_offered_function_is_a_call(gateway: Gateway) -> N
     gateway.fakes.target.says = BARE_CALLS["compact"][0]
     [choice] = (await gateway.chat(tools=[TOOL])).json()["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [ARGUMENTS]
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [
+        ARGUMENTS
+    ]
     messages: Any = [{"role": "user", "content": "How many?"}]
     fields: Any = {"model": "semspec-demo", "messages": messages, "tools": [TOOL], "stream": True}
-    deltas = [chunk.choices[0].delta async for chunk in await gateway.openai.chat.completions.create(**fields)]
+    deltas = [
+        chunk.choices[0].delta
+        async for chunk in await gateway.openai.chat.completions.create(**fields)
+    ]
     assert not any(delta.content for delta in deltas)
     calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
     assert "".join(call.arguments or "" for call in calls) == ARGUMENTS and calls[0].name == "count"
@@ -225,23 +274,43 @@ async def test_bare_call_of_an_offered_function_is_a_call(gateway: Gateway) -> N
 
 async def test_text_of_a_response_has_its_format(gateway: Gateway) -> None:
     gateway.fakes.target.says = '{"number": 3}'
-    text: Any = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}}
-    answer = await gateway.openai.responses.create(model="semspec-demo", input="How many?", text=text)
-    assert json.loads(answer.output_text) == {"number": 3} and "number" in gateway.fakes.target.grammars[0]
+    text: Any = {
+        "format": {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}
+    }
+    answer = await gateway.openai.responses.create(
+        model="semspec-demo", input="How many?", text=text
+    )
+    assert (
+        json.loads(answer.output_text) == {"number": 3}
+        and "number" in gateway.fakes.target.grammars[0]
+    )
 
 
 async def test_formats_are_held_over_grpc_and_rest(spelling: Gateway) -> None:
     """Half of the answers open a reasoning first."""
-    closed = {**SCHEMA, "properties": {"number": {"enum": [1, 22, 333]}}, "additionalProperties": False}
-    format = {"type": "json_schema", "json_schema": {"name": "count", "schema": closed, "strict": True}}
+    closed = {
+        **SCHEMA,
+        "properties": {"number": {"enum": [1, 22, 333]}},
+        "additionalProperties": False,
+    }
+    format = {
+        "type": "json_schema",
+        "json_schema": {"name": "count", "schema": closed, "strict": True},
+    }
     tool = {"type": "function", "function": {"name": "count", "parameters": closed, "strict": True}}
     fields = {"temperature": 1, "top_p": 1, "max_tokens": 90, "n": 8}
     for strategy in ("target", "draft"):
-        answer = (await spelling.chat(response_format=format, semspec={"strategy": strategy}, **fields)).json()
-        whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
+        answer = (
+            await spelling.chat(response_format=format, semspec={"strategy": strategy}, **fields)
+        ).json()
+        whole = [
+            choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"
+        ]
         assert whole and all(json.loads(one["content"])["number"] in (1, 22, 333) for one in whole)
     answer = (await spelling.chat(tools=[tool], tool_choice="required", **fields)).json()
-    whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"]
+    whole = [
+        choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"
+    ]
     calls = [call["function"] for one in whole for call in one["tool_calls"]]
     assert calls and all(json.loads(call["arguments"])["number"] in (1, 22, 333) for call in calls)
     regex = {"type": "regex", "value": "(left|right)/[ab]{2,5}\\."}
@@ -253,11 +322,19 @@ async def test_formats_are_held_over_grpc_and_rest(spelling: Gateway) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("character", ["🦊", "中"])
-async def test_character_over_the_end_of_a_segment_stays_whole(spelling: Gateway, character: str) -> None:
+async def test_character_over_the_end_of_a_segment_stays_whole(
+    spelling: Gateway, character: str
+) -> None:
     """A segment ends after 512 tokens at the latest, here inside a character of one token a byte."""
     length = 516 // len(character.encode()) + 2
-    regex = {"type": "regex", "value": f"{'a' * (2 if character == '中' else 1)}{character}{{{length}}}"}
-    body = {"inputs": "Once", "parameters": {"grammar": regex, "max_new_tokens": 700, "do_sample": True, "seed": 1}}
+    regex = {
+        "type": "regex",
+        "value": f"{'a' * (2 if character == '中' else 1)}{character}{{{length}}}",
+    }
+    body = {
+        "inputs": "Once",
+        "parameters": {"grammar": regex, "max_new_tokens": 700, "do_sample": True, "seed": 1},
+    }
     answer = (await spelling.http.post("/generate", json=body)).json()
     assert re.fullmatch(regex["value"], answer["generated_text"])
     assert answer["semspec"]["num_segments"] == 2
@@ -265,12 +342,23 @@ async def test_character_over_the_end_of_a_segment_stays_whole(spelling: Gateway
 
 async def test_text_ends_before_the_character_that_exceeds_the_budget(spelling: Gateway) -> None:
     """Whole, streamed, and as tokens; a continuation of the text has the format of the rest."""
-    parameters = {"grammar": {"type": "regex", "value": "a🦊🦊b"}, "do_sample": True, "seed": 1, "details": True}
+    parameters = {
+        "grammar": {"type": "regex", "value": "a🦊🦊b"},
+        "do_sample": True,
+        "seed": 1,
+        "details": True,
+    }
     for budget, text in ((1, "a"), (2, "a"), (4, "a"), (5, "a🦊"), (8, "a🦊"), (10, "a🦊🦊b")):
         body = {"inputs": "Once", "parameters": {**parameters, "max_new_tokens": budget}}
         whole = (await spelling.http.post("/generate", json=body)).json()
         assert whole["generated_text"] == text and whole["details"]["generated_tokens"] == budget
         assert "".join(token["text"] for token in whole["details"]["tokens"]) == text
         lines = (await spelling.http.post("/generate_stream", json=body)).text.splitlines()
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-        assert "".join(event["token"]["text"] for event in events) == text == events[-1]["generated_text"]
+        events = [
+            json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")
+        ]
+        assert (
+            "".join(event["token"]["text"] for event in events)
+            == text
+            == events[-1]["generated_text"]
+        )

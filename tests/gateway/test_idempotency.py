@@ -38,22 +38,32 @@ def key() -> str:
 
 async def ask(gateway: Gateway, key: str, api_key: str = API_KEY, **fields: Any) -> httpx.Response:
     """With a seed that is drawn, unless given."""
-    return await gateway.chat({"idempotency-key": key, **bearer(api_key)}, **{"seed": None, **fields})
+    return await gateway.chat(
+        {"idempotency-key": key, **bearer(api_key)}, **{"seed": None, **fields}
+    )
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"semspec": {"trace": True}}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"n": 3}, {"stream": True}, {"semspec": {"trace": True}}], ids=str
+)
 async def test_repeated_request_is_answered_by_the_first(
     start_gateway: GatewayFactory, key: str, fields: dict[str, Any]
 ) -> None:
     first, second = await start_gateway(), await start_gateway()
     answer = await ask(first, key, **fields)
     again = await ask(second, key, **fields)
-    assert again.status_code == 200 and again.headers["x-generation-id"] == answer.headers["x-generation-id"]
+    assert (
+        again.status_code == 200
+        and again.headers["x-generation-id"] == answer.headers["x-generation-id"]
+    )
     assert second.fakes.target.prompts == [], "nothing is done twice"
     if "stream" in fields:
         assert text(again) == text(answer)
     else:
-        assert again.json()["choices"] == answer.json()["choices"] and again.json()["usage"] == answer.json()["usage"]
+        assert (
+            again.json()["choices"] == answer.json()["choices"]
+            and again.json()["usage"] == answer.json()["usage"]
+        )
         assert again.json()["semspec"]["seed"] == answer.json()["semspec"]["seed"]
 
 
@@ -100,11 +110,15 @@ async def test_key_of_another_request_is_refused(
     await gateway.app.state.readiness.check()
     headers = {"idempotency-key": key}
     first, again, other, same = [
-        await gateway.http.post(path, json=one, headers=headers) for one in (body, body, {**body, **change}, body)
+        await gateway.http.post(path, json=one, headers=headers)
+        for one in (body, body, {**body, **change}, body)
     ]
     assert first.status_code == again.status_code == same.status_code == 200, first.text
     assert len({one.headers["x-generation-id"] for one in (first, again, same)}) == 1
-    assert other.status_code == (422 if path == "/generate" else 400) and "used for another request" in other.text
+    assert (
+        other.status_code == (422 if path == "/generate" else 400)
+        and "used for another request" in other.text
+    )
     assert len(target.prompts) == 1
 
 
@@ -115,11 +129,15 @@ async def test_key_that_is_too_long_is_refused(gateway: Gateway) -> None:
 
 async def test_owners_have_keys_of_their_own(start_gateway: GatewayFactory, key: str) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS)
-    first, again, other = [(await ask(gateway, key, api_key)).json()["id"] for api_key in (OURS, RENEWED, THEIRS)]
+    first, again, other = [
+        (await ask(gateway, key, api_key)).json()["id"] for api_key in (OURS, RENEWED, THEIRS)
+    ]
     assert first == again != other
 
 
-async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFactory, key: str) -> None:
+async def test_key_of_a_refused_request_is_free_again(
+    start_gateway: GatewayFactory, key: str
+) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
     async with gateway.held(1):
         for _ in range(2):
@@ -127,7 +145,9 @@ async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFact
     assert (await ask(gateway, key)).status_code == 200
 
 
-async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway: GatewayFactory, key: str) -> None:
+async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(
+    start_gateway: GatewayFactory, key: str
+) -> None:
     gateway = await start_gateway(max_n=1, max_concurrent=1, queue_timeout_s=60)
     admission = gateway.app.state.admission
     async with gateway.held(1) as running:
@@ -152,14 +172,22 @@ async def test_many_requests_of_one_key_share_a_wait(
         AsyncExitStack() as stack,
         Redis.from_url(mortal_redis.url, decode_responses=True) as redis,
     ):
-        options: Any = {"base_url": gateway.base_url, "headers": headers, "timeout": 2 * GENEROUS_S, "verify": TLS}
+        options: Any = {
+            "base_url": gateway.base_url,
+            "headers": headers,
+            "timeout": 2 * GENEROUS_S,
+            "verify": TLS,
+        }
         clients = [await stack.enter_async_context(httpx.AsyncClient(**options)) for _ in range(16)]
 
         async def num_calls() -> int:
             return int((await redis.info("stats"))["total_commands_processed"])
 
         body = {"model": "semspec-demo:target", "messages": MESSAGES}
-        asked = [asyncio.create_task(http.post("/v1/chat/completions", json=body)) for http in clients * 50]
+        asked = [
+            asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            for http in clients * 50
+        ]
         await eventually(lambda: gateway.app.state.admission.num_running == 1)
         await asyncio.sleep(3)  # until all have arrived
         before = await num_calls()
@@ -179,7 +207,9 @@ async def test_many_requests_of_one_key_share_a_wait(
 
 
 @pytest.mark.parametrize("gone", [0, 1], ids=["the one that has the key", "the first to wait"])
-async def test_others_are_answered_when_a_request_hangs_up(start_gateway: GatewayFactory, key: str, gone: int) -> None:
+async def test_others_are_answered_when_a_request_hangs_up(
+    start_gateway: GatewayFactory, key: str, gone: int
+) -> None:
     gateway, go = await start_gateway(), asyncio.Event()
     gateway.fakes.target.before_encode = go.wait
     asked = []
@@ -201,13 +231,20 @@ async def test_waiting_request_takes_over_that_of_a_dead_gateway(
     monkeypatch.setattr("semspec.gateway.api.shared.sse.ENCODE_DEADLINE_S", 0.0)
     first, second = await start_gateway(), await start_gateway(queue_timeout_s=0.5)
     answer = await ask(first, key, **TARGET)
-    await redis.delete(*await redis.keys(f"semspec:{{{answer.json()['id']}}}:*"))  # as if it had not begun
+    await redis.delete(
+        *await redis.keys(f"semspec:{{{answer.json()['id']}}}:*")
+    )  # as if it had not begun
     answers = await asyncio.gather(*(ask(second, key, **TARGET) for _ in range(5)))
     assert [answer.status_code for answer in answers] == [200] * 5
-    assert len({answer.json()["id"] for answer in answers}) == 1 and len(second.fakes.target.prompts) == 1
+    assert (
+        len({answer.json()["id"] for answer in answers}) == 1
+        and len(second.fakes.target.prompts) == 1
+    )
 
 
-async def test_other_content_is_refused_while_requests_wait(start_gateway: GatewayFactory, key: str) -> None:
+async def test_other_content_is_refused_while_requests_wait(
+    start_gateway: GatewayFactory, key: str
+) -> None:
     gateway, go = await start_gateway(), asyncio.Event()
     gateway.fakes.target.before_encode = go.wait
     asked = [asyncio.create_task(ask(gateway, key, **TARGET)) for _ in range(3)]

@@ -41,7 +41,10 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     await until(lambda: statuses(gateway, THEIRS), lambda found: found == [200])
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
     revoked = (await gateway.http.get("/v1/models", headers=bearer(OURS))).json()["error"]
-    assert revoked["message"] == "this API key is not known, or no longer; get one from the gateway's operator"
+    assert (
+        revoked["message"]
+        == "this API key is not known, or no longer; get one from the gateway's operator"
+    )
 
     file.write_text("broken")
     await eventually(lambda: "cannot be used, the old stays" in caplog.text)
@@ -52,7 +55,9 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     await until(lambda: statuses(gateway, OURS), lambda found: found == [200])
 
 
-async def test_stream_ends_whole_though_its_key_is_revoked(start_gateway: GatewayFactory, tmp_path: Path) -> None:
+async def test_stream_ends_whole_though_its_key_is_revoked(
+    start_gateway: GatewayFactory, tmp_path: Path
+) -> None:
     (file := tmp_path / "keys").write_text(entry("us", API_KEY))
     gateway = await start_gateway(api_keys="", api_keys_file=file)
     async with gateway.held(1, stream=True) as running:
@@ -88,11 +93,21 @@ HASH = entry("x", "y").partition(":")[2]
         (f"secret:{HASH}", f"a:{HASH}", "API_KEYS", "one key has two names"),
         ("", "# secret", "API_KEYS_FILE", "the file has no entry"),
         ("", "secret", "API_KEYS_FILE", "entry 1 is not NAME:SHA256"),
-        ("", "/nowhere/secret", "API_KEYS_FILE", "the file cannot be read (No such file or directory)"),
+        (
+            "",
+            "/nowhere/secret",
+            "API_KEYS_FILE",
+            "the file cannot be read (No such file or directory)",
+        ),
     ],
 )
 def test_keys_that_cannot_be_used_end_the_process_in_one_line(
-    api_keys: str, file: str | None, variable: str, words: str, tmp_path: Path, setting_error: SettingError
+    api_keys: str,
+    file: str | None,
+    variable: str,
+    words: str,
+    tmp_path: Path,
+    setting_error: SettingError,
 ) -> None:
     settings: dict[str, object] = {"API_KEYS": api_keys}
     if file is not None:

@@ -17,7 +17,16 @@ from semspec.gateway.metrics import SERVICES
 from semspec.keys import OPERATOR, entry
 from semspec.records import VERDICTS
 from semspec.types import Writer
-from tests.gateway.support import API_KEY, MESSAGES, OURS, OWNER, Gateway, GatewayFactory, bearer, exchange
+from tests.gateway.support import (
+    API_KEY,
+    MESSAGES,
+    OURS,
+    OWNER,
+    Gateway,
+    GatewayFactory,
+    bearer,
+    exchange,
+)
 
 ODD = "QuillOdd"
 """Part of every odd thing that is sent; no label may have it."""
@@ -32,7 +41,12 @@ def closed_sets(gateway: Gateway) -> Mapping[str, Collection[str]]:
     phrases = {status.phrase.lower().replace(" ", "_") for status in HTTPStatus}
     return {
         "method": {*HTTPMethod, "any", "other"},
-        "route": {*gateway.app.openapi()["paths"], "unmatched", "/static/{name}", "/v1/models/{name:path}"},
+        "route": {
+            *gateway.app.openapi()["paths"],
+            "unmatched",
+            "/static/{name}",
+            "/v1/models/{name:path}",
+        },
         "status": {*(str(status.value) for status in HTTPStatus), str(CLIENT_GONE_STATUS), *ENDS},
         "code": {*phrases, *(row.code for row in TABLE.values()), "model_not_found"},
         "strategy": STRATEGIES.keys(),
@@ -57,10 +71,21 @@ async def send_odd(gateway: Gateway, number: int) -> None:
         for method in (odd, long, odd.lower(), "GETT")
         for path in ("/health", f"/{odd}", "/v1/models")
     ]
-    lines += [f"GET /v1/models/{odd}", f"GET /v1/generations/{odd}", f"POST /v1/generations/{odd}/cancel"]
-    lines += [f"DELETE /v1/sessions/{odd}", f"GET /static/{odd}", f"GET /{odd}?{odd}={odd}", f"OPTIONS /{odd}"]
+    lines += [
+        f"GET /v1/models/{odd}",
+        f"GET /v1/generations/{odd}",
+        f"POST /v1/generations/{odd}/cancel",
+    ]
+    lines += [
+        f"DELETE /v1/sessions/{odd}",
+        f"GET /static/{odd}",
+        f"GET /{odd}?{odd}={odd}",
+        f"OPTIONS /{odd}",
+    ]
     head = f"host: {odd}\r\nauthorization: Bearer {OURS}\r\nx-request-id: {odd}\r\nconnection: close\r\n\r\n"
-    await asyncio.gather(*(exchange(gateway.base_url, f"{line} HTTP/1.1\r\n{head}".encode()) for line in lines))
+    await asyncio.gather(
+        *(exchange(gateway.base_url, f"{line} HTTP/1.1\r\n{head}".encode()) for line in lines)
+    )
     chat: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
     fields: list[dict[str, Any]] = [
         {"model": odd},
@@ -68,13 +93,27 @@ async def send_odd(gateway: Gateway, number: int) -> None:
         {"model": f"semspec-demo@{odd}"},
         {odd: 1},
     ]
-    fields += [{"user": odd}, {"service_tier": odd}, {"metadata": {odd: odd}}, {"semspec": {"session": odd}}]
-    fields += [{"semspec": {name: odd}} for name in ("strategy", "rewrite", "probes", "segmentation")]
-    fields += [{"semspec": {"probes": odd}, "model": "semspec-demo:semantic"}, {"tools": [{"type": odd}]}]
+    fields += [
+        {"user": odd},
+        {"service_tier": odd},
+        {"metadata": {odd: odd}},
+        {"semspec": {"session": odd}},
+    ]
+    fields += [
+        {"semspec": {name: odd}} for name in ("strategy", "rewrite", "probes", "segmentation")
+    ]
+    fields += [
+        {"semspec": {"probes": odd}, "model": "semspec-demo:semantic"},
+        {"tools": [{"type": odd}]},
+    ]
     for body in fields:
         await gateway.http.post("/v1/chat/completions", json={**chat, **body}, headers=bearer(OURS))
-    await gateway.http.post("/v1/chat/completions", json=chat, headers={**bearer(odd), "idempotency-key": odd})
-    await gateway.http.post("/generate", json={"inputs": odd, "parameters": {"adapter_id": odd}}, headers=bearer(OURS))
+    await gateway.http.post(
+        "/v1/chat/completions", json=chat, headers={**bearer(odd), "idempotency-key": odd}
+    )
+    await gateway.http.post(
+        "/generate", json={"inputs": odd, "parameters": {"adapter_id": odd}}, headers=bearer(OURS)
+    )
 
 
 async def series(gateway: Gateway) -> tuple[str, set[tuple[str, str, str]]]:
@@ -85,7 +124,9 @@ async def series(gateway: Gateway) -> tuple[str, set[tuple[str, str, str]]]:
     return text, {(sample.name, *label) for sample in samples for label in sample.labels.items()}
 
 
-async def test_every_label_of_every_metric_is_of_a_closed_set(start_gateway: GatewayFactory) -> None:
+async def test_every_label_of_every_metric_is_of_a_closed_set(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway = await start_gateway(api_keys=KEYS)
     await send_odd(gateway, 0)
     for strategy in gateway.app.state.readiness.strategies:
@@ -106,7 +147,9 @@ async def test_unknown_method_ends_its_connection_and_is_in_no_log(
 ) -> None:
     with caplog.at_level("DEBUG"):
         for method in (ODD, ODD * 1500):
-            line = f"{method} /health HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n\r\n"
+            line = (
+                f"{method} /health HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {API_KEY}\r\n\r\n"
+            )
             answer = await exchange(gateway.base_url, line.encode())
             assert answer.startswith(b"HTTP/1.1 405") and b"connection: close" in answer.lower()
     records = [record for record in caplog.records if record.name.startswith("semspec.")]

@@ -56,7 +56,9 @@ def test_segment_of_the_target_has_no_expected_loss() -> None:
         ([None, None, None, None, None], Finding(0.0, 0.0, 0.0)),
     ],
 )
-def test_segment_is_compared_with_as_many_samples_as_a_sample(clusters: list[int | None], expected: Finding) -> None:
+def test_segment_is_compared_with_as_many_samples_as_a_sample(
+    clusters: list[int | None], expected: Finding
+) -> None:
     assert finding(clusters) == expected
 
 
@@ -97,7 +99,10 @@ def test_alarm_stays() -> None:
 
 
 def test_drift_is_the_largest_distance_from_the_reports_curve() -> None:
-    points = [OperatingPoint(0.2, 0.9, None, None, None), OperatingPoint(0.5, 0.6, None, None, None)]
+    points = [
+        OperatingPoint(0.2, 0.9, None, None, None),
+        OperatingPoint(0.5, 0.6, None, None, None),
+    ]
     curve = [0.1] * 10 + [0.3] * 30 + [0.9] * 60
     sample = OperatingPoint(None, 0.8, None, None, None)
     assert ratio_drift(curve, [*points, sample]) == pytest.approx(0.0)

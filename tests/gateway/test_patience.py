@@ -48,7 +48,9 @@ async def test_generation_goes_on_as_if_nothing_had_happened(
     assert disturbed.text.endswith("data: [DONE]\n\n")
     stored = await gateway.stored(chunks(disturbed)[0]["id"], "/trace")
     assert stored["status"] == "finished" and not stored["degraded"]
-    assert [record["index"] for record in stored["segments"]] == list(range(len(stored["segments"])))
+    assert [record["index"] for record in stored["segments"]] == list(
+        range(len(stored["segments"]))
+    )
     assert "".join(record["text"] for record in stored["segments"]) == text(undisturbed)
     assert await gateway.metric("semspec_gateway_resumptions_total") >= 1
 
@@ -65,13 +67,19 @@ class Confused(Forgetful):
 
 
 @pytest.mark.parametrize(
-    "target", [Forgetful(2, Overloaded), Confused(2)], ids=["overloaded", "a handshake that makes no sense"]
+    "target",
+    [Forgetful(2, Overloaded), Confused(2)],
+    ids=["overloaded", "a handshake that makes no sense"],
 )
 async def test_target_lost_in_another_way_is_waited_for_as_well(
     start_gateway: GatewayFactory, target: FakeModel
 ) -> None:
-    disturbed = await (await start_gateway(Fakes.make(target), target_patience_s=60)).chat(stream=True)
-    undisturbed = await (await start_gateway()).chat(stream=True)  # a handshake of the first may have failed
+    disturbed = await (await start_gateway(Fakes.make(target), target_patience_s=60)).chat(
+        stream=True
+    )
+    undisturbed = await (await start_gateway()).chat(
+        stream=True
+    )  # a handshake of the first may have failed
     assert text(disturbed) == text(undisturbed) != ""
 
 
@@ -116,6 +124,9 @@ async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory
     async with gateway.held(2, stream=True) as running:
         target.pause_at = None
         target.resume.set()
-        await until(lambda: gateway.stored(running.id, "/trace"), lambda stored: len(stored["segments"]) >= 3)
+        await until(
+            lambda: gateway.stored(running.id, "/trace"),
+            lambda stored: len(stored["segments"]) >= 3,
+        )
         assert (await gateway.http.post(f"/v1/generations/{running.id}/cancel")).status_code == 200
         assert chunks(await running.task)[-1]["error"]["code"] == "cancelled"

@@ -28,11 +28,15 @@ async def completed(gateway: Gateway, prompt: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_each_of_several_prompts_gets_the_choices_it_has_alone(gateway: Gateway, n: int) -> None:
+async def test_each_of_several_prompts_gets_the_choices_it_has_alone(
+    gateway: Gateway, n: int
+) -> None:
     alone = [await completed(gateway, prompt, n=n) for prompt in ("Once", "Twice upon")]
     both = await completed(gateway, ["Once", "Twice upon"], n=n)
     assert [choice["index"] for choice in both["choices"]] == list(range(2 * n))
-    assert [c["text"] for c in both["choices"]] == [c["text"] for answer in alone for c in answer["choices"]]
+    assert [c["text"] for c in both["choices"]] == [
+        c["text"] for answer in alone for c in answer["choices"]
+    ]
     for name in ("prompt_tokens", "completion_tokens"):
         assert both["usage"][name] == sum(answer["usage"][name] for answer in alone)
     assert set(gateway.fakes.target.read) == {"Once", "Twice upon"}
@@ -52,7 +56,9 @@ async def test_choices_of_several_prompts_stream_and_are_attached_to(gateway: Ga
     assert events.endswith("data: [DONE]\n\n") and '"prompt_tokens":9' in events
 
 
-async def test_choice_that_had_not_begun_gets_its_own_prompt(gateway: Gateway, redis: Redis) -> None:
+async def test_choice_that_had_not_begun_gets_its_own_prompt(
+    gateway: Gateway, redis: Redis
+) -> None:
     whole = await completed(gateway, ["Once", "Twice"])
     await redis.delete(*(await redis.keys(f"*{whole['id']}-1*")))
     gateway.fakes.target.read.clear()
@@ -78,12 +84,18 @@ async def test_turns_of_tools_and_developers_reach_the_template(gateway: Gateway
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "How many?"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": part} for part in "25"]},
+        {
+            "role": "tool",
+            "tool_call_id": "call-1",
+            "content": [{"type": "text", "text": part} for part in "25"],
+        },
     ]
     answer = await gateway.chat(messages=messages)
     assert answer.status_code == 200, answer.text
     prompt = gateway.fakes.target.prompts[-1]
-    assert prompt.startswith("<developer>Be brief.<user>How many?<assistant>[{") and prompt.endswith("<tool call-1>25")
+    assert prompt.startswith(
+        "<developer>Be brief.<user>How many?<assistant>[{"
+    ) and prompt.endswith("<tool call-1>25")
     assert '"name": "count"' in prompt
 
 
@@ -93,20 +105,35 @@ ANSWERS: dict[str, Any] = {
     "without content": {},
     "without parts": {"content": []},
     "as it was answered": {
-        **{"content": None, "reasoning_content": "Hm", "reasoning": "Hm", "tool_calls": None, "refusal": None},
+        **{
+            "content": None,
+            "reasoning_content": "Hm",
+            "reasoning": "Hm",
+            "tool_calls": None,
+            "refusal": None,
+        },
         **{"annotations": [], "audio": None, "function_call": None},
     },
     "of LiteLLM": {
-        **{"content": None, "provider_specific_fields": {"refusal": None}, "thinking_blocks": [{"thinking": "Hm"}]},
+        **{
+            "content": None,
+            "provider_specific_fields": {"refusal": None},
+            "thinking_blocks": [{"thinking": "Hm"}],
+        },
         **{"images": [], "reasoning_content": "Hm"},
     },
-    "of OpenRouter": {"content": None, "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}]},
+    "of OpenRouter": {
+        "content": None,
+        "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}],
+    },
 }
 """Assistants' messages without a text."""
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-async def test_answer_without_content_is_an_empty_text(gateway: Gateway, answer: dict[str, Any]) -> None:
+async def test_answer_without_content_is_an_empty_text(
+    gateway: Gateway, answer: dict[str, Any]
+) -> None:
     response = await gateway.chat(messages=[ASKED, {"role": "assistant", **answer}, AGAIN])
     assert response.status_code == 200, response.text
     assert gateway.fakes.target.prompts[-1] == "<user>How many?<assistant><user>Sure?"
@@ -122,7 +149,10 @@ async def test_answer_that_was_cut_in_its_reasoning_can_be_sent_back(thinker: Ga
 
 def make_calls(*calls: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     """Return a history in which an assistant made these calls."""
-    return [ASKED, {"role": "assistant", **({"tool_calls": list(calls)} if calls else {}), **fields}]
+    return [
+        ASKED,
+        {"role": "assistant", **({"tool_calls": list(calls)} if calls else {}), **fields},
+    ]
 
 
 def make_call_with(arguments: Any) -> list[dict[str, Any]]:
@@ -204,15 +234,22 @@ async def test_name_is_kept_with_the_turns_of_a_session(gateway: Gateway, sessio
     assert gateway.fakes.target.prompts[-1].startswith("<user Ann>How many?<assistant>")
 
 
-@pytest.mark.parametrize("template", ["", "own "], ids=["reads the target's prompt", "renders its own"])
+@pytest.mark.parametrize(
+    "template", ["", "own "], ids=["reads the target's prompt", "renders its own"]
+)
 @pytest.mark.parametrize("num_tokens", [800, 1100], ids=["with the answer", "alone"])
 async def test_prompt_too_long_for_the_draft_alone_names_the_strategy_that_takes_it(
     start_gateway: GatewayFactory, template: str, num_tokens: int
 ) -> None:
     fakes = Fakes.make().told(drafter={"max_context_tokens": 1000, "chat_template": template})
-    fakes.drafter.refusal = ContextTooLong("too long for 1000") if template and num_tokens > 1000 else None
+    fakes.drafter.refusal = (
+        ContextTooLong("too long for 1000") if template and num_tokens > 1000 else None
+    )
     gateway = await start_gateway(fakes)
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x" * num_tokens}], "max_tokens": 300}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x" * num_tokens}],
+        "max_tokens": 300,
+    }
     message = assert_error(await gateway.chat(**asked), 400)["message"]
     assert "1000" in message and message.endswith("or choose 'target', whose window has 2000")
     assert (await gateway.chat(**asked, semspec={"strategy": "target"})).status_code == 200

@@ -14,12 +14,23 @@ from semspec.gateway.served import Served, describe, mismatch
 from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import GatewayFactory, assert_error, eventually, make_readiness, make_settings
+from tests.gateway.support import (
+    GatewayFactory,
+    assert_error,
+    eventually,
+    make_readiness,
+    make_settings,
+)
 from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 
 def served(fakes: Fakes) -> Served:
-    return Served(fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info, fakes.backends)
+    return Served(
+        fakes.drafter.model_info,
+        fakes.target.model_info,
+        fakes.verifier.verifier_info,
+        fakes.backends,
+    )
 
 
 def uncalibrated(served: Served) -> Served:
@@ -29,9 +40,18 @@ def uncalibrated(served: Served) -> Served:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: replace(s, draft=replace(s.draft, fingerprint="x")), ["draft probe", "the draft service serves x"]),
-        (lambda s: replace(s, target=replace(s.target, fingerprint="x")), ["target probe", "start the verifier"]),
-        (lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")), ["draft", "states-v0", "upgrade"]),
+        (
+            lambda s: replace(s, draft=replace(s.draft, fingerprint="x")),
+            ["draft probe", "the draft service serves x"],
+        ),
+        (
+            lambda s: replace(s, target=replace(s.target, fingerprint="x")),
+            ["target probe", "start the verifier"],
+        ),
+        (
+            lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")),
+            ["draft", "states-v0", "upgrade"],
+        ),
         (
             lambda s: replace(s, verifier=replace(s.verifier, target_tokenizer="another")),
             ["target", "tokenizer", "another", "bytes", "tokenizer files back"],
@@ -40,21 +60,31 @@ def uncalibrated(served: Served) -> Served:
             lambda s: replace(s, target=replace(s.target, max_context_tokens=9)),
             ["target service", "context window of 9", "at least 128"],
         ),
-        (lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")), ["verifier", "upgrade"]),
-        (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
+        (
+            lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")),
+            ["verifier", "upgrade"],
+        ),
+        (
+            lambda s: replace(s, verifier=replace(s.verifier, segmentations=())),
+            ["segmentation", "probes"],
+        ),
         (
             lambda s: replace(s, draft=replace(s.draft, datastore_model="of-another")),
             ["of-another", "fake-target", "SEMSPEC_DRAFT_DATASTORE"],
         ),
     ],
 )
-def test_mismatch_is_one_line_that_says_what_to_do(change: Callable[[Served], Served], words: list[str]) -> None:
+def test_mismatch_is_one_line_that_says_what_to_do(
+    change: Callable[[Served], Served], words: list[str]
+) -> None:
     reason = mismatch(change(served(Fakes.make())), make_settings())
     assert reason is not None and "\n" not in reason
     assert all(word in reason for word in words), reason
 
 
-async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gateway: GatewayFactory) -> None:
+async def test_mismatched_gateway_serves_nothing_until_it_is_mended(
+    start_gateway: GatewayFactory,
+) -> None:
     fakes = Fakes.make()
     fitting = fakes.drafter.model_info
     fakes.drafter.model_info = replace(fitting, fingerprint="another")
@@ -63,14 +93,18 @@ async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gatewa
     await eventually(lambda: isinstance(status.status.error, Mismatch))
     for response in (await gateway.http.get("/ready"), await gateway.chat()):
         message = assert_error(response, 503, code="configuration_mismatch")["message"]
-        assert "serves another" in message and "SEMSPEC" not in message and "127.0.0.1" not in message
+        assert (
+            "serves another" in message and "SEMSPEC" not in message and "127.0.0.1" not in message
+        )
     fakes.drafter.model_info = fitting
     await eventually(lambda: describe(status.status) == "ready")
     assert (await gateway.chat()).status_code == 200
 
 
 @pytest.mark.parametrize("role", ["drafter", "target", "verifier"])
-async def test_all_services_are_needed_to_begin_with(role: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_all_services_are_needed_to_begin_with(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     fakes = Fakes.make()
     getattr(fakes, role).lost = Unavailable("connection refused")
@@ -78,9 +112,14 @@ async def test_all_services_are_needed_to_begin_with(role: str, caplog: pytest.L
     with pytest.raises(Unavailable):
         readiness.require()
     await readiness.check()
-    with pytest.raises(Unavailable, match=r"no handshake with the \w+ service: connection refused$"):
+    with pytest.raises(
+        Unavailable, match=r"no handshake with the \w+ service: connection refused$"
+    ):
         readiness.require()
-    assert "start what does not answer, or fix one of SEMSPEC_GATEWAY_DRAFT_ADDRESS=127.0.0.1:" in caplog.text
+    assert (
+        "start what does not answer, or fix one of SEMSPEC_GATEWAY_DRAFT_ADDRESS=127.0.0.1:"
+        in caplog.text
+    )
     getattr(fakes, role).lost = None
     await readiness.check()
     assert readiness.require() == served(fakes)
@@ -99,7 +138,9 @@ async def test_new_gateway_serves_without_a_helper_that_an_older_one_has_met(
     assert answer.status_code == 200 and answer.json()["semspec"]["fallback"] is not None
 
 
-async def test_what_was_told_of_another_target_is_not_taken_for_this_one(start_gateway: GatewayFactory) -> None:
+async def test_what_was_told_of_another_target_is_not_taken_for_this_one(
+    start_gateway: GatewayFactory,
+) -> None:
     await start_gateway()
     fakes = Fakes.make().told(target={"fingerprint": "never-met"})
     fakes.drafter.lost = Unavailable("gone")
@@ -134,10 +175,15 @@ async def test_who_has_seen_a_fallback_is_not_told_that_all_is_well(
     getattr(gateway.fakes, role).lost = Unavailable("gone")
     fallback = (await gateway.chat()).json()["semspec"]["fallback"]
     ready = await gateway.http.get("/ready")
-    assert (ready.status_code, ready.json()["detail"]) == (200, f"ready, with the target alone: {fallback}")
+    assert (ready.status_code, ready.json()["detail"]) == (
+        200,
+        f"ready, with the target alone: {fallback}",
+    )
 
 
-async def test_handshake_from_before_a_fallback_does_not_end_the_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshake_from_before_a_fallback_does_not_end_the_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fakes = Fakes.make()
     readiness = make_readiness(fakes)
     await readiness.check()
@@ -190,13 +236,16 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
 async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() -> None:
     fakes = Fakes.make()
     draft, target = (
-        replace(one.model_info, tokenizer=f"ordinary.{one.writer}") for one in (fakes.drafter, fakes.target)
+        replace(one.model_info, tokenizer=f"ordinary.{one.writer}")
+        for one in (fakes.drafter, fakes.target)
     )
     served = Served(draft, target, fakes.verifier.verifier_info, fakes.backends)
     for name in ("token-level", "semantic+token-level"):
         assert served.unsupported_reason(strategy(served, name)) is None
     other = replace(served, draft=replace(draft, tokenizer=f"other.{Writer.TARGET}"))
-    assert "special tokens may differ" in str(other.unsupported_reason(strategy(other, "token-level")))
+    assert "special tokens may differ" in str(
+        other.unsupported_reason(strategy(other, "token-level"))
+    )
 
 
 def strategy(served: Served, name: str) -> Strategy:
@@ -218,14 +267,21 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
     gateway = await start_gateway(change(fakes, spoil(served(fakes))))
     for stream in (False, True):
         by_field = await gateway.chat(semspec=VARIANTS[strategy], stream=stream)
-        option = next((name for name in ("rewrite", "probes") if name in VARIANTS[strategy]), "strategy")
+        option = next(
+            (name for name in ("rewrite", "probes") if name in VARIANTS[strategy]), "strategy"
+        )
         error = assert_error(by_field, 400, param=f"semspec.{option}")
-        assert all(word in error["message"] for word in (VARIANTS[strategy][option], *words)), error["message"]
+        assert all(word in error["message"] for word in (VARIANTS[strategy][option], *words)), (
+            error["message"]
+        )
         if option == "strategy":
             by_name = await gateway.chat(model=f"semspec-demo:{strategy}", stream=stream)
             assert_error(by_name, 400, param="model")
     names = [model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]]
-    assert f"semspec-demo:{strategy}" not in names and {"semspec-demo", "semspec-demo:semantic"} <= set(names)
+    assert f"semspec-demo:{strategy}" not in names and {
+        "semspec-demo",
+        "semspec-demo:semantic",
+    } <= set(names)
     assert (await gateway.http.get(f"/v1/models/semspec-demo:{strategy}")).status_code == 404
     assert (await gateway.chat()).status_code == 200
 
@@ -249,25 +305,41 @@ def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> Non
 def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> None:
     """No client asked for it, so no client is told."""
     whole = served(Fakes.make())
-    of_sentences = replace(whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,)))
+    of_sentences = replace(
+        whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,))
+    )
     reason = mismatch(of_sentences, make_settings())
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS) is paragraph" in reason and "sentence" in reason
+    assert (
+        reason is not None
+        and "SEMSPEC_GATEWAY_DEFAULTS) is paragraph" in reason
+        and "sentence" in reason
+    )
     assert mismatch(of_sentences, make_settings(defaults={"segmentation": "sentence"})) is None
     assert mismatch(of_sentences, make_settings(defaults={"strategy": "target"})) is None
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"])
-async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: GatewayFactory, strategy: str) -> None:
+@pytest.mark.parametrize(
+    "strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"]
+)
+async def test_segmentation_the_probes_do_not_know_is_refused(
+    start_gateway: GatewayFactory, strategy: str
+) -> None:
     paragraphs = {"segmentations": (Segmentation.PARAGRAPH,)}
     gateway = await start_gateway(Fakes.make().told(verifier=paragraphs))
     refused = await gateway.chat(semspec={"segmentation": "sentence", **VARIANTS[strategy]})
     assert_error(refused, 400, param="semspec.segmentation")
-    assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200
+    assert (
+        await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})
+    ).status_code == 200
 
 
-async def test_services_that_send_whole_states_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_services_that_send_whole_states_are_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     named = (ProbeProjections("", "a", "b"), ProbeProjections("surprisal", "a", ""))
-    told = Fakes.make().told(verifier={"projections": named}, drafter={"projections": ("a", "another")})
+    told = Fakes.make().told(
+        verifier={"projections": named}, drafter={"projections": ("a", "another")}
+    )
     readiness = make_readiness(told)
     for _ in range(2):
         await readiness.check()

@@ -15,10 +15,18 @@ from tests.gateway.support import Gateway, chunks
 
 pytestmark = pytest.mark.slow
 
-SCHEMA = {"type": "object", "properties": {"number": {"enum": [1, 22, 333]}}, "required": ["number"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"number": {"enum": [1, 22, 333]}},
+    "required": ["number"],
+}
 JSON_SCHEMA = {
     "type": "json_schema",
-    "json_schema": {"name": "count", "schema": {**SCHEMA, "additionalProperties": False}, "strict": True},
+    "json_schema": {
+        "name": "count",
+        "schema": {**SCHEMA, "additionalProperties": False},
+        "strict": True,
+    },
 }
 ENDS = {
     "think, opened": (THINK, "<think>\n"),
@@ -44,11 +52,16 @@ FIELDS: dict[str, Any] = {
 
 
 @pytest.fixture(params=ENDS)
-async def gateway(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
+async def gateway(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str
+) -> AsyncIterator[Gateway]:
     """Start a gateway over models whose marks of reasoning are special tokens, and which write anything."""
     form, prompt_end = ENDS[request.param]
     model = save_spelling_checkpoint(tmp_path / "model", sorted(form.marks), prompt_end)
-    async with loaded(model, model) as engines, served(engines, tmp_path, redis_url=redis_url) as gateway:
+    async with (
+        loaded(model, model) as engines,
+        served(engines, tmp_path, redis_url=redis_url) as gateway,
+    ):
         yield gateway
 
 
@@ -56,10 +69,14 @@ def messages_of(answer: Any) -> list[dict[str, Any]]:
     return [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
 
 
-async def test_answer_follows_its_format_after_the_reasoning(gateway: Gateway, request: pytest.FixtureRequest) -> None:
+async def test_answer_follows_its_format_after_the_reasoning(
+    gateway: Gateway, request: pytest.FixtureRequest
+) -> None:
     answer = (await gateway.chat(**FIELDS, n=6)).json()
     messages = messages_of(answer)
-    assert messages and all(json.loads(message["content"])["number"] in (1, 22, 333) for message in messages)
+    assert messages and all(
+        json.loads(message["content"])["number"] in (1, 22, 333) for message in messages
+    )
     reasonings = [message["reasoning"] for message in messages if message["reasoning"]]
     assert len(reasonings) == len(messages) if "opened" in request.node.name else reasonings
     assert not any(form.closing in reasoning for form in FORMS for reasoning in reasonings)
@@ -70,9 +87,16 @@ async def test_stream_equals_answer_and_session_keeps_no_reasoning(gateway: Gate
     for seed in range(2):
         session = f"session-{secrets.token_hex(8)}"
         whole = (await gateway.chat(**FIELDS, seed=seed)).json()["choices"][0]["message"]
-        asked = {**FIELDS, "seed": seed, "stream": True, "semspec": {**FIELDS["semspec"], "session": session}}
+        asked = {
+            **FIELDS,
+            "seed": seed,
+            "stream": True,
+            "semspec": {**FIELDS["semspec"], "session": session},
+        }
         deltas = [
-            choice["delta"] for chunk in chunks(await gateway.chat(**asked)) for choice in chunk.get("choices", ())
+            choice["delta"]
+            for chunk in chunks(await gateway.chat(**asked))
+            for choice in chunk.get("choices", ())
         ]
         for name in ("content", "reasoning", "reasoning_content"):
             assert "".join(delta.get(name) or "" for delta in deltas) == (whole[name] or "")
@@ -84,7 +108,13 @@ async def test_completion_of_a_text_contains_the_marks(gateway: Gateway) -> None
     """The text can be sent again, as it can if the marks are ordinary tokens."""
     marks = await gateway.http.post("/tokenize", json={"inputs": "".join(sorted(ALL_MARKS))})
     [mark, *_] = [token for token in marks.json() if token["text"] in ALL_MARKS]
-    body = {"model": "semspec-demo:target", "prompt": "Once", "seed": 1, "max_tokens": 4, "logprobs": 0}
+    body = {
+        "model": "semspec-demo:target",
+        "prompt": "Once",
+        "seed": 1,
+        "max_tokens": 4,
+        "logprobs": 0,
+    }
     body["logit_bias"] = {str(mark["id"]): 100}
     [choice] = (await gateway.http.post("/v1/completions", json=body)).json()["choices"]
     assert choice["text"] == 4 * mark["text"] == "".join(choice["logprobs"]["tokens"])

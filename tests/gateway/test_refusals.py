@@ -26,7 +26,12 @@ from tests.gateway.support import (
 
 Json = dict[str, Any]
 JSON = {"content-type": "application/json"}
-CHAT, TEXT, RESPONSES, GENERATE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"
+CHAT, TEXT, RESPONSES, GENERATE = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/generate",
+)
 BODIES: dict[str, Json] = {
     CHAT: {"messages": MESSAGES},
     TEXT: {"prompt": "Once"},
@@ -62,7 +67,13 @@ def turn(**fields: Any) -> Json:
 
 def called(arguments: str) -> Json:
     call = {**CALL, "function": {"name": "f", "arguments": arguments}}
-    return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "3"}]}
+    return {
+        "messages": [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "3"},
+        ]
+    }
 
 
 def tool(name: str = "count", **fields: Any) -> Json:
@@ -94,7 +105,11 @@ def grammar(type: str, value: Any = None, **fields: Any) -> Json:
 
 WITH_EFFECT: list[tuple[Any, ...]] = [
     ({name: value}, name, f"{name} is not supported with this value; leave it out")
-    for name, value in (("structured_outputs", {"json": {}}), ("stop_token_ids", [7]), ("skip_special_tokens", False))
+    for name, value in (
+        ("structured_outputs", {"json": {}}),
+        ("stop_token_ids", [7]),
+        ("skip_special_tokens", False),
+    )
 ]
 REFUSED: dict[str, list[tuple[Any, ...]]] = {
     CHAT: [
@@ -113,9 +128,17 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (turn(role="tool", content=None), "messages.0", "content is missing"),
         (turn(role="assistant", audio={"id": "audio-1"}), "messages.0.audio", "leave it out"),
         (turn(role="assistant", prefix=True), "messages.0.prefix", "leave it out"),
-        (turn(role="assistant", tool_calls=[CALL], function_call=CALL["function"]), "messages.0", "give one of them"),
+        (
+            turn(role="assistant", tool_calls=[CALL], function_call=CALL["function"]),
+            "messages.0",
+            "give one of them",
+        ),
         (turn(tool_calls=[{}]), "messages.0.tool_calls.0.function"),
-        (turn(role="assistant", tool_calls=[{**CALL, "type": "custom"}]), "messages.0.tool_calls.0.type", "leave out"),
+        (
+            turn(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
+            "messages.0.tool_calls.0.type",
+            "leave out",
+        ),
         (turn(content=[{"type": "image_url", "text": ""}]), "messages.0.content.0.type"),
         (called(DEEP), "messages.1.tool_calls.0.function.arguments"),
         (called(f'{{"a": "{LONE}"}}'), "messages.1.tool_calls.0.function.arguments"),
@@ -144,9 +167,18 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"tools": DEEP_LIST}, "tools.0"),
         ({"tools": [tool(description=LONE)]}, "tools.0.function.description"),
         ({"tools": [tool(parameters={"title": LONE})]}, "tools.0.function.parameters"),
-        ({"tools": [tool(), tool("f", parameters={"type": 3})]}, "tools.1.function.parameters", "type"),
+        (
+            {"tools": [tool(), tool("f", parameters={"type": 3})]},
+            "tools.1.function.parameters",
+            "type",
+        ),
         ({"tools": [tool("a b")]}, "tools.0.function.name", "pattern"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function', the only type", "leave out"),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools.0.type",
+            "'function', the only type",
+            "leave out",
+        ),
         ({"tools": [{"type": "custom", "custom": {"name": "patch"}}]}, "tools.0.type", "leave out"),
         ({"verbosity": "low"}, "verbosity", "leave it out"),
         ({"tools": [tool(), tool()]}, "tools", "the same name"),
@@ -155,8 +187,16 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"tools": [tool()], **schema()}, "response_format", "without tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
         ({"response_format": {"type": DEEP_LIST}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with the type"),
-        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format", "goes with"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "json_schema goes with the type",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "x"}}},
+            "response_format",
+            "goes with",
+        ),
         ({"response_format": {"type": "text", "value": {}}}, "response_format", "goes with"),
         ({"response_format": {"type": "text", "extra": 1}}, "response_format.extra", "not a field"),
         (schema(LONE), "response_format.json_schema.description"),
@@ -168,9 +208,22 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (schema(**{"$ref": "#"}), SCHEMA, "no JSON is valid by it"),
         (schema(items=NESTED), SCHEMA, "deeper than 100"),
         (schema(type="array", maxItems=10**9), SCHEMA, "the limit is 10000"),
-        ({**schema(type="object"), **semspec(strategy="semantic")}, "semspec.strategy", "choose 'target'"),
-        ({**schema(type="object"), "model": "semspec-demo:token-level"}, "model", "choose 'target'"),
-        (variables(thinking=True), "chat_template_kwargs.thinking", "has no variable 'thinking'", "it has: enable_th"),
+        (
+            {**schema(type="object"), **semspec(strategy="semantic")},
+            "semspec.strategy",
+            "choose 'target'",
+        ),
+        (
+            {**schema(type="object"), "model": "semspec-demo:token-level"},
+            "model",
+            "choose 'target'",
+        ),
+        (
+            variables(thinking=True),
+            "chat_template_kwargs.thinking",
+            "has no variable 'thinking'",
+            "it has: enable_th",
+        ),
         (variables(messages="x"), "chat_template_kwargs.messages", "that a request may set"),
         (variables(enable_thinking=[1]), "chat_template_kwargs.enable_thinking", "a text of at"),
         (variables(enable_thinking="x" * 1001), "chat_template_kwargs.enable_thinking", "1000"),
@@ -178,7 +231,11 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (variables(**{f"v{i}": 1 for i in range(33)}), "chat_template_kwargs", "at most 32"),
         (variables(**{"a b": 1}), "chat_template_kwargs.a b.[key]", "pattern"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
-        ({**variables(reasoning_effort="low"), "reasoning_effort": "high"}, "reasoning_effort", "give one of them"),
+        (
+            {**variables(reasoning_effort="low"), "reasoning_effort": "high"},
+            "reasoning_effort",
+            "give one of them",
+        ),
         ({"reasoning_effort": "hard"}, "reasoning_effort", "'none', 'minimal', 'low'"),
         ({"temprature": 1}, "temprature"),
         ({LONE: 1}, None),
@@ -188,9 +245,18 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (semspec(gamma=True), "semspec.gamma"),
         (semspec(strategy="psychic"), "semspec.strategy"),
         (semspec(num_speculative_tokens=0), "semspec.num_speculative_tokens"),
-        (semspec(strategy="token-level", num_speculative_tokens=17), "semspec.num_speculative_tokens"),
-        (semspec(rewrite="token-level", num_speculative_tokens=17), "semspec.num_speculative_tokens"),
-        (semspec(strategy="retrieval", num_speculative_tokens=65), "semspec.num_speculative_tokens"),
+        (
+            semspec(strategy="token-level", num_speculative_tokens=17),
+            "semspec.num_speculative_tokens",
+        ),
+        (
+            semspec(rewrite="token-level", num_speculative_tokens=17),
+            "semspec.num_speculative_tokens",
+        ),
+        (
+            semspec(strategy="retrieval", num_speculative_tokens=65),
+            "semspec.num_speculative_tokens",
+        ),
         (semspec(strategy="retrieval", retrieval={"gate": "soft"}), "semspec.retrieval.gate"),
         (semspec(retrieval={"gate": "loose"}), "semspec.retrieval.gate"),
         (semspec(rewrite="draft"), "semspec.rewrite"),
@@ -198,8 +264,14 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (semspec(token_gamma=4), "semspec.token_gamma"),
         (semspec(draft_ahead=False), "semspec.draft_ahead"),
         (semspec(acceptance={"score_method": "guess"}), "semspec.acceptance.score_method"),
-        (semspec(strategy="spec-reason", acceptance={"threshold": 9.5}), "semspec.acceptance.threshold"),
-        (semspec(strategy="likelihood", acceptance={"threshold": 1.5}), "semspec.acceptance.threshold"),
+        (
+            semspec(strategy="spec-reason", acceptance={"threshold": 9.5}),
+            "semspec.acceptance.threshold",
+        ),
+        (
+            semspec(strategy="likelihood", acceptance={"threshold": 1.5}),
+            "semspec.acceptance.threshold",
+        ),
         (semspec(segmentation="word"), "semspec.segmentation"),
         (semspec(acceptance={"rule": "sample", "threshold": 1}), "semspec.acceptance"),
         (semspec(session="a b"), "semspec.session"),
@@ -235,15 +307,33 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"input": [{"type": "item_reference", "id": "1"}]}, "input.0.type", "'function_call'"),
         ({"input": [{"type": "message", "role": "user"}]}, "input.0", "content is missing"),
         ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
-        ({"tools": [{"type": "custom", "name": "patch", "format": {"type": "text"}}]}, "tools.0.type", "leave out"),
+        (
+            {"tools": [{"type": "custom", "name": "patch", "format": {"type": "text"}}]},
+            "tools.0.type",
+            "leave out",
+        ),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
-        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": DEEP}]}, "input.0.arguments"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0.type",
+        ),
+        (
+            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": DEEP}]},
+            "input.0.arguments",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "leave out"),
         ({"tools": [{**LOOK, "description": LONE}]}, "tools.0.description"),
         ({"tools": [{**LOOK, "parameters": {"properties": {LONE: {}}}}]}, "tools.0.parameters"),
-        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "no tool 'other'"),
-        ({"tools": [LOOK], "text": {"format": {"type": "json_object"}}}, "text.format", "is only served without tools"),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}},
+            "tool_choice",
+            "no tool 'other'",
+        ),
+        (
+            {"tools": [LOOK], "text": {"format": {"type": "json_object"}}},
+            "text.format",
+            "is only served without tools",
+        ),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         (format(schema={"description": LONE}), "text.format.schema"),
         (format(schema={"type": 3}), "text.format.schema"),
@@ -314,7 +404,9 @@ ENCODED = ({"max_tokens": 2000}, {"prompt": ["a", ""]}, tgi(max_new_tokens=2000)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def refusing(redis_url: str) -> AsyncIterator[Gateway]:
     """A gateway whose target's chat template has variables."""
-    fakes = Fakes.make().told(target={"template_variables": ("enable_thinking", "reasoning_effort")})
+    fakes = Fakes.make().told(
+        target={"template_variables": ("enable_thinking", "reasoning_effort")}
+    )
     async with running_gateway(make_settings(redis_url=redis_url), fakes) as gateway:
         yield gateway
 
@@ -322,22 +414,33 @@ async def refusing(redis_url: str) -> AsyncIterator[Gateway]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
-    [(path, change, field, words) for path, rows in REFUSED.items() for change, field, *words in rows],
+    [
+        (path, change, field, words)
+        for path, rows in REFUSED.items()
+        for change, field, *words in rows
+    ],
     ids=lambda one: str(one)[:60],
 )
 async def test_bad_field_is_named_before_the_first_byte(
     refusing: Gateway, path: str, change: Json, field: str | None, words: list[str]
 ) -> None:
     refusing.fakes.target.prompts.clear()
-    for asked, more, key in ((path, {}, {}), (*STREAMED.get(path, (path, {})), {"idempotency-key": "1"})):
+    for asked, more, key in (
+        (path, {}, {}),
+        (*STREAMED.get(path, (path, {})), {"idempotency-key": "1"}),
+    ):
         content = json.dumps({**BODIES.get(path, {}), **more, **change})
         response = await refusing.http.post(asked, content=content, headers={**JSON, **key})
         if path in TGI_PATHS:
             message = assert_tgi_error(response, 422)
             assert str(field) in message.partition(":")[0]
         else:
-            message = assert_error(response, 400, param=field, type="invalid_request_error")["message"]
-        assert all(word in message for word in words) and "\n" not in message and len(message) < 1300, message
+            message = assert_error(response, 400, param=field, type="invalid_request_error")[
+                "message"
+            ]
+        assert (
+            all(word in message for word in words) and "\n" not in message and len(message) < 1300
+        ), message
     assert not refusing.fakes.target.asked and not refusing.fakes.drafter.asked
     assert change in ENCODED or not refusing.fakes.target.prompts
 
@@ -349,7 +452,9 @@ def assert_tgi_error(response: httpx.Response, status: int, error_type: str = "v
     return str(body["error"])
 
 
-@pytest.mark.parametrize("model", ["gpt-4", "semspec-demo:", "semspec-demo:psychic", "semspec-demo::target", "", LONE])
+@pytest.mark.parametrize(
+    "model", ["gpt-4", "semspec-demo:", "semspec-demo:psychic", "semspec-demo::target", "", LONE]
+)
 async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
     content = json.dumps({**BODIES[CHAT], "model": model})
     response = await gateway.http.post(CHAT, content=content, headers=JSON)
@@ -360,7 +465,17 @@ async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
 async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: str) -> None:
     deep, long = b"[" * 100_000, b"9" * 5000
     for content in (
-        *(b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model": "\xff"}', b'{"seed": ' + long, deep),
+        *(
+            b"",
+            b"{",
+            b"[]",
+            b"null",
+            b'"text"',
+            b"\xff\xfe",
+            b'{"model": "\xff"}',
+            b'{"seed": ' + long,
+            deep,
+        ),
         *(b'{"messages": ' + deep + b"]" * 100_000 + b"}", b'{"seed": ' + long + b"}"),
     ):
         response = await gateway.http.post(path, content=content, headers=JSON)
@@ -369,7 +484,9 @@ async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: st
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, announced: bool) -> None:
+async def test_body_over_the_limit_is_refused(
+    start_gateway: GatewayFactory, announced: bool
+) -> None:
     gateway = await start_gateway(max_body_bytes=1024)
     content = json.dumps({**BODIES[CHAT], "user": "x" * 2000}).encode()
 
@@ -377,7 +494,9 @@ async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, ann
         yield content[:1000]
         yield content[1000:]
 
-    response = await gateway.http.post(CHAT, content=content if announced else chunks(), headers=JSON)
+    response = await gateway.http.post(
+        CHAT, content=content if announced else chunks(), headers=JSON
+    )
     assert_error(response, 413, code="request_too_large")
 
 
@@ -402,7 +521,11 @@ async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) ->
     fakes = Fakes.make()
     fakes.drafter.lost = Unavailable("connection refused")
     gateway = await start_gateway(fakes, ready=False, redis_url=NO_REDIS)  # which knows of no other
-    for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
+    for response in (
+        await gateway.http.get("/ready"),
+        await gateway.chat(),
+        await gateway.chat(stream=True),
+    ):
         assert_error(response, 503, code="service_unavailable")
         assert int(response.headers["retry-after"]) >= 1
     assert (await gateway.http.get("/health")).status_code == 200
@@ -428,6 +551,11 @@ async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> No
     for path in TGI_PATHS:
         assert_tgi_error(await gateway.http.delete(path), 405)
     for path in TGI_PATHS - {"/info"}:
-        assert "unknown" in assert_tgi_error(await gateway.http.post(path, json={"inputs": "x", "unknown": 1}), 422)
+        assert "unknown" in assert_tgi_error(
+            await gateway.http.post(path, json={"inputs": "x", "unknown": 1}), 422
+        )
         assert_tgi_error(await gateway.http.post(path, content=b"x" * 2_000_000), 413)
-    assert await gateway.metric('semspec_gateway_refusals_total{code="invalid_value"}') >= len(TGI_PATHS) - 1
+    assert (
+        await gateway.metric('semspec_gateway_refusals_total{code="invalid_value"}')
+        >= len(TGI_PATHS) - 1
+    )

@@ -14,7 +14,16 @@ from pydantic import ValidationError
 from semspec.errors import Unavailable
 from semspec.release import Release, ReleasedModel
 from tests.gateway.fakes import Fakes, FakeVerifier
-from tests.gateway.support import Gateway, assert_error, chunks, eventually, make_settings, running_gateway, text, until
+from tests.gateway.support import (
+    Gateway,
+    assert_error,
+    chunks,
+    eventually,
+    make_settings,
+    running_gateway,
+    text,
+    until,
+)
 from tests.gateway.test_audit import Clustering
 
 OTHER = "127.0.0.1:1"
@@ -25,7 +34,9 @@ Start = Callable[..., Awaitable[Gateway]]
 def release(fakes: Fakes, version: str, **rule: Any) -> Release:
     infos = fakes.drafter.model_info, fakes.target.model_info
     draft, target = (ReleasedModel(info.model, info.fingerprint, info.tokenizer) for info in infos)
-    return Release("semspec-demo", version, draft, target, rule, f"draft-{version}", f"target-{version}")
+    return Release(
+        "semspec-demo", version, draft, target, rule, f"draft-{version}", f"target-{version}"
+    )
 
 
 def listed(path: Path, *entries: dict[str, Any]) -> Path:
@@ -40,29 +51,39 @@ def folder(tmp_path: Path) -> Path:
     for version, threshold in (("1", 0.5), ("2", 2.0)):
         (tmp_path / version).mkdir()
         acceptance = {"rule": "threshold", "threshold": threshold}
-        release(Fakes.make(), version, strategy="semantic", gamma=1, acceptance=acceptance).save(tmp_path / version)
+        release(Fakes.make(), version, strategy="semantic", gamma=1, acceptance=acceptance).save(
+            tmp_path / version
+        )
     listed(tmp_path / "list.json", {"pair": "1", "weight": 3}, {"pair": "2", "verifier": OTHER})
     return tmp_path
 
 
 def verifier(version: str) -> FakeVerifier:
     own = FakeVerifier()
-    own.verifier_info = replace(own.verifier_info, draft_probe=f"draft-{version}", target_probe=f"target-{version}")
+    own.verifier_info = replace(
+        own.verifier_info, draft_probe=f"draft-{version}", target_probe=f"target-{version}"
+    )
     return own
 
 
 @pytest.fixture
-async def start(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start(
+    folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Start]:
     """Start gateways over the list; the second release's verifier has probes of version `other`, or are its services
     `other`."""
     monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 0.01)
     async with AsyncExitStack() as stack:
 
-        async def start(other: str | Fakes = "2", own: Fakes | None = None, **options: Any) -> Gateway:
+        async def start(
+            other: str | Fakes = "2", own: Fakes | None = None, **options: Any
+        ) -> Gateway:
             own = own or Fakes.make(verifier=verifier("1"))
             theirs = other if isinstance(other, Fakes) else Fakes.make(verifier=verifier(other))
             settings = make_settings(redis_url=redis_url, pair=folder / "list.json", **options)
-            clients = {(name, OTHER): getattr(theirs, name) for name in ("drafter", "target", "verifier")}
+            clients = {
+                (name, OTHER): getattr(theirs, name) for name in ("drafter", "target", "verifier")
+            }
             return await stack.enter_async_context(
                 running_gateway(settings, own, True, lambda name, address: clients[name, address])
             )
@@ -90,7 +111,10 @@ async def test_new_answers_go_by_weight_and_a_version_picks_one(start: Start, fo
         stored = await gateway.stored(answer.json()["id"])
         assert stored["models"]["release"] == f"semspec-demo@{version}"
         assert stored["parameters"]["acceptance"]["threshold"] == threshold
-    told = {(await gateway.chat(model=f"semspec-demo@{one}")).json()["system_fingerprint"] for one in ("1", "2")}
+    told = {
+        (await gateway.chat(model=f"semspec-demo@{one}")).json()["system_fingerprint"]
+        for one in ("1", "2")
+    }
     assert len(told) == 2
     assert_error(await gateway.chat(model="semspec-demo@3"), 404, param="model")
 
@@ -99,16 +123,20 @@ async def test_new_answers_go_by_weight_and_a_version_picks_one(start: Start, fo
 
     listed(folder / "list.json", {"pair": "1", "weight": 0}, {"pair": "2", "verifier": OTHER})
     await until(eight, lambda found: found == {"semspec-demo@2"})
-    listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "verifier": OTHER, "weight": 0})
+    listed(
+        folder / "list.json",
+        {"pair": "1", "weight": 1},
+        {"pair": "2", "verifier": OTHER, "weight": 0},
+    )
     await until(eight, lambda found: found == {"semspec-demo@1"})
     (folder / "list.json").write_text("[]")
     assert await release_of(gateway) == "semspec-demo@1", "what cannot be used changes nothing"
 
 
 async def test_each_release_is_audited_by_itself(start: Start, folder: Path) -> None:
-    release(Fakes.make(), "2", strategy="semantic", acceptance={"rule": "threshold", "threshold": 0.5}).save(
-        folder / "2"
-    )
+    release(
+        Fakes.make(), "2", strategy="semantic", acceptance={"rule": "threshold", "threshold": 0.5}
+    ).save(folder / "2")
     judges = [Clustering(), Clustering()]
     judges[1].disagrees, both = True, [Fakes.make(verifier=judge) for judge in judges]
     for number, fakes in enumerate(both, 1):
@@ -121,16 +149,24 @@ async def test_each_release_is_audited_by_itself(start: Start, folder: Path) -> 
     await gateway.metric_becomes(metric("alarm", 2), 1)
     assert [await gateway.metric(metric(name, 1)) for name in ("alarm", "support")] == [0, 1]
     assert await gateway.metric(metric("support", 2)) == 0
-    stored = [await gateway.stored((await gateway.chat(model=f"semspec-demo@{v}")).json()["id"]) for v in ("1", "2")]
+    stored = [
+        await gateway.stored((await gateway.chat(model=f"semspec-demo@{v}")).json()["id"])
+        for v in ("1", "2")
+    ]
     assert [one["parameters"]["strictness"] for one in stored] == [None, 1.0]
     listed(folder / "list.json", {"pair": "1"})
-    await until(lambda: gateway.http.get("/metrics"), lambda told: metric("alarm", 2) not in told.text)
+    await until(
+        lambda: gateway.http.get("/metrics"), lambda told: metric("alarm", 2) not in told.text
+    )
 
 
 async def test_resumed_answer_stays_on_its_release(start: Start) -> None:
     first, second = await start(), await start()
     fields: dict[str, Any] = {"model": "semspec-demo@2"}
-    undisturbed, other = await first.chat(stream=True, **fields), await first.chat(stream=True, model="semspec-demo@1")
+    undisturbed, other = (
+        await first.chat(stream=True, **fields),
+        await first.chat(stream=True, model="semspec-demo@1"),
+    )
     seen = await first.hang_up_after(2, **fields)
     rest = chunks(await second.events(seen[0]["id"], after="0", trace=True))
     assert text(await second.events(seen[0]["id"])) == text(undisturbed) != text(other)
@@ -145,12 +181,17 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
             model.model_info, fingerprint=f"another-{model.model_info.fingerprint}", datastore=""
         )
     draft, target = (model.model_info.fingerprint for model in (theirs.drafter, theirs.target))
-    theirs.verifier.verifier_info = replace(theirs.verifier.verifier_info, draft_model=draft, target_model=target)
+    theirs.verifier.verifier_info = replace(
+        theirs.verifier.verifier_info, draft_model=draft, target_model=target
+    )
     release(theirs, "2", strategy="spec-reason").save(folder / "2")
     services = dict.fromkeys(("draft", "target", "verifier"), OTHER)
     listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "weight": 1, **services})
     gateway = await start(theirs, ours := Fakes.make(verifier=verifier("1")))
-    strategies = [(await gateway.http.get(f"/v1/models/semspec-demo@{one}")).json()["strategy"] for one in "12"]
+    strategies = [
+        (await gateway.http.get(f"/v1/models/semspec-demo@{one}")).json()["strategy"]
+        for one in "12"
+    ]
     assert strategies == ["semantic", "spec-reason"]
     assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1", "semspec-demo@2"}
     num_asked = len(theirs.drafter.asked), len(theirs.target.prompts)
@@ -177,7 +218,11 @@ async def test_release_whose_verifier_has_other_probes_gets_no_answer(
     gateway = await start(other="1")
     assert await versions(gateway) == ["1"]
     assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1"}
-    [line] = {record.message for record in caplog.records if record.message.startswith("the release semspec-demo@2")}
+    [line] = {
+        record.message
+        for record in caplog.records
+        if record.message.startswith("the release semspec-demo@2")
+    }
     assert "SEMSPEC_VERIFIER_PAIR" in line
 
 
@@ -191,6 +236,8 @@ async def test_release_whose_verifier_has_other_probes_gets_no_answer(
         ([{"pair": "3"}], "cannot read release .*semspec train export"),
     ],
 )
-def test_list_that_cannot_be_served_is_refused(folder: Path, entries: list[dict[str, Any]], said: str) -> None:
+def test_list_that_cannot_be_served_is_refused(
+    folder: Path, entries: list[dict[str, Any]], said: str
+) -> None:
     with pytest.raises(ValidationError, match=said):
         make_settings(pair=listed(folder / "other.json", *entries))

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, chunks, delta, eventually, text
+from tests.gateway.support import (
+    Gateway,
+    GatewayFactory,
+    assert_error,
+    chunks,
+    delta,
+    eventually,
+    text,
+)
 from tests.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
@@ -15,7 +23,9 @@ TARGET = "semspec-demo:target"
 
 
 async def test_finished_stream_can_be_read_again(gateway: Gateway) -> None:
-    first = await gateway.chat(stream=True, semspec={"trace": True}, stream_options={"include_usage": True})
+    first = await gateway.chat(
+        stream=True, semspec={"trace": True}, stream_options={"include_usage": True}
+    )
     whole = chunks(first)[-1]
     again = await gateway.events(whole["id"], trace=True)
     repeated = chunks(again)[-1]
@@ -49,10 +59,18 @@ async def test_interrupted_generation_goes_on_elsewhere_as_if_nothing_had_happen
     rest = await second.events(id, after=first.last_event_id)
     told = "".join(map(delta, seen)) + text(rest)
     assert told == text(undisturbed), "not a segment twice, not one missing"
-    assert chunks(rest)[-1]["semspec"]["num_segments"] == chunks(undisturbed)[-1]["semspec"]["num_segments"]
+    assert (
+        chunks(rest)[-1]["semspec"]["num_segments"]
+        == chunks(undisturbed)[-1]["semspec"]["num_segments"]
+    )
     stored = await second.stored(id, "/trace")
-    assert stored["status"] == "finished" and "".join(record["text"] for record in stored["segments"]) == told
-    assert [record["index"] for record in stored["segments"]] == list(range(len(stored["segments"])))
+    assert (
+        stored["status"] == "finished"
+        and "".join(record["text"] for record in stored["segments"]) == told
+    )
+    assert [record["index"] for record in stored["segments"]] == list(
+        range(len(stored["segments"]))
+    )
 
 
 async def test_choices_go_on_together(start_gateway: GatewayFactory) -> None:
@@ -66,7 +84,9 @@ async def test_choices_go_on_together(start_gateway: GatewayFactory) -> None:
         assert told == choice["message"]["content"]
 
 
-async def test_running_generation_is_followed_from_another_gateway(start_gateway: GatewayFactory) -> None:
+async def test_running_generation_is_followed_from_another_gateway(
+    start_gateway: GatewayFactory,
+) -> None:
     first, second = await start_gateway(), await start_gateway()
     async with first.held(3, stream=True) as running:
         following = asyncio.create_task(second.events(running.id))
@@ -92,11 +112,19 @@ async def test_cancelling_stops_the_models_wherever_they_run(
         assert answer.status_code == 409 and answer.headers["x-should-retry"] == "false"
     for told in (answer, await second.events(running.id)):
         assert chunks(told)[-1]["error"]["code"] == "cancelled"
-    assert await first.metric('semspec_gateway_generations_total{status="cancelled",strategy="target"}') == 2
+    assert (
+        await first.metric(
+            'semspec_gateway_generations_total{status="cancelled",strategy="target"}'
+        )
+        == 2
+    )
 
 
 async def test_other_models_do_not_go_on(start_gateway: GatewayFactory) -> None:
-    first, second = await start_gateway(), await start_gateway(Fakes.make().with_other_target("other"))
+    first, second = (
+        await start_gateway(),
+        await start_gateway(Fakes.make().with_other_target("other")),
+    )
     seen = await first.hang_up_after(2, model=TARGET)
     assert "models" in assert_error(await second.events(seen[0]["id"]), 409)["message"]
 

@@ -35,7 +35,9 @@ async def test_last_sessions_are_listed_for_their_owner(start_gateway: GatewayFa
     gateway = await start_gateway(api_keys=TWO_OWNERS)
     names = [f"listed-{secrets.token_hex(4)}" for _ in range(3)]
     for name in (*names, names[0]):
-        assert (await ask(gateway, name, f"{name}?" + "!" * 300, headers=bearer(OURS))).status_code == 200
+        assert (
+            await ask(gateway, name, f"{name}?" + "!" * 300, headers=bearer(OURS))
+        ).status_code == 200
     listed = (await gateway.http.get("/v1/sessions", headers=bearer(OURS))).json()["data"]
     own = [one for one in listed if one["id"] in names]
     assert [one["id"] for one in own] == [names[0], names[2], names[1]]
@@ -44,7 +46,9 @@ async def test_last_sessions_are_listed_for_their_owner(start_gateway: GatewayFa
     assert own[0]["updated"] >= own[1]["updated"] > 0
     theirs = (await gateway.http.get("/v1/sessions", headers=bearer(THEIRS))).json()["data"]
     assert not {one["id"] for one in theirs} & set(names)
-    assert (await gateway.http.delete(f"/v1/sessions/{names[2]}", headers=bearer(OURS))).status_code == 200
+    assert (
+        await gateway.http.delete(f"/v1/sessions/{names[2]}", headers=bearer(OURS))
+    ).status_code == 200
     listed = (await gateway.http.get("/v1/sessions", headers=bearer(OURS))).json()["data"]
     assert [one["id"] for one in listed if one["id"] in names] == [names[0], names[1]]
 
@@ -56,18 +60,26 @@ async def test_turns_are_remembered(gateway: Gateway, session: str) -> None:
     assert (await ask(gateway, session, "Three?")).json()["semspec"]["degraded"] is False
     second_prompt, third_prompt = gateway.fakes.target.prompts[1:]
     assert second_prompt == f"<user>One?<assistant>{answer}<user>Two?"
-    assert third_prompt.startswith(f"{second_prompt}<assistant>target 0") and third_prompt.endswith("<user>Three?")
+    assert third_prompt.startswith(f"{second_prompt}<assistant>target 0") and third_prompt.endswith(
+        "<user>Three?"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, session: str, stream: bool) -> None:
+async def test_second_request_on_a_busy_session_is_a_conflict(
+    gateway: Gateway, session: str, stream: bool
+) -> None:
     async with gateway.held(1, **asking(session, "One?")) as running:
         refused = await ask(gateway, session, "Two?", stream=stream)
         error = assert_error(refused, 409, code="conflict", param="semspec.session")
-        assert error["message"].startswith(f"session {session} is answering another request; wait for it")
+        assert error["message"].startswith(
+            f"session {session} is answering another request; wait for it"
+        )
         await running.hang_up()
     await _eventually_free(gateway, session)
-    assert gateway.fakes.target.prompts[-1] == "<user>Again?", "a cancelled turn leaves nothing behind"
+    assert gateway.fakes.target.prompts[-1] == "<user>Again?", (
+        "a cancelled turn leaves nothing behind"
+    )
 
 
 async def test_failure_gives_the_session_back(gateway: Gateway, session: str) -> None:
@@ -102,16 +114,28 @@ async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: 
 
 async def _eventually_free(gateway: Gateway, session: str) -> None:
     """A hung-up or failed request gives its session back in the background."""
-    await until(lambda: ask(gateway, session, "Again?"), lambda response: response.status_code != 409)
+    await until(
+        lambda: ask(gateway, session, "Again?"), lambda response: response.status_code != 409
+    )
 
 
 async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str) -> None:
     path = f"/v1/sessions/{session}"
-    assert (await gateway.http.get(path)).status_code == 404 and (await gateway.http.delete(path)).status_code == 404
+    assert (await gateway.http.get(path)).status_code == 404 and (
+        await gateway.http.delete(path)
+    ).status_code == 404
     answer = content(await ask(gateway, session, "One?"))
     turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
-    assert (await gateway.http.get(path)).json() == {"id": session, "object": "session", "turns": turns}
-    assert (await gateway.http.delete(path)).json() == {"id": session, "object": "session", "deleted": True}
+    assert (await gateway.http.get(path)).json() == {
+        "id": session,
+        "object": "session",
+        "turns": turns,
+    }
+    assert (await gateway.http.delete(path)).json() == {
+        "id": session,
+        "object": "session",
+        "deleted": True,
+    }
     await ask(gateway, session, "Two?")
     assert gateway.fakes.target.prompts[-1] == "<user>Two?"
 

@@ -29,7 +29,9 @@ FIRST, SECOND = "first 1 a", "second 1 b"
 
 
 @pytest.fixture(scope="module", params=servers(), ids=lambda program: Path(program).parent.name)
-def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def redis_url(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Each redis-server at hand: the bundled 6.2, and the one of the system if there is one."""
     with redis_server(tmp_path_factory.mktemp("redis"), request.param) as server:
         yield server.url
@@ -37,7 +39,9 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    settings = make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024)
+    settings = make_settings(
+        redis_url=redis_url, redis_timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024
+    )
     store = Store(settings)
     yield store
     await store.close()
@@ -67,7 +71,9 @@ async def test_a_generation_begins_once(store: Store, name: str) -> None:
     assert (await store.generation(name))["status"] == "running"
 
 
-async def test_append_at_another_version_is_a_conflict_and_a_repeated_one_is_none(store: Store, begun: str) -> None:
+async def test_append_at_another_version_is_a_conflict_and_a_repeated_one_is_none(
+    store: Store, begun: str
+) -> None:
     for _ in range(2):
         await store.append(begun, FIRST_FENCE, 0, '{"index": 0}')
     changed = (store.append(begun, FIRST_FENCE, version, '{"index": 9}') for version in (0, 2))
@@ -75,7 +81,9 @@ async def test_append_at_another_version_is_a_conflict_and_a_repeated_one_is_non
     assert await store.trace(begun) == ['{"index": 0}']
 
 
-async def test_running_generation_without_a_lease_reads_as_interrupted(store: Store, redis: Redis, begun: str) -> None:
+async def test_running_generation_without_a_lease_reads_as_interrupted(
+    store: Store, redis: Redis, begun: str
+) -> None:
     await redis.delete(f"semspec:{{{begun}}}:writer")  # as when the lease expires
     meta = await store.generation(begun)
     assert meta["status"] == "interrupted" and meta["model"] == "m"
@@ -121,12 +129,16 @@ async def test_lease_runs_out_unless_renewed(store: Store, redis: Redis, name: s
     assert await redis.ttl(f"semspec:session:{{{name}}}:claim") > 400
     await redis.delete(f"semspec:session:{{{name}}}:claim")
     await store.claim(name, SECOND, 100)
-    await assert_conflicts(store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")]))
+    await assert_conflicts(
+        store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")])
+    )
 
 
 async def test_commit_checks_the_version(store: Store, redis: Redis, name: str) -> None:
     await store.claim(name, FIRST, 100)
-    await redis.rpush(f"semspec:session:{{{name}}}:turns", '{"role": "user", "content": "in between"}')
+    await redis.rpush(
+        f"semspec:session:{{{name}}}:turns", '{"role": "user", "content": "in between"}'
+    )
     await assert_conflicts(store.commit(name, FIRST, 0, [Message("user", "q")]))
     assert await store.claim(name, SECOND, 100) == (Message("user", "in between"),)
 
@@ -162,14 +174,18 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str)
     for refused in (*late, store.finish(begun, FIRST_FENCE, {"status": "finished"})):
         with pytest.raises(Cancelled):
             await refused
-    assert (await store.generation(begun))["status"] == "cancelled" and len(await store.trace(begun)) == 1
+    assert (await store.generation(begun))["status"] == "cancelled" and len(
+        await store.trace(begun)
+    ) == 1
     assert await store.take(begun) == "ended"
 
 
 async def test_session_is_claimed_again_by_its_own_generation_only(store: Store, name: str) -> None:
     await store.claim(name, FIRST, 100)
     assert await store.claim(name, FIRST, 100) == (), "a repeated claim is no conflict"
-    await assert_conflicts(*(store.claim(name, other, 100) for other in (SECOND, "first 1 another")))
+    await assert_conflicts(
+        *(store.claim(name, other, 100) for other in (SECOND, "first 1 another"))
+    )
     turns = [Message("user", "q"), Message("assistant", "a")]
     await store.commit(name, FIRST, 0, turns)
     await store.commit(name, FIRST, 0, turns)
@@ -196,7 +212,9 @@ async def test_session_passes_to_the_next_writer_of_its_generation(store: Store,
     heir = "first 2 b"
     await store.claim(name, FIRST, 100)
     assert await store.claim(name, heir, 100) == ()
-    await assert_conflicts(store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")]))
+    await assert_conflicts(
+        store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")])
+    )
     await store.release(name, FIRST)
     await assert_conflicts(store.claim(name, SECOND, 100))
     await store.commit(name, heir, 0, [Message("user", "q")])
@@ -216,9 +234,15 @@ async def test_end_of_a_generation_is_said_once(store: Store, redis: Redis, begu
     for _ in range(2):
         await store.finish(begun, FIRST_FENCE, {"status": "finished"})
     interrupted = store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
-    await assert_conflicts(interrupted, store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE))
-    assert (await store.generation(begun))["status"] == "finished" and await store.take(begun) == "ended"
-    assert 0 < await redis.ttl(f"semspec:{{{begun}}}:events") <= 10, "no one waits for a change any more"
+    await assert_conflicts(
+        interrupted, store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE)
+    )
+    assert (await store.generation(begun))["status"] == "finished" and await store.take(
+        begun
+    ) == "ended"
+    assert 0 < await redis.ttl(f"semspec:{{{begun}}}:events") <= 10, (
+        "no one waits for a change any more"
+    )
 
 
 async def test_turns_may_be_many(store: Store, name: str) -> None:
@@ -250,7 +274,9 @@ async def stored_bytes(redis: Redis, owner: str) -> int:
     return total
 
 
-async def test_owner_over_its_quota_loses_what_it_used_longest_ago(store: Store, redis: Redis, name: str) -> None:
+async def test_owner_over_its_quota_loses_what_it_used_longest_ago(
+    store: Store, redis: Redis, name: str
+) -> None:
     store.max_owner_bytes = 1000
     ids = [f"{name}x{number}" for number in range(4)]
     for id in ids[:3]:
@@ -275,7 +301,9 @@ async def test_session_is_dropped_like_a_generation(store: Store, redis: Redis, 
         await store.claim(f"{name}/{session}", FIRST, 100)
         await store.commit(f"{name}/{session}", FIRST, 0, [Message("user", "q")])
         await asyncio.sleep(0.002)
-    assert [len(await store.turns(f"{name}/{session}")) for session in ("first", "second", "third")] == [0, 1, 1]
+    assert [
+        len(await store.turns(f"{name}/{session}")) for session in ("first", "second", "third")
+    ] == [0, 1, 1]
     await store.forget("second", name)
     assert await stored_bytes(redis, name) == 300
 
@@ -284,12 +312,16 @@ async def test_account_counts_all_texts_of_a_session(store: Store, redis: Redis,
     background = Background()
     async with AsyncExitStack() as stack:
         lease = await Leases(store, background, 6).session("s", name, f"{name} 1", stack)
-        assert lease and await lease.commit([Message("tool", "a", tool_call_id="b" * 10_000, name="c" * 10_000)], 0)
+        assert lease and await lease.commit(
+            [Message("tool", "a", tool_call_id="b" * 10_000, name="c" * 10_000)], 0
+        )
     assert await stored_bytes(redis, name) > 20_000
     await background.drain(5)
 
 
-async def test_session_with_a_running_request_is_not_dropped(store: Store, redis: Redis, name: str) -> None:
+async def test_session_with_a_running_request_is_not_dropped(
+    store: Store, redis: Redis, name: str
+) -> None:
     store.max_owner_bytes = 1000
     background, session, turns = Background(), f"{name}/s", [Message("user", "q")]
     leases = Leases(store, background, 6)
@@ -298,13 +330,17 @@ async def test_session_with_a_running_request_is_not_dropped(store: Store, redis
             lease = await leases.session("s", name, f"{name}{version} 1", stack)
             if version:
                 await store.account(name, "generation other 1", 400)
-                await assert_conflicts(store.account(name, "generation large 1", 900), match="share of the store")
+                await assert_conflicts(
+                    store.account(name, "generation large 1", 900), match="share of the store"
+                )
             assert lease and await lease.commit(turns, version)
     assert len(await store.turns(session)) == 2
     await background.drain(5)
 
 
-async def test_request_is_in_use_until_its_last_choice_has_ended(store: Store, redis: Redis, name: str) -> None:
+async def test_request_is_in_use_until_its_last_choice_has_ended(
+    store: Store, redis: Redis, name: str
+) -> None:
     store.max_owner_bytes = 10_000
     background, request = Background(), f"{name}x"
     leases, account = Leases(store, background, 6), Account(request, name, 2)
@@ -315,7 +351,9 @@ async def test_request_is_in_use_until_its_last_choice_has_ended(store: Store, r
         journal.beat()
     await journals[0].finish("finished")
     await asyncio.sleep(0.05)  # what is counted after the end
-    await assert_conflicts(store.account(name, "generation large 1", 9000), match="share of the store")
+    await assert_conflicts(
+        store.account(name, "generation large 1", 9000), match="share of the store"
+    )
     await journals[1].append(0, "{}")
     await journals[1].finish("finished")
     assert not journals[1].degraded
@@ -323,7 +361,9 @@ async def test_request_is_in_use_until_its_last_choice_has_ended(store: Store, r
     await store.account(name, "generation large 1", 9000)
 
 
-async def test_quota_of_one_owner_takes_nothing_from_another(store: Store, redis: Redis, name: str) -> None:
+async def test_quota_of_one_owner_takes_nothing_from_another(
+    store: Store, redis: Redis, name: str
+) -> None:
     store.max_owner_bytes = 1000
     await store.account(f"{name}-other", "session s", 900)
     for number in range(10):
@@ -337,7 +377,9 @@ async def test_what_is_in_use_is_not_dropped(store: Store, redis: Redis, name: s
     await store.account(name, "generation idle 1", 300)
     for id in ("first", "second"):
         await store.account(name, f"generation {id} 1", 300, use_s=60)
-    await assert_conflicts(store.account(name, "generation large 1", 500), match="share of the store")
+    await assert_conflicts(
+        store.account(name, "generation large 1", 500), match="share of the store"
+    )
     assert await stored_bytes(redis, name) == 900, "nothing is dropped in vain"
     await store.account(name, "generation third 1", 300, use_s=60)
     assert await stored_bytes(redis, name) == 900
@@ -354,20 +396,26 @@ async def test_account_forgets_what_has_expired(redis_url: str, redis: Redis, na
     await store.close()
 
 
-async def test_account_that_is_refused_forgets_what_has_expired(redis_url: str, redis: Redis, name: str) -> None:
+async def test_account_that_is_refused_forgets_what_has_expired(
+    redis_url: str, redis: Redis, name: str
+) -> None:
     store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=1))
     store.max_owner_bytes = 1000
     await store.account(name, "generation first 1", 300)
     await asyncio.sleep(0.7)
     await store.account(name, "generation second 1", 300, use_s=60)
     await asyncio.sleep(0.7)
-    await assert_conflicts(store.account(name, "generation large 1", 900), match="share of the store")
+    await assert_conflicts(
+        store.account(name, "generation large 1", 900), match="share of the store"
+    )
     assert await stored_bytes(redis, name) == 300
     await store.close()
 
 
 @pytest.mark.parametrize("lost", ["uses", "bytes"])
-async def test_account_of_which_redis_lost_a_part_begins_anew(store: Store, redis: Redis, name: str, lost: str) -> None:
+async def test_account_of_which_redis_lost_a_part_begins_anew(
+    store: Store, redis: Redis, name: str, lost: str
+) -> None:
     store.max_owner_bytes = 1000
     await store.account(name, "generation first 1", 900)
     await redis.delete(f"semspec:{{owner:{name}}}:{lost}")
@@ -394,12 +442,18 @@ async def test_connections_are_bounded(store: Store, redis: Redis, begun: str) -
     assert await asyncio.gather(*watching) == ["0"] * len(others)
 
 
-async def test_followers_of_a_generation_share_a_connection(store: Store, redis: Redis, begun: str) -> None:
+async def test_followers_of_a_generation_share_a_connection(
+    store: Store, redis: Redis, begun: str
+) -> None:
     await store.append(begun, FIRST_FENCE, 0, "{}")
     first = await store.next_event(begun, "0", 60)
     watching = [asyncio.create_task(store.next_event(begun, first, 60)) for _ in range(800)]
     await asyncio.sleep(0.1)
-    blocked = [client for client in await redis.client_list() if client["cmd"] == "xread" and "b" in client["flags"]]
+    blocked = [
+        client
+        for client in await redis.client_list()
+        if client["cmd"] == "xread" and "b" in client["flags"]
+    ]
     assert len(blocked) == 1
     for task in watching[:400]:
         task.cancel()
@@ -415,7 +469,9 @@ async def test_redis_that_semspec_starts_has_a_limit_as_deployed_ones_have(tmp_p
         await eventually((tmp_path / "redis.sock").exists)
         async with Redis.from_url(url, decode_responses=True) as redis:
             options = await redis.config_get("maxmemory*")
-        assert options["maxmemory"] == str(400 << 20) and options["maxmemory-policy"] == "volatile-lru"
+        assert (
+            options["maxmemory"] == str(400 << 20) and options["maxmemory-policy"] == "volatile-lru"
+        )
     finally:
         process.kill()
         await process.wait()

@@ -7,7 +7,15 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.served import describe
-from tests.gateway.support import Gateway, GatewayFactory, RedisServer, assert_error, eventually, text, until
+from tests.gateway.support import (
+    Gateway,
+    GatewayFactory,
+    RedisServer,
+    assert_error,
+    eventually,
+    text,
+    until,
+)
 
 ROUTES = ("", "/trace", "/events")
 
@@ -46,12 +54,18 @@ async def test_redis_that_refuses_is_named(
     assert ready.status_code == 200 and ready.json()["detail"].startswith("ready, without Redis: ")
     assert words in ready.json()["detail"]
     [state] = [
-        entry for entry in (await gateway.http.get("/v1/services")).json()["services"] if entry["name"] == "redis"
+        entry
+        for entry in (await gateway.http.get("/v1/services")).json()["services"]
+        if entry["name"] == "redis"
     ]
     assert state["status"] == "away" and words in state["detail"]
     answer = await gateway.chat()
     assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
-    assert any(words in record.getMessage() for record in caplog.records if "not stored in full" in record.getMessage())
+    assert any(
+        words in record.getMessage()
+        for record in caplog.records
+        if "not stored in full" in record.getMessage()
+    )
 
 
 async def test_wrong_password_is_named_and_the_right_one_is_not(
@@ -59,7 +73,10 @@ async def test_wrong_password_is_named_and_the_right_one_is_not(
 ) -> None:
     async with Redis.from_url(mortal_redis.url) as client:
         await client.config_set("requirepass", "right")
-    for given, line, status in (("wrong", "ready, without Redis: .*password.*", 503), ("right", "ready", 404)):
+    for given, line, status in (
+        ("wrong", "ready, without Redis: .*password.*", 503),
+        ("right", "ready", 404),
+    ):
         gateway = await start_gateway(redis_url=mortal_redis.url.replace("//", f"//:{given}@"))
         assert re.fullmatch(line, describe(gateway.app.state.readiness.status))
         answer = await gateway.http.get("/v1/sessions/any")
@@ -106,28 +123,42 @@ async def test_value_that_cannot_be_read_is_named(
         b'{"role": "unknown", "content": "x"}',
     ],
 )  # fmt: skip
-async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
+async def test_turn_that_cannot_be_read_is_named(
+    gateway: Gateway, redis: Redis, value: bytes
+) -> None:
     name = f"s{abs(hash(value))}"
     assert (await gateway.chat(semspec={"session": name})).status_code == 200
     [key] = await redis.keys(f"semspec:session:*{name}*:turns")
     await redis.rpush(key, value)
-    for response in (await gateway.http.get(f"/v1/sessions/{name}"), await gateway.chat(semspec={"session": name})):
+    for response in (
+        await gateway.http.get(f"/v1/sessions/{name}"),
+        await gateway.chat(semspec={"session": name}),
+    ):
         assert f"{name} cannot be read" in assert_error(response, 503)["message"]
     assert (await gateway.http.delete(f"/v1/sessions/{name}")).status_code == 200
-    assert (await gateway.chat(semspec={"session": name})).status_code == 200, "deleting it was the remedy"
+    assert (await gateway.chat(semspec={"session": name})).status_code == 200, (
+        "deleting it was the remedy"
+    )
 
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"id": 1}'])
-async def test_idempotency_key_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
+async def test_idempotency_key_that_cannot_be_read_is_named(
+    gateway: Gateway, redis: Redis, value: bytes
+) -> None:
     headers = {"idempotency-key": repr(value)}
     before = set(await redis.keys("semspec:idempotency:*"))
     assert (await gateway.chat(headers)).status_code == 200
     [key] = set(await redis.keys("semspec:idempotency:*")) - before
     await redis.set(key, value)
-    assert "idempotency key cannot be read" in assert_error(await gateway.chat(headers), 503)["message"]
+    assert (
+        "idempotency key cannot be read"
+        in assert_error(await gateway.chat(headers), 503)["message"]
+    )
 
 
-async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayFactory, redis: Redis) -> None:
+async def test_handshake_that_cannot_be_read_is_repeated(
+    start_gateway: GatewayFactory, redis: Redis
+) -> None:
     gateway = await start_gateway()
     fingerprint = gateway.fakes.target.model_info.fingerprint
     for value in (b"\xff", b"{", b'{"draft": 1}'):
@@ -145,15 +176,24 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
     mortal_redis.restart()
     gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
-    answer = (await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})).json()
-    id, whole, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
+    answer = (
+        await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})
+    ).json()
+    id, whole, trace = (
+        answer["id"],
+        answer["choices"][0]["message"]["content"],
+        answer["semspec"]["trace"],
+    )
     mortal_redis.kill()
     [log] = [path for path in mortal_redis.folder.rglob("*.aof") if path.stat().st_size]
     logged, found = log.read_bytes(), set[int]()
     for share in (0.02, 0.1, 0.25, 0.5, 0.8, 1.0):
         log.write_bytes(logged[: len(logged) - int(share * len(logged))])
         mortal_redis.restart()
-        meta = await until(lambda: gateway.http.get(f"/v1/generations/{id}"), lambda found: found.status_code != 503)
+        meta = await until(
+            lambda: gateway.http.get(f"/v1/generations/{id}"),
+            lambda found: found.status_code != 503,
+        )
         if meta.status_code == 404:  # not even its beginning is left
             assert (await gateway.events(id)).status_code == 404
         else:

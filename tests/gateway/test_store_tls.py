@@ -57,7 +57,8 @@ async def test_generation_is_stored_over_tls(
     authority = Authority(tmp_path)
     async with tls_in_front(mortal_redis, authority.issue("redis", "127.0.0.1")) as port:
         gateway = await start_gateway(
-            redis_url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}", redis_timeout_s=5
+            redis_url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}",
+            redis_timeout_s=5,
         )
         await eventually(lambda: describe(gateway.app.state.readiness.status) == "ready")
         answer = (await gateway.chat()).json()
@@ -78,7 +79,9 @@ async def test_certificate_that_cannot_be_trusted_is_named(
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={file}"
         gateway = await start_gateway(redis_url=url, redis_timeout_s=5)
         line = describe(gateway.app.state.readiness.status)
-        assert line.startswith("ready, without Redis: no TLS connection") and "REDIS_URL" in line, line
+        assert line.startswith("ready, without Redis: no TLS connection") and "REDIS_URL" in line, (
+            line
+        )
         answer = await gateway.chat()
         assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
 

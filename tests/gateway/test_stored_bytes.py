@@ -26,11 +26,16 @@ SIZE = 960_000
 
 def schema_of(text: str) -> dict[str, Any]:
     schema = {"type": "object", "description": text}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
 
 
 def tools_of(text: str) -> dict[str, Any]:
-    function = {"name": "f", "parameters": {"type": "object", "description": text, "properties": {}}}
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "description": text, "properties": {}},
+    }
     return {"tools": [{"type": "function", "function": function}]}
 
 
@@ -50,7 +55,10 @@ async def bytes_in(redis: Redis) -> int:
 
 @pytest.mark.parametrize("name", LARGE)
 async def test_request_is_stored_once_for_all_its_choices(
-    start_gateway: GatewayFactory, mortal_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str
+    start_gateway: GatewayFactory,
+    mortal_redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     monkeypatch.setattr(fakes, "WINDOW", 4_000_000)
     gateway = await start_gateway(redis_url=mortal_redis.url, redis_timeout_s=10)
@@ -58,7 +66,9 @@ async def test_request_is_stored_once_for_all_its_choices(
     answer = await gateway.chat(n=8, model=TARGET, **LARGE[name])
     assert answer.status_code == 200, answer.text
     async with Redis.from_url(mortal_redis.url, decode_responses=True) as redis:
-        assert await bytes_in(redis) < 8 * SIZE, "a text, its tokens, and what was sent, not eight times"
+        assert await bytes_in(redis) < 8 * SIZE, (
+            "a text, its tokens, and what was sent, not eight times"
+        )
     again = await gateway.events(answer.json()["id"])
     for choice in answer.json()["choices"]:
         assert text(again, choice["index"]) == (choice["message"]["content"] or "")
@@ -74,11 +84,19 @@ async def test_flood_of_one_owner_takes_nothing_from_another(
     start_gateway: GatewayFactory, mortal_redis: RedisServer
 ) -> None:
     await small_redis(mortal_redis, "16mb")
-    gateway = await start_gateway(redis_url=mortal_redis.url, api_keys=TWO_OWNERS, redis_timeout_s=10)
+    gateway = await start_gateway(
+        redis_url=mortal_redis.url, api_keys=TWO_OWNERS, redis_timeout_s=10
+    )
     gateway.fakes.target.says = "{}"
     kept = await gateway.chat(bearer(THEIRS), semspec={"session": "kept"})
-    flood = [await gateway.chat(bearer(OURS), n=8, model=TARGET, **schema_of(f"{i}" * SIZE)) for i in range(10)]
-    flood += [await gateway.chat(bearer(OURS), n=8, model=TARGET, **schema_of(f"{i}" * 90_000)) for i in range(10, 40)]
+    flood = [
+        await gateway.chat(bearer(OURS), n=8, model=TARGET, **schema_of(f"{i}" * SIZE))
+        for i in range(10)
+    ]
+    flood += [
+        await gateway.chat(bearer(OURS), n=8, model=TARGET, **schema_of(f"{i}" * 90_000))
+        for i in range(10, 40)
+    ]
     assert not any(answer.json()["semspec"]["degraded"] for answer in flood)
     async with Redis.from_url(mortal_redis.url, decode_responses=True) as redis:
         await asyncio.sleep(0.2)  # what is counted after the last answer
@@ -86,7 +104,10 @@ async def test_flood_of_one_owner_takes_nothing_from_another(
         assert await bytes_in(redis) < 1.3 * (4 << 20)
     for path in (f"/v1/generations/{kept.json()['id']}/trace", "/v1/sessions/kept"):
         assert (await gateway.http.get(path, headers=bearer(THEIRS))).status_code == 200
-    found = [await gateway.http.get(f"/v1/generations/{sent.json()['id']}", headers=bearer(OURS)) for sent in flood]
+    found = [
+        await gateway.http.get(f"/v1/generations/{sent.json()['id']}", headers=bearer(OURS))
+        for sent in flood
+    ]
     assert [answer.status_code for answer in (found[0], found[-1])] == [404, 200]
 
 
@@ -111,11 +132,16 @@ async def test_answer_beyond_the_share_of_its_owner_is_degraded(
     gateway.fakes.target.says = "{}"
     answer = await gateway.chat(model=TARGET, **schema_of("d" * SIZE))
     assert answer.json()["semspec"]["degraded"] is True
-    assert any("is not stored in full: the stored answers of this API key" in message for message in caplog.messages)
+    assert any(
+        "is not stored in full: the stored answers of this API key" in message
+        for message in caplog.messages
+    )
     assert (await gateway.chat()).json()["semspec"]["degraded"] is False
 
 
-async def test_generation_that_version_0_2_stored_goes_on(start_gateway: GatewayFactory, redis: Redis) -> None:
+async def test_generation_that_version_0_2_stored_goes_on(
+    start_gateway: GatewayFactory, redis: Redis
+) -> None:
     fields: dict[str, Any] = {"n": 2, "model": TARGET}
     undisturbed = await (await start_gateway()).chat(stream=True, **fields)
     first, second = await start_gateway(), await start_gateway()
@@ -125,19 +151,35 @@ async def test_generation_that_version_0_2_stored_goes_on(start_gateway: Gateway
         await as_version_0_2(redis, id, choice)
     rest = await second.events(id, after=first.last_event_id)
     for index in range(2):
-        assert "".join(delta(chunk, index) for chunk in seen) + text(rest, index) == text(undisturbed, index)
+        assert "".join(delta(chunk, index) for chunk in seen) + text(rest, index) == text(
+            undisturbed, index
+        )
     stored = (await second.http.get(f"/v1/generations/{id}-1")).json()
-    assert stored["status"] == "finished" and stored["prompt"]["text"] and stored["parameters"]["strategy"] == "target"
+    assert (
+        stored["status"] == "finished"
+        and stored["prompt"]["text"]
+        and stored["parameters"]["strategy"] == "target"
+    )
 
 
 async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
     """Store a choice as version 0.2 did: with all that it shares with others in each."""
-    shared, meta = await redis.hgetall(f"semspec:{{{request}}}:request"), f"semspec:{{{choice}}}:meta"
+    shared, meta = (
+        await redis.hgetall(f"semspec:{{{request}}}:request"),
+        f"semspec:{{{choice}}}:meta",
+    )
     call = json.loads(shared["call"])
     call |= {"tools": shared["tools"], "plan": {**call["plan"], "grammar": shared["grammar"]}}
-    prompt = {name: shared[f"{name}:0"] for name in ("prompt", "draft_prompt", "fallback", "budget")}
+    prompt = {
+        name: shared[f"{name}:0"] for name in ("prompt", "draft_prompt", "fallback", "budget")
+    }
     await redis.hdel(meta, "request", "owner")
-    fields = {"call": json.dumps(call), "models": shared["models"], "num_turns": shared["num_turns"], **prompt}
+    fields = {
+        "call": json.dumps(call),
+        "models": shared["models"],
+        "num_turns": shared["num_turns"],
+        **prompt,
+    }
     await redis.hset(meta, items=[part for field in fields.items() for part in field])
     if choice.endswith("-1"):
         await redis.delete(f"semspec:{{{request}}}:request")

@@ -62,12 +62,23 @@ async def test_streamed_text_is_the_whole_text(
 ) -> None:
     gateway, _ = real
     fields = {**LIMITS, "n": num_choices, "semspec": {"strategy": strategy}}
-    whole = (await posted(gateway, "/v1/completions", model="semspec-demo", prompt="Once", **fields)).json()
-    stream = await posted(gateway, "/v1/completions", model="semspec-demo", prompt="Once", stream=True, **fields)
+    whole = (
+        await posted(gateway, "/v1/completions", model="semspec-demo", prompt="Once", **fields)
+    ).json()
+    stream = await posted(
+        gateway, "/v1/completions", model="semspec-demo", prompt="Once", stream=True, **fields
+    )
     for index, choice in enumerate(whole["choices"]):
-        parts = [one["text"] for chunk in chunks(stream) for one in chunk["choices"] if one["index"] == index]
+        parts = [
+            one["text"]
+            for chunk in chunks(stream)
+            for one in chunk["choices"]
+            if one["index"] == index
+        ]
         assert "".join(parts) == choice["text"]
-        assert not any("\ufffd" in part for part in parts if "\ufffd" not in choice["text"]), "no half characters"
+        assert not any("\ufffd" in part for part in parts if "\ufffd" not in choice["text"]), (
+            "no half characters"
+        )
     num_tokens = whole["usage"]["completion_tokens"]
     assert 50 * num_choices < num_tokens <= 60 * num_choices
     if strategy == "target":
@@ -75,7 +86,9 @@ async def test_streamed_text_is_the_whole_text(
 
 
 @pytest.mark.parametrize("strategy", EXACT)
-async def test_first_text_is_sent_before_the_next_step(real: tuple[Gateway, TransformersEngine], strategy: str) -> None:
+async def test_first_text_is_sent_before_the_next_step(
+    real: tuple[Gateway, TransformersEngine], strategy: str
+) -> None:
     """The target waits for the client to read it."""
     gateway, target = real
     num_steps, may_go_on = 0, asyncio.Event()
@@ -117,7 +130,9 @@ async def test_tgi_has_an_event_a_token(real: tuple[Gateway, TransformersEngine]
     body = {"inputs": "Once", "parameters": parameters, "semspec": {"strategy": "target"}}
     whole = (await posted(gateway, "/generate", **body)).json()
     stream = chunks_of_tgi(await posted(gateway, "/generate_stream", **body))
-    assert [one["token"]["id"] for one in stream] == [one["id"] for one in whole["details"]["tokens"]]
+    assert [one["token"]["id"] for one in stream] == [
+        one["id"] for one in whole["details"]["tokens"]
+    ]
     assert stream[-1]["generated_text"] == whole["generated_text"] and len(stream) == 40
     shown = "".join(one["token"]["text"] for one in stream if not one["token"]["special"])
     assert shown == whole["generated_text"]
@@ -129,7 +144,9 @@ def chunks_of_tgi(response: httpx.Response) -> list[Any]:
 
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic", "draft"])
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_stop_ends_the_work(real: tuple[Gateway, TransformersEngine], strategy: str, is_streamed: bool) -> None:
+async def test_stop_ends_the_work(
+    real: tuple[Gateway, TransformersEngine], strategy: str, is_streamed: bool
+) -> None:
     gateway, _ = real
     fields = {**LIMITS, "max_tokens": 100, "model": "semspec-demo", "prompt": "Once"}
     fields["semspec"] = {"strategy": strategy}
@@ -142,13 +159,20 @@ async def test_stop_ends_the_work(real: tuple[Gateway, TransformersEngine], stra
     shown = "".join(choice["text"] for chunk in parts for choice in chunk["choices"])
     if strategy != "semantic":  # which judges the text up to the stop
         assert shown == said[: said.index(stop)]
-    reasons = [choice["finish_reason"] for chunk in parts for choice in chunk["choices"] if choice["finish_reason"]]
+    reasons = [
+        choice["finish_reason"]
+        for chunk in parts
+        for choice in chunk["choices"]
+        if choice["finish_reason"]
+    ]
     assert reasons == ["stop"]
     assert parts[-1]["usage"]["completion_tokens"] <= 20 < whole["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic"])
-async def test_stream_is_resumed_after_each_of_its_events(start_gateway: GatewayFactory, strategy: str) -> None:
+async def test_stream_is_resumed_after_each_of_its_events(
+    start_gateway: GatewayFactory, strategy: str
+) -> None:
     gateway = await start_gateway()
     first = await gateway.chat(stream=True, semspec=VARIANTS[strategy], stop=["never"])
     seen, num_partial = "", 0
@@ -162,7 +186,9 @@ async def test_stream_is_resumed_after_each_of_its_events(start_gateway: Gateway
 
 
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic"])
-async def test_interrupted_segment_is_continued_elsewhere(start_gateway: GatewayFactory, strategy: str) -> None:
+async def test_interrupted_segment_is_continued_elsewhere(
+    start_gateway: GatewayFactory, strategy: str
+) -> None:
     """The client has a part of a segment that no gateway has stored."""
     fields: dict[str, Any] = {"semspec": VARIANTS[strategy], "seed": 7}
     undisturbed = await (await start_gateway()).chat(stream=True, **fields)
@@ -170,8 +196,14 @@ async def test_interrupted_segment_is_continued_elsewhere(start_gateway: Gateway
     for place in (places[0], places[-1]):
         first, second = await start_gateway(), await start_gateway()
         seen, id = "", ""
-        body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], **fields}
-        async with first.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        body = {
+            "model": "semspec-demo",
+            "messages": [{"role": "user", "content": "How many?"}],
+            **fields,
+        }
+        async with first.http.stream(
+            "POST", "/v1/chat/completions", json={**body, "stream": True}
+        ) as response:
             last = ""
             async for line in response.aiter_lines():
                 last = line.removeprefix("id: ") if line.startswith("id: ") else last
@@ -194,12 +226,18 @@ async def test_client_with_other_text_is_refused(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic"])
-async def test_target_that_comes_back_prints_nothing_twice(start_gateway: GatewayFactory, strategy: str) -> None:
+async def test_target_that_comes_back_prints_nothing_twice(
+    start_gateway: GatewayFactory, strategy: str
+) -> None:
     """It goes away after a part of a segment, and the gateway waits for it."""
     undisturbed = await (await start_gateway()).chat(stream=True, semspec=VARIANTS[strategy])
     gateway = await start_gateway(Fakes.make(), target_patience_s=30)
     seen, number = list[Any](), 0
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "seed": 7}
+    body = {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": "How many?"}],
+        "seed": 7,
+    }
     body |= {"stream": True, "semspec": VARIANTS[strategy]}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
         async for line in response.aiter_lines():
@@ -213,7 +251,9 @@ async def test_target_that_comes_back_prints_nothing_twice(start_gateway: Gatewa
     assert not any("error" in chunk for chunk in seen)
 
 
-async def test_nobody_streams_where_the_client_does_not(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_streams_where_the_client_does_not(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = list[str]()
     target = gateway.fakes.target
     stream = target.stream
@@ -229,7 +269,9 @@ async def test_nobody_streams_where_the_client_does_not(gateway: Gateway, monkey
     assert asked == ["stream"]
 
 
-async def test_reasoning_and_calls_are_split_in_smaller_pieces(start_gateway: GatewayFactory) -> None:
+async def test_reasoning_and_calls_are_split_in_smaller_pieces(
+    start_gateway: GatewayFactory,
+) -> None:
     gateway = await start_gateway()
     gateway.fakes.target.says = f"<think>Let me see.</think>\n\nI count them.\n{CALLS}"
     fields: dict[str, Any] = {"model": "semspec-demo:target", "tools": TOOLS}
@@ -239,7 +281,9 @@ async def test_reasoning_and_calls_are_split_in_smaller_pieces(start_gateway: Ga
     for name in ("content", "reasoning_content"):
         assert "".join(one.get(name) or "" for one in deltas) == (whole[name] or "")
     calls = [call for one in deltas for call in one.get("tool_calls") or ()]
-    assert [call["function"] for call in calls] == [call["function"] for call in whole["tool_calls"]]
+    assert [call["function"] for call in calls] == [
+        call["function"] for call in whole["tool_calls"]
+    ]
     assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -247,7 +291,9 @@ async def test_responses_events_have_the_text_as_it_is_written(gateway: Gateway)
     body = {"model": "semspec-demo:target", "input": "How many?", "seed": 7}
     whole = (await posted(gateway, "/v1/responses", **body)).json()
     response = await posted(gateway, "/v1/responses", **body, stream=True)
-    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    events = [
+        json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")
+    ]
     deltas = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
     assert len(deltas) > 12 and "".join(deltas) == whole["output"][0]["content"][0]["text"]
     await eventually(lambda: gateway.fakes.num_writing == 0)

@@ -28,16 +28,23 @@ def curves(draw: st.DrawFn) -> list[OperatingPoint]:
     thresholds = sorted(draw(st.lists(st.floats(0, 30), min_size=1, max_size=8, unique=True)))
     accepted = sorted((draw(fractions) for _ in thresholds), reverse=True)
     wrong = sorted((draw(fractions) for _ in thresholds), reverse=True)
-    curve = [OperatingPoint(t, a, None, w, 1 + a) for t, a, w in zip(thresholds, accepted, wrong, strict=True)]
+    curve = [
+        OperatingPoint(t, a, None, w, 1 + a)
+        for t, a, w in zip(thresholds, accepted, wrong, strict=True)
+    ]
     return [*curve, SAMPLE]
 
 
 @given(curves(), fractions, fractions)
-def test_stricter_never_accepts_more(points: Sequence[OperatingPoint], one: float, other: float) -> None:
+def test_stricter_never_accepts_more(
+    points: Sequence[OperatingPoint], one: float, other: float
+) -> None:
     lenient, strict = (at_strictness(strictness, points) for strictness in sorted((one, other)))
     assert lenient.threshold <= strict.threshold
     assert lenient.expected.acceptance >= strict.expected.acceptance - 1e-9
-    assert lenient.expected.wrong_accepted is not None and strict.expected.wrong_accepted is not None
+    assert (
+        lenient.expected.wrong_accepted is not None and strict.expected.wrong_accepted is not None
+    )
     assert lenient.expected.wrong_accepted >= strict.expected.wrong_accepted - 1e-9
 
 
@@ -50,7 +57,9 @@ def test_ends_are_the_reports_own(points: Sequence[OperatingPoint]) -> None:
 
 
 @given(curves(), fractions, st.randoms())
-def test_order_of_the_points_does_not_matter(points: list[OperatingPoint], strictness: float, random: Random) -> None:
+def test_order_of_the_points_does_not_matter(
+    points: list[OperatingPoint], strictness: float, random: Random
+) -> None:
     shuffled = list(points)
     random.shuffle(shuffled)
     assert at_strictness(strictness, shuffled) == at_strictness(strictness, points)
@@ -60,7 +69,9 @@ def test_between_two_points_all_is_linear() -> None:
     halfway = at_strictness(1 / 3, CURVE)
     assert halfway.threshold == pytest.approx(0.3)
     expected = halfway.expected
-    assert (expected.acceptance, expected.wrong_accepted, expected.speed_up) == pytest.approx((0.85, 0.05, 3.25))
+    assert (expected.acceptance, expected.wrong_accepted, expected.speed_up) == pytest.approx(
+        (0.85, 0.05, 3.25)
+    )
 
 
 def test_unknown_stays_unknown() -> None:

@@ -22,7 +22,14 @@ from tests.checkpoints import loaded, random_probes
 from tests.decoding.engines import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, content, make_settings, running_gateway
+from tests.gateway.support import (
+    Gateway,
+    GatewayFactory,
+    assert_error,
+    content,
+    make_settings,
+    running_gateway,
+)
 from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 TARGETS = (
@@ -43,7 +50,9 @@ def fakes() -> Fakes:
 @pytest.fixture
 async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
     """A Llama that drafts for a Qwen2 of the same vocabulary."""
-    draft, target = (Path(shutil.copytree(checkpoints[name], tmp_path / name)) for name in ("llama", "qwen2"))
+    draft, target = (
+        Path(shutil.copytree(checkpoints[name], tmp_path / name)) for name in ("llama", "qwen2")
+    )
     (draft / "chat_template.jinja").write_text(DRAFTS)
     (target / "chat_template.jinja").write_text(TARGETS)
     async with loaded(draft, target) as engines:
@@ -53,18 +62,27 @@ async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator
 def rendered(engine: TransformersEngine) -> list[int]:
     """The ids that the model's own template gives."""
     turns = [{"role": "user", "content": QUESTION}]
-    text = str(engine.tokenizer.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    text = str(
+        engine.tokenizer.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    )
     return engine.tokenizer.ids_of(text)
 
 
 async def prompts(drafter: Drafter, target: Target) -> Prompts:
     messages = [Message("user", QUESTION)]
-    return await prompts_of(messages, target.encode(messages), drafter, await drafter.info(), await target.info())
+    return await prompts_of(
+        messages, target.encode(messages), drafter, await drafter.info(), await target.info()
+    )
 
 
 async def trace(backends: Backends, strategy: str) -> list[Any]:
-    read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
-    generation = changed(Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy)
+    read, sampling = (
+        await prompts(backends.drafter, backends.target),
+        SamplingParams(1.0, 0.97, 0, 7),
+    )
+    generation = changed(
+        Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy
+    )
     events = [event async for event in decode(generation, backends)]
     records = [SegmentTrace.of(event) for event in events if isinstance(event, SegmentRecord)]
     return comparable([record.model_dump(mode="json") for record in records])
@@ -79,7 +97,11 @@ def comparable(records: list[Any]) -> list[Any]:
     rounded = ("draft_probability", "target_probability", "score")
     varying = dict.fromkeys(("times", "ratio", "num_cached_tokens", *rounded))
     return [
-        {**one, **varying, **{name: one[name] and pytest.approx(one[name], abs=1e-3) for name in rounded}}
+        {
+            **one,
+            **varying,
+            **{name: one[name] and pytest.approx(one[name], abs=1e-3) for name in rounded},
+        }
         for one in records
     ]
 
@@ -105,16 +127,24 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
             assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
 
 
-async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tmp_path: Path, redis_url: str) -> None:
+async def test_cached_tokens_of_a_prompt_are_told_by_choice(
+    engines: Engines, tmp_path: Path, redis_url: str
+) -> None:
     async with (
         served(engines, tmp_path, redis_url=redis_url, prompt_tokens_details=True) as told,
         served(engines, tmp_path, redis_url=redis_url) as silent,
     ):
         for day, strategy in enumerate(("semantic", "token-level", "target"), start=2):
             options = {"strategy": strategy, "trace": True}
-            fields = {"messages": [{"role": "user", "content": f"Day {day}: {QUESTION}"}], "max_tokens": 20}
+            fields = {
+                "messages": [{"role": "user", "content": f"Day {day}: {QUESTION}"}],
+                "max_tokens": 20,
+            }
             fresh, again = [(await told.chat(**fields, semspec=options)).json() for _ in range(2)]
-            first, second = fresh["usage"]["prompt_tokens_details"], again["usage"]["prompt_tokens_details"]
+            first, second = (
+                fresh["usage"]["prompt_tokens_details"],
+                again["usage"]["prompt_tokens_details"],
+            )
             num_prompt = fresh["usage"]["prompt_tokens"]
             assert first["cached_tokens"] < num_prompt - 1 <= second["cached_tokens"] <= num_prompt
             later = again["semspec"]["trace"][-1]["num_cached_tokens"]
@@ -122,13 +152,19 @@ async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tm
             assert (await told.stored(again["id"]))["usage"] == again["usage"]
             unsaid = await silent.chat(**fields, semspec=options)
             assert "cached_tokens" not in unsaid.text
-        asked: Any = {"model": "semspec-demo:target", "input": fields["messages"], "max_output_tokens": 9}
+        asked: Any = {
+            "model": "semspec-demo:target",
+            "input": fields["messages"],
+            "max_output_tokens": 9,
+        }
         response: Any = await told.openai.responses.create(**asked)
         assert response.usage.input_tokens_details.cached_tokens > 0
 
 
 @pytest.mark.parametrize("opened", [Writer.DRAFT, Writer.TARGET])
-async def test_templates_meet_at_the_same_point_when_one_opens_the_reasoning(engines: Engines, opened: Writer) -> None:
+async def test_templates_meet_at_the_same_point_when_one_opens_the_reasoning(
+    engines: Engines, opened: Writer
+) -> None:
     draft, target = engines
     closed, template = (target, TARGETS) if opened is Writer.DRAFT else (draft, DRAFTS)
     closed.tokenizer.raw.chat_template = template.replace("<think>\n\n", "")
@@ -169,11 +205,15 @@ async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_pro
         ("Tom ", f"Tom{HARMONY.opening}", f"Tom {HARMONY.opening}"),
     ],
 )
-def test_drafts_prompt_follows_the_targets_form_of_reasoning(draft: str, target: str, expected: str) -> None:
+def test_drafts_prompt_follows_the_targets_form_of_reasoning(
+    draft: str, target: str, expected: str
+) -> None:
     assert at_the_same_point(Piece(draft, (), ""), Piece(target, (), "")).text == expected
 
 
-async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(engines: Engines) -> None:
+async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(
+    engines: Engines,
+) -> None:
     draft, target = engines
     info, messages = await target.info(), [Message("user", QUESTION)]
     prompt = await target.encode(messages)
@@ -181,9 +221,13 @@ async def test_draft_without_a_template_or_with_the_same_reads_the_targets_promp
         replace(await draft.info(), chat_template=""),
         replace(await draft.info(), chat_template=info.chat_template),
     ):
-        assert await prompts_of(messages, target.encode(messages), draft, draft_info, info) == Prompts(prompt)
+        assert await prompts_of(
+            messages, target.encode(messages), draft, draft_info, info
+        ) == Prompts(prompt)
     plain = await target.encode(QUESTION)
-    assert await prompts_of(QUESTION, target.encode(QUESTION), draft, await draft.info(), info) == Prompts(plain)
+    assert await prompts_of(
+        QUESTION, target.encode(QUESTION), draft, await draft.info(), info
+    ) == Prompts(plain)
 
 
 async def test_digest_tells_templates_and_their_special_tokens_apart(engines: Engines) -> None:
@@ -215,14 +259,21 @@ async def test_target_alone_asks_no_draft_and_a_plain_text_goes_to_both(
     assert fakes.drafter.prompts == [] and set(fakes.drafter.read) == {"Once"}
 
 
-async def test_draft_reads_a_sessions_turns_in_its_own_template(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+async def test_draft_reads_a_sessions_turns_in_its_own_template(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
     gateway, session = await start_gateway(fakes), {"session": f"session-{secrets.token_hex(8)}"}
     first = content(await gateway.chat(semspec=session))
     await gateway.chat(semspec=session)
-    assert fakes.drafter.prompts[1] == f"[own]<user>How many?[own]<assistant>{first}[own]<user>How many?"
+    assert (
+        fakes.drafter.prompts[1]
+        == f"[own]<user>How many?[own]<assistant>{first}[own]<user>How many?"
+    )
 
 
-async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+async def test_resumed_generation_keeps_the_drafts_prompt(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
     """Also when the draft's template has changed: the stored prompt counts."""
     undisturbed = (await (await start_gateway(fakes)).chat(max_tokens=120)).json()
     heirs = Fakes.make().told(drafter={"chat_template": "[changed]"})
@@ -231,7 +282,10 @@ async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: Gateway
     await second.events(id, after="1")
     assert set(heirs.drafter.read) == {"[own]<user>How many?"} and heirs.drafter.prompts == []
     stored = await second.stored(id)
-    assert stored["draft_prompt"]["text"] == "[own]<user>How many?" and stored["usage"] == undisturbed["usage"]
+    assert (
+        stored["draft_prompt"]["text"] == "[own]<user>How many?"
+        and stored["usage"] == undisturbed["usage"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +298,11 @@ async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: Gateway
     ],
 )
 async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
-    start_gateway: GatewayFactory, fakes: Fakes, refusal: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+    start_gateway: GatewayFactory,
+    fakes: Fakes,
+    refusal: Exception | None,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fakes.drafter.refusal = refusal
     if refusal is None:  # it hangs
@@ -272,15 +330,21 @@ async def test_prompt_too_long_for_the_drafts_window_is_refused_by_field(
     assert (await gateway.chat(messages=shorter, max_tokens=20)).status_code == 200
 
 
-async def test_both_models_render_at_the_same_time(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+async def test_both_models_render_at_the_same_time(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
     both = asyncio.Barrier(2)
     fakes.drafter.before_encode = fakes.target.before_encode = both.wait
     async with asyncio.timeout(60):
         answer = (await (await start_gateway(fakes)).chat()).json()
-    assert answer["semspec"]["fallback"] is None and fakes.drafter.prompts == ["[own]<user>How many?"]
+    assert answer["semspec"]["fallback"] is None and fakes.drafter.prompts == [
+        "[own]<user>How many?"
+    ]
 
 
-@pytest.mark.parametrize("too_long", [True, False], ids=["the draft refuses first", "the draft hangs"])
+@pytest.mark.parametrize(
+    "too_long", [True, False], ids=["the draft refuses first", "the draft hangs"]
+)
 async def test_refusal_of_the_target_counts_and_ends_the_drafts_call(
     start_gateway: GatewayFactory, fakes: Fakes, too_long: bool
 ) -> None:
@@ -303,4 +367,7 @@ async def test_refusal_of_the_target_counts_and_ends_the_drafts_call(
     fakes.target.refusal = InvalidRequest("no system turns here")
     async with asyncio.timeout(60):
         error = (await (await start_gateway(fakes)).chat()).json()["error"]
-    assert (error["message"], error["param"]) == ("no system turns here", "messages") and ended.is_set()
+    assert (error["message"], error["param"]) == (
+        "no system turns here",
+        "messages",
+    ) and ended.is_set()

@@ -34,7 +34,9 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 def health(port: int, context: ssl.SSLContext, host: str = "127.0.0.1") -> int:
     """The status of `/health` over a connection of its own."""
-    return httpx.get(f"https://{host}:{port}/health", verify=context, timeout=GENEROUS_S).status_code
+    return httpx.get(
+        f"https://{host}:{port}/health", verify=context, timeout=GENEROUS_S
+    ).status_code
 
 
 def knowing(version: ssl.TLSVersion, authority: Authority) -> ssl.SSLContext:
@@ -49,7 +51,11 @@ def knowing(version: ssl.TLSVersion, authority: Authority) -> ssl.SSLContext:
 
 def test_clients_are_served_over_tls_and_over_nothing_else(authority: Authority) -> None:
     with served(authority.issue("gateway", "127.0.0.1", "localhost")) as port:
-        assert health(port, trusting(authority)) == health(port, trusting(authority), "localhost") == 200
+        assert (
+            health(port, trusting(authority))
+            == health(port, trusting(authority), "localhost")
+            == 200
+        )
         with pytest.raises(httpx.ConnectError, match="verify failed"):
             health(port, ssl.create_default_context())
         assert health(port, knowing(ssl.TLSVersion.TLSv1_2, authority)) == 200
@@ -59,7 +65,9 @@ def test_clients_are_served_over_tls_and_over_nothing_else(authority: Authority)
             httpx.get(f"http://127.0.0.1:{port}/health", timeout=GENEROUS_S)
 
 
-def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+def test_renewed_certificate_is_shown_without_a_restart(
+    authority: Authority, tmp_path: Path
+) -> None:
     newer = tmp_path / "newer"
     newer.mkdir()
     successor = Authority(newer)
@@ -67,7 +75,9 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
     with served(pair) as port:
         assert health(port, trusting(authority)) == 200
         renewed = successor.issue("gateway")
-        renewed.certificate.replace(pair.certificate)  # between the two, certificate and key do not fit
+        renewed.certificate.replace(
+            pair.certificate
+        )  # between the two, certificate and key do not fit
         assert health(port, trusting(authority)) == 200
         renewed.key.replace(pair.key)
         assert health(port, trusting(successor)) == 200
@@ -80,12 +90,24 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
     [
         ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
         ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
-        ({"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "the certificate is missing"),
-        ({"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "set service_ca"),
+        (
+            {"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"},
+            "SERVICE_KEY",
+            "the certificate is missing",
+        ),
+        (
+            {"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"},
+            "SERVICE_KEY",
+            "set service_ca",
+        ),
     ],
 )
 def test_certificate_of_no_use_is_one_line_that_names_it(
-    files: dict[str, str], named: str, remedy: str, authority: Authority, setting_error: SettingError
+    files: dict[str, str],
+    named: str,
+    remedy: str,
+    authority: Authority,
+    setting_error: SettingError,
 ) -> None:
     folder = authority.issue("gateway").key.parent
     line = setting_error(AUTH="none", **{name: folder / file for name, file in files.items()})

@@ -14,7 +14,20 @@ from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writ
 LETTERS = st.text("ab</think>\n ", max_size=30)
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"
 COMMENTARY = "<|start|>assistant<|channel|>commentary<|message|>"
-SNIPPETS = ("a", "\n", " b", "<", "<think>", "</think>", "[THINK]", "[/THINK]", ANALYSIS, "<|end|>", FINAL, COMMENTARY)
+SNIPPETS = (
+    "a",
+    "\n",
+    " b",
+    "<",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    ANALYSIS,
+    "<|end|>",
+    FINAL,
+    COMMENTARY,
+)
 TEXTS_WITH_MARKS = st.lists(st.sampled_from(SNIPPETS), max_size=9).map("".join)
 
 
@@ -32,18 +45,32 @@ def read(stop_checker: StopChecker, parts: list[str]) -> Delta:
     return shown
 
 
-@given(LETTERS, st.lists(st.integers(0, 30)), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
+@given(
+    LETTERS,
+    st.lists(st.integers(0, 30)),
+    st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
+)
 def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
     for prompt in ("", "<think>\n"):
-        whole, parts = (StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2))
+        whole, parts = (
+            StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2)
+        )
         assert read(parts, cut(text, places)) == read(whole, [text])
         assert parts.stop == whole.stop
 
 
-@given(TEXTS_WITH_MARKS, st.lists(st.integers(0, 60)), st.lists(st.sampled_from(["\n", "a", "\n b", "<"]), max_size=2))
-def test_parts_of_every_form_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
+@given(
+    TEXTS_WITH_MARKS,
+    st.lists(st.integers(0, 60)),
+    st.lists(st.sampled_from(["\n", "a", "\n b", "<"]), max_size=2),
+)
+def test_parts_of_every_form_show_what_the_whole_shows(
+    text: str, places: list[int], stops: list[str]
+) -> None:
     for prompt in ("", "[THINK]", f"<|start|>assistant{ANALYSIS}"):
-        whole, parts = (StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2))
+        whole, parts = (
+            StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2)
+        )
         assert read(parts, cut(text, places)) == read(whole, [text])
         assert parts.stop == whole.stop
 
@@ -53,7 +80,14 @@ def test_parts_of_every_form_show_what_the_whole_shows(text: str, places: list[i
 @pytest.mark.parametrize(
     ("prompt", "text", "stops", "reasoning", "content", "stop"),
     [
-        ("<think>\n", "so\n\nand\n</think>\n\nfive\n\nsix", ["\n\n"], "so\n\nand\n", "\n\nfive", "\n\n"),
+        (
+            "<think>\n",
+            "so\n\nand\n</think>\n\nfive\n\nsix",
+            ["\n\n"],
+            "so\n\nand\n",
+            "\n\nfive",
+            "\n\n",
+        ),
         ("", "<think>so\n\nand</think>five\n\nsix", ["\n\n"], "so\n\nand", "five", "\n\n"),
         ("", f"{ANALYSIS}so. And<|end|>{FINAL}five. Six", ["."], "so. And", "five", "."),
         ("[THINK]", "Human: so[/THINK]five Human: six", ["Human:"], "Human: so", "five ", "Human:"),
@@ -65,11 +99,21 @@ def test_parts_of_every_form_show_what_the_whole_shows(text: str, places: list[i
     ],
 )
 def test_stop_belongs_to_the_answer_and_not_to_the_reasoning(
-    prompt: str, text: str, stops: list[str], reasoning: str, content: str, stop: str | None, size: int, keep_stop: bool
+    prompt: str,
+    text: str,
+    stops: list[str],
+    reasoning: str,
+    content: str,
+    stop: str | None,
+    size: int,
+    keep_stop: bool,
 ) -> None:
     checker = StopChecker(stops, keep_stop, ReasoningParser.after(prompt))
     shown = read(checker, [text[start : start + size] for start in range(0, len(text), size)])
-    assert shown == Delta(reasoning, content + (stop or "" if keep_stop else "")) and checker.stop == stop
+    assert (
+        shown == Delta(reasoning, content + (stop or "" if keep_stop else ""))
+        and checker.stop == stop
+    )
 
 
 @given(LETTERS, st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3))
@@ -77,7 +121,8 @@ def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
     stop_checker = StopChecker(stops)
     content = read(stop_checker, [text]).content
     end, start = min(
-        ((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text), default=(0, None)
+        ((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text),
+        default=(0, None),
     )
     assert content == text[:start]
     assert stop_checker.stop == (None if start is None else text[start:end])
@@ -86,7 +131,10 @@ def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
 def test_nothing_follows_a_stop() -> None:
     stop_checker = StopChecker(["STOP"])
     assert stop_checker.add("a ST") == Delta(content="a ")
-    assert stop_checker.add("OP b") == Delta() and stop_checker.add("c") == Delta() == stop_checker.close()
+    assert (
+        stop_checker.add("OP b") == Delta()
+        and stop_checker.add("c") == Delta() == stop_checker.close()
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +152,12 @@ def test_nothing_follows_a_stop() -> None:
         ("", "[THINK]so [1][/THINK]five", "so [1]", "five"),
         ("", "[THI", "", "[THI"),
         ("", f"{ANALYSIS}so<|end|>{FINAL}five", "so", "five"),
-        ("", f"{ANALYSIS}so<|end|><|start|>assistant{ANALYSIS} and<|end|>{FINAL}five", "so and", "five"),
+        (
+            "",
+            f"{ANALYSIS}so<|end|><|start|>assistant{ANALYSIS} and<|end|>{FINAL}five",
+            "so and",
+            "five",
+        ),
         ("", f"{ANALYSIS}so<|end|>{COMMENTARY}Wait.<|end|>{FINAL}five", "so", "Wait.five"),
         ("", "<|channel|>final<|message|>five", "", "five"),
         ("", f"{ANALYSIS}so", "so", ""),
@@ -113,13 +166,17 @@ def test_nothing_follows_a_stop() -> None:
     ],
 )
 def test_reasoning_ends_at_its_mark(prompt: str, text: str, reasoning: str, content: str) -> None:
-    assert read(StopChecker(reasoning_parser=ReasoningParser.after(prompt)), list(text)) == Delta(reasoning, content)
+    assert read(StopChecker(reasoning_parser=ReasoningParser.after(prompt)), list(text)) == Delta(
+        reasoning, content
+    )
 
 
 def record(*data: bytes, end: SegmentEnd = SegmentEnd.BOUNDARY) -> SegmentRecord:
     tokens = tuple(TokenLogprob(number, piece, -1.0) for number, piece in enumerate(data))
     text = b"".join(data).decode(errors="replace")
-    return SegmentRecord(0, Segment(text, tuple(range(len(data))), "", Writer.TARGET, end), None, logprobs=tokens)
+    return SegmentRecord(
+        0, Segment(text, tuple(range(len(data))), "", Writer.TARGET, end), None, logprobs=tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,9 +185,19 @@ def record(*data: bytes, end: SegmentEnd = SegmentEnd.BOUNDARY) -> SegmentRecord
         (record(b"a", b"\xe2\x82", b"\xac", b"b"), "a€b", ["a", "", "€"], [("b", False)]),
         (record(b"a", b"", end=SegmentEnd.EOS), "a", [], [("a", False), ("", True)]),
         (record(b"a", b"\xe2\x82", end=SegmentEnd.LENGTH), "a", [], [("a", False), ("", False)]),
-        (record(b"one", b" STOPPED", b"", b"never"), "one STOP", [], [("one", False), (" STOP", False)]),
+        (
+            record(b"one", b" STOPPED", b"", b"never"),
+            "one STOP",
+            [],
+            [("one", False), (" STOP", False)],
+        ),
     ],
-    ids=["character of several tokens", "end of sequence", "character cut by the budget", "beyond the stop"],
+    ids=[
+        "character of several tokens",
+        "end of sequence",
+        "character cut by the budget",
+        "beyond the stop",
+    ],
 )
 def test_tokens_are_shown_with_whole_characters_and_without_what_follows_a_stop(
     written: SegmentRecord, text: str, first: list[str], last: list[tuple[str, bool]]
@@ -142,5 +209,11 @@ def test_tokens_are_shown_with_whole_characters_and_without_what_follows_a_stop(
 
 def test_text_that_may_begin_a_stop_waits() -> None:
     told = TokenStream()
-    assert [token.text for token in told.add(record(b"one", b" ST").logprobs or (), 0, "one ")] == []
-    assert [token.text for token in told.add(record(b"AY", b".").logprobs or (), 0, "STAY.")] == ["one", " ST", "AY"]
+    assert [
+        token.text for token in told.add(record(b"one", b" ST").logprobs or (), 0, "one ")
+    ] == []
+    assert [token.text for token in told.add(record(b"AY", b".").logprobs or (), 0, "STAY.")] == [
+        "one",
+        " ST",
+        "AY",
+    ]

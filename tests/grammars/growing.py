@@ -29,7 +29,9 @@ def deep(begin: str, end: str, inner: str = "{}") -> Grow:
 def sized(text: str) -> Grow:
     """`@` replaced by the size, a part in `<>` repeated as often."""
     parts = re.split("[<>]", text)
-    return lambda size: "".join(part * (size if i % 2 else 1) for i, part in enumerate(parts)).replace("@", str(size))
+    return lambda size: "".join(
+        part * (size if i % 2 else 1) for i, part in enumerate(parts)
+    ).replace("@", str(size))
 
 
 SCHEMAS: dict[str, Grow] = {

@@ -35,7 +35,9 @@ def compiler() -> Iterator[Compiler]:
 async def test_first_flaw_is_named_with_its_reason(compiler: Compiler) -> None:
     assert await compiler.flaw([SOUND]) is None
     wrong = await compiler.flaw([SOUND, grammar_of({"type": "objekt"}), "start: /(a/"])
-    assert wrong and wrong.index == 1 and "Invalid type: objekt" in wrong.reason and not wrong.is_empty
+    assert (
+        wrong and wrong.index == 1 and "Invalid type: objekt" in wrong.reason and not wrong.is_empty
+    )
     empty = await compiler.flaw([grammar_of({"$ref": "#"})])
     assert empty and empty.is_empty
 
@@ -45,10 +47,14 @@ async def test_harmless_schema_compiles(compiler: Compiler, name: str) -> None:
     assert await compiler.flaw([grammar_of(HARMLESS[name])]) is None
 
 
-async def test_grammar_without_an_end_to_compiling_is_a_flaw_and_the_next_one_compiles(compiler: Compiler) -> None:
+async def test_grammar_without_an_end_to_compiling_is_a_flaw_and_the_next_one_compiles(
+    compiler: Compiler,
+) -> None:
     assert await compiler.flaw([SOUND, grammar_of(COSTLY["patterns"])]) == Flaw(None, TOO_COSTLY)
     assert await compiler.flaw([grammar_of(COSTLY["multiples"])]) is None
-    assert await compiler.flaw([SOUND, grammar_of(COSTLY["patterns"])]) == Flaw(None, TOO_COSTLY)  # not compiled again
+    assert await compiler.flaw([SOUND, grammar_of(COSTLY["patterns"])]) == Flaw(
+        None, TOO_COSTLY
+    )  # not compiled again
     assert len(processes()) == 1
 
 
@@ -111,7 +117,10 @@ async def test_refusal_is_short_whatever_the_grammar_quotes(compiler: Compiler, 
     ("grammar", "reason"),
     [
         ("start: /(a/", "unclosed group"),
-        (f"start: /(?=x)({'a' * 19_000})/", "look-around, including look-ahead and look-behind, is not supported"),
+        (
+            f"start: /(?=x)({'a' * 19_000})/",
+            "look-around, including look-ahead and look-behind, is not supported",
+        ),
         ("start: answer\nanswer: /[/", "unclosed character class"),
         (f"start: ] {'b' * 900_000}", "expecting rule, token or statement (at \"]\" (']'))"),
         (grammar_of({"type": "string", "pattern": "(?=a)b"}), "look-around, including look-ahead"),
@@ -140,5 +149,7 @@ async def test_refused_grammars_leave_little_memory(compiler: Compiler) -> None:
 
 async def test_results_are_forgotten_beyond_a_number(compiler: Compiler) -> None:
     for number in range(MAX_KNOWN + 20):
-        assert await compiler.flaw([grammar_of({"type": "objekt", "title": f"{number}"})]) is not None
+        assert (
+            await compiler.flaw([grammar_of({"type": "objekt", "title": f"{number}"})]) is not None
+        )
     assert compiler.num_known == MAX_KNOWN

@@ -9,5 +9,7 @@ MODULES = (environment, lifecycle, references, network, policy, custom)
 def check(objects: Objects) -> None:
     """Raises: what the functions `check_*` raise, mostly AssertionError."""
     for module in MODULES:
-        for function in [found for name, found in vars(module).items() if name.startswith("check_")]:
+        for function in [
+            found for name, found in vars(module).items() if name.startswith("check_")
+        ]:
             function(objects)

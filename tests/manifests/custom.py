@@ -18,22 +18,36 @@ ALERTS = ROOT / "deploy" / "monitoring" / "prometheus" / "alerts.yml"
 def check_scalers(objects: Objects) -> None:
     """Triggers ask for metrics that there are, of their own service, do not take silence for idleness, and scale out
     before a gateway is full."""
-    exposed = {family.name for family in text_string_to_metric_families(Metrics().exposition().decode())}
+    exposed = {
+        family.name for family in text_string_to_metric_families(Metrics().exposition().decode())
+    }
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
     for scaler in of_kind(objects, "ScaledObject"):
         spec, name = scaler["spec"], scaler["metadata"]["name"]
         wanted = {"behavior": "currentReplicasIfHigher", "replicas": spec["minReplicaCount"]}
-        assert wanted.items() <= spec["fallback"].items(), f"{name}: goes to some number when Prometheus is away"
+        assert wanted.items() <= spec["fallback"].items(), (
+            f"{name}: goes to some number when Prometheus is away"
+        )
         for trigger in spec["triggers"]:
             metadata = trigger["metadata"]
             query, threshold = metadata["query"], float(metadata["threshold"])
             asked = set(re.findall(r"\bsemspec_gateway_\w+", query))
-            assert "semspec_gateway_queue_depth" in asked and asked <= exposed, f"{name}: asks for {sorted(asked)}"
-            assert metadata["ignoreNullValues"] == "false" and threshold > 0, f"{name}: takes silence for idleness"
-            assert name != "gateway" or threshold < settings.max_concurrent, "full before another one is asked for"
-            assert set(re.findall(r'service="(\w+)"', query)) <= {name}, f"{name}: scales by the load of others"
-            assert set(re.findall(r'namespace="(\w+)"', query)) == {scaler["metadata"]["namespace"]}, name
+            assert "semspec_gateway_queue_depth" in asked and asked <= exposed, (
+                f"{name}: asks for {sorted(asked)}"
+            )
+            assert metadata["ignoreNullValues"] == "false" and threshold > 0, (
+                f"{name}: takes silence for idleness"
+            )
+            assert name != "gateway" or threshold < settings.max_concurrent, (
+                "full before another one is asked for"
+            )
+            assert set(re.findall(r'service="(\w+)"', query)) <= {name}, (
+                f"{name}: scales by the load of others"
+            )
+            assert set(re.findall(r'namespace="(\w+)"', query)) == {
+                scaler["metadata"]["namespace"]
+            }, name
 
 
 def check_certificates(objects: Objects) -> None:
@@ -42,28 +56,45 @@ def check_certificates(objects: Objects) -> None:
     if not certificates:
         return
     for name, certificate in certificates.items():
-        assert certificate["spec"]["issuerRef"]["name"] in issuers, f"Certificate/{name}: its issuer does not exist"
+        assert certificate["spec"]["issuerRef"]["name"] in issuers, (
+            f"Certificate/{name}: its issuer does not exist"
+        )
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
         host = address.partition(":")[0]
         spec = certificates[host]["spec"]
-        assert {host, "localhost"} <= set(spec["dnsNames"]), f"Certificate/{host}: is for {spec['dnsNames']}"
-        assert {"server auth", "client auth"} <= set(spec["usages"]), f"Certificate/{host}: must serve and ask itself"
+        assert {host, "localhost"} <= set(spec["dnsNames"]), (
+            f"Certificate/{host}: is for {spec['dnsNames']}"
+        )
+        assert {"server auth", "client auth"} <= set(spec["usages"]), (
+            f"Certificate/{host}: must serve and ask itself"
+        )
     assert "client auth" in certificates["gateway-client"]["spec"]["usages"]
 
 
 def check_monitors(objects: Objects) -> None:
     """Scrapes reach their ports, with TLS where there is any, and for gateways a key and the job that alerts name."""
     for monitor in of_kind(objects, "PodMonitor"):
-        one, is_gateway = pod(objects, monitor["metadata"]["name"]), monitor["metadata"]["name"] == "gateway"
+        one, is_gateway = (
+            pod(objects, monitor["metadata"]["name"]),
+            monitor["metadata"]["name"] == "gateway",
+        )
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         port, [rule] = one.ports[endpoint["port"]], endpoint["relabelings"]
-        assert endpoint["path"] == "/metrics" and ("authorization" in endpoint) == is_gateway, name_of(monitor)
-        assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), name_of(monitor)
-        assert rule == {"targetLabel": "job", "replacement": f"semspec-{one.name}"}, name_of(monitor)
+        assert endpoint["path"] == "/metrics" and ("authorization" in endpoint) == is_gateway, (
+            name_of(monitor)
+        )
+        assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), (
+            name_of(monitor)
+        )
+        assert rule == {"targetLabel": "job", "replacement": f"semspec-{one.name}"}, name_of(
+            monitor
+        )
         assert not is_gateway or f'job="{rule["replacement"]}"' in ALERTS.read_text()
-        assert network.is_allowed(objects, one, "Ingress", None, port), f"{name_of(monitor)}: not to be reached"
+        assert network.is_allowed(objects, one, "Ingress", None, port), (
+            f"{name_of(monitor)}: not to be reached"
+        )
 
 
 NGINX = "nginx.ingress.kubernetes.io/"
@@ -77,16 +108,28 @@ def check_ingresses(objects: Objects) -> None:
     for ingress in of_kind(objects, "Ingress"):
         name, metadata, spec = name_of(ingress), ingress["metadata"], ingress["spec"]
         options = {key.removeprefix(NGINX): value for key, value in metadata["annotations"].items()}
-        [backend] = [path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]]
+        [backend] = [
+            path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]
+        ]
         ports = {port["name"]: port["port"] for port in services[backend["name"]]["spec"]["ports"]}
         port = ports[backend["port"]["name"]]
-        assert network.is_allowed(objects, gateway, "Ingress", None, port), f"{name}: may not reach the gateway"
-        assert spec["tls"][0]["hosts"] == [rule["host"] for rule in spec["rules"]], f"{name}: a host is without TLS"
-        assert int(options["proxy-body-size"].removesuffix("m")) << 20 >= settings.max_body_bytes, name
+        assert network.is_allowed(objects, gateway, "Ingress", None, port), (
+            f"{name}: may not reach the gateway"
+        )
+        assert spec["tls"][0]["hosts"] == [rule["host"] for rule in spec["rules"]], (
+            f"{name}: a host is without TLS"
+        )
+        assert int(options["proxy-body-size"].removesuffix("m")) << 20 >= settings.max_body_bytes, (
+            name
+        )
         protocol = "HTTPS" if settings.tls_certificate else "HTTP"
-        assert options.get("backend-protocol", "HTTP") == protocol, f"{name}: the gateway speaks {protocol}"
+        assert options.get("backend-protocol", "HTTP") == protocol, (
+            f"{name}: the gateway speaks {protocol}"
+        )
         if settings.tls_certificate:
             certificate = named(objects, "Certificate")["gateway"]["spec"]
             secret = f"{metadata['namespace']}/{certificate['secretName']}"
-            assert (options["proxy-ssl-secret"], options["proxy-ssl-verify"]) == (secret, "on"), name
+            assert (options["proxy-ssl-secret"], options["proxy-ssl-verify"]) == (secret, "on"), (
+                name
+            )
             assert options["proxy-ssl-name"] in certificate["dnsNames"], name

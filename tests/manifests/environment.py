@@ -39,7 +39,9 @@ def environment(objects: Objects, container: Manifest) -> dict[str, str]:
         if secret := entry.get("valueFrom", {}).get("secretKeyRef"):
             found[entry["name"]] = SECRETS[secret["name"]][secret["key"]]
         else:
-            found[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], entry["value"])
+            found[entry["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda match: found[match[1]], entry["value"]
+            )
     return found
 
 
@@ -47,7 +49,11 @@ def settings_of(objects: Objects, one: Pod) -> GatewaySettings | ServiceSettings
     """The settings of the process, its files made up. Raises: ValueError with what it says when it cannot start."""
     found, complaint = environment(objects, one.main), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
-        own = {name: _on_disk(value, Path(folder)) for name, value in found.items() if name.startswith("SEMSPEC_")}
+        own = {
+            name: _on_disk(value, Path(folder))
+            for name, value in found.items()
+            if name.startswith("SEMSPEC_")
+        }
         with patch.dict(os.environ, own, clear=True), contextlib.redirect_stderr(complaint):
             try:
                 return load_settings(SETTINGS[one.name])
@@ -63,7 +69,9 @@ def check_environment(objects: Objects) -> None:
             folders = list(map(Path, mounts(one.main)))
             for name, value in environment(objects, one.main).items():
                 is_mounted = any(Path(value).is_relative_to(folder) for folder in folders)
-                assert is_mounted or not value.startswith("/"), f"{one}: {name}={value} lies on no mount"
+                assert is_mounted or not value.startswith("/"), (
+                    f"{one}: {name}={value} lies on no mount"
+                )
 
 
 def _on_disk(value: str, folder: Path) -> str:
@@ -87,4 +95,8 @@ def certificates() -> dict[str, bytes]:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost")
     chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
-    return {"tls.crt": chain, "tls.key": issued.private_key_pem.bytes(), "ca.crt": authority.cert_pem.bytes()}
+    return {
+        "tls.crt": chain,
+        "tls.key": issued.private_key_pem.bytes(),
+        "ca.crt": authority.cert_pem.bytes(),
+    }

@@ -67,7 +67,9 @@ def built_in(folder: Path, kustomization: Mapping[str, Any]) -> Objects:
     """The manifests of a kustomization in `folder`, from where its resources and components are looked for."""
     own = dict(kustomization)
     for kind in ("resources", "components"):
-        own[kind] = [os.path.relpath(path, folder.resolve()) for path in kustomization.get(kind, ())]
+        own[kind] = [
+            os.path.relpath(path, folder.resolve()) for path in kustomization.get(kind, ())
+        ]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
     command = next(command for tool, command in COMMANDS.items() if shutil.which(tool))
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120)

@@ -34,7 +34,9 @@ def check_lifecycle(objects: Objects) -> None:
         if one.name in SETTINGS:
             settings = settings_of(objects, one)
             open_ports = filter(None, [settings.port, getattr(settings, "metrics_port", None)])
-            assert settings.host == "0.0.0.0" and [*one.ports.values()] == [*open_ports], f"{one}: {one.ports}"
+            assert settings.host == "0.0.0.0" and [*one.ports.values()] == [*open_ports], (
+                f"{one}: {one.ports}"
+            )
             for name in PROBES:
                 _check_probe(one, name, settings)
             _check_end(one, settings)
@@ -50,30 +52,42 @@ def check_redis(objects: Objects) -> None:
         assert 2 * limit_bytes <= bytes_of(one.main["resources"]["limits"]["memory"]), one
         assert isinstance(settings, GatewaySettings)
         is_large = any(other.has_gpu for other in pods(objects))
-        assert not is_large or STORED_BYTES_A_SECOND * settings.ttl_s < limit_bytes / 2, f"{one}: is full too soon"
+        assert not is_large or STORED_BYTES_A_SECOND * settings.ttl_s < limit_bytes / 2, (
+            f"{one}: is full too soon"
+        )
 
 
 def _check_probe(one: Pod, name: str, settings: Settings) -> None:
     probe: Manifest = one.main[name]
     if isinstance(settings, GatewaySettings):
         path = "/ready" if name == "readinessProbe" else "/health"
-        asked = {"path": path, "port": "http"} | ({"scheme": "HTTPS"} if settings.tls_certificate else {})
+        asked = {"path": path, "port": "http"} | (
+            {"scheme": "HTTPS"} if settings.tls_certificate else {}
+        )
         assert probe["httpGet"] == asked, f"{one}: {name}"
         patience_s = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
-        is_patient = name != "readinessProbe" or patience_s > (settings.target_patience_s or LEAST_PATIENCE_S)
+        is_patient = name != "readinessProbe" or patience_s > (
+            settings.target_patience_s or LEAST_PATIENCE_S
+        )
         assert is_patient, f"{one}: loses its endpoints while it waits for a lost target"
         return
     service = "" if name == "livenessProbe" else f"semspec.v2.{one.name.title()}"
     if settings.tls_certificate is None:
-        assert probe["grpc"] == {"port": settings.port} | ({"service": service} if service else {}), f"{one}: {name}"
+        assert probe["grpc"] == {"port": settings.port} | (
+            {"service": service} if service else {}
+        ), f"{one}: {name}"
         return
     assert "grpc" not in probe and probe["timeoutSeconds"] >= 5, f"{one}: {name}"
     program, command, *words = probe["exec"]["command"]
     health: Any = parser([]).parse_args([command, *words])
     assert (program, command) == ("semspec", "health")
-    assert (health.address, health.service) == (f"grpcs://localhost:{settings.port}", service), f"{one}: {name}"
+    assert (health.address, health.service) == (f"grpcs://localhost:{settings.port}", service), (
+        f"{one}: {name}"
+    )
     files = (health.ca, health.certificate, health.key)
-    assert all(str(file.parent) in mounts(one.main) for file in files), f"{one}: {name} reads {files}"
+    assert all(str(file.parent) in mounts(one.main) for file in files), (
+        f"{one}: {name} reads {files}"
+    )
 
 
 def _check_end(one: Pod, settings: Settings) -> None:
@@ -81,27 +95,60 @@ def _check_end(one: Pod, settings: Settings) -> None:
     is_gateway = isinstance(settings, GatewaySettings)
     known_s = 1 if is_gateway else LOOKUP_S + ClientOptions().resolve_s
     assert pause_s >= known_s, f"{one}: begins to end while others still send to it"
-    end_s = pause_s + settings.settle_s + settings.grace_s + (STORED_WITHIN_S if is_gateway else 0) + FLUSH_TIMEOUT_S
-    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, f"{one}: is killed before its {end_s:g} s"
+    end_s = (
+        pause_s
+        + settings.settle_s
+        + settings.grace_s
+        + (STORED_WITHIN_S if is_gateway else 0)
+        + FLUSH_TIMEOUT_S
+    )
+    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, (
+        f"{one}: is killed before its {end_s:g} s"
+    )
 
 
 def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
-    num_gpus = settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
-    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), f"{one}: its processes share no more than 64 MiB"
-    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), f"{one}: has another engine's image"
+    num_gpus = (
+        settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
+    )
+    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), (
+        f"{one}: its processes share no more than 64 MiB"
+    )
+    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), (
+        f"{one}: has another engine's image"
+    )
     cache = environment(objects, one.main).get("HF_HOME", "")
-    assert cache in mounts(one.main), f"{one}: keeps the hub's files in {cache!r}, which is no volume"
+    assert cache in mounts(one.main), (
+        f"{one}: keeps the hub's files in {cache!r}, which is no volume"
+    )
     limits = one.main["resources"]["limits"]
     if one.has_gpu:
-        assert int(limits[GPU]) == num_gpus, f"{one}: has other than the {num_gpus} GPUs that it uses"
+        assert int(limits[GPU]) == num_gpus, (
+            f"{one}: has other than the {num_gpus} GPUs that it uses"
+        )
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
         found, start = environment(objects, one.main), one.main["startupProbe"]
-        assert found["HF_HUB_OFFLINE"] == "1" and start["failureThreshold"] * start["periodSeconds"] <= 1200, one
-        [mount] = [name for path, name in mounts(one.main).items() if found["VLLM_CACHE_ROOT"].startswith(path)]
-        assert "persistentVolumeClaim" in volumes(one)[mount], f"{one}: compiles again at each start"
-        wanted = one.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert (
+            found["HF_HUB_OFFLINE"] == "1"
+            and start["failureThreshold"] * start["periodSeconds"] <= 1200
+        ), one
+        [mount] = [
+            name
+            for path, name in mounts(one.main).items()
+            if found["VLLM_CACHE_ROOT"].startswith(path)
+        ]
+        assert "persistentVolumeClaim" in volumes(one)[mount], (
+            f"{one}: compiles again at each start"
+        )
+        wanted = one.spec["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
         [term] = wanted["nodeSelectorTerms"]
-        assert "nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]}, f"{one}: takes any GPU"
+        assert "nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]}, (
+            f"{one}: takes any GPU"
+        )
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
-        assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, f"{one}: {limits}"
+        assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, (
+            f"{one}: {limits}"
+        )

@@ -19,7 +19,9 @@ def check_policies(objects: Objects) -> None:
     policies = of_kind(objects, "NetworkPolicy")
     walls = [policy["spec"] for policy in policies if not policy["spec"]["podSelector"]]
     closed = [wall for wall in walls if not wall.get("ingress") and not wall.get("egress")]
-    assert any(set(wall["policyTypes"]) == set(RULES) for wall in closed), "nothing denies what no policy allows"
+    assert any(set(wall["policyTypes"]) == set(RULES) for wall in closed), (
+        "nothing denies what no policy allows"
+    )
     for policy in policies:
         spec, name = policy["spec"], name_of(policy)
         own = selected(objects, spec["podSelector"])
@@ -30,13 +32,19 @@ def check_policies(objects: Objects) -> None:
             for peer in rule["to"]:
                 if "namespaceSelector" not in peer and "podSelector" in peer:
                     _check_open(name, rule, selected(objects, peer["podSelector"]))
-            blocks = {peer["ipBlock"]["cidr"] for peer in rule["to"] if "ipBlock" in peer} & EVERYWHERE
-            assert blocks in (set(), EVERYWHERE), f"{name}: leads to one family of addresses, {blocks}"
+            blocks = {
+                peer["ipBlock"]["cidr"] for peer in rule["to"] if "ipBlock" in peer
+            } & EVERYWHERE
+            assert blocks in (set(), EVERYWHERE), (
+                f"{name}: leads to one family of addresses, {blocks}"
+            )
 
 
 def _check_open(name: str, rule: Manifest, others: list[Pod]) -> None:
     ports = {port for one in others for port in one.ports.values()}
-    assert {port["port"] for port in rule["ports"]} <= ports, f"{name}: no container there listens on {rule['ports']}"
+    assert {port["port"] for port in rule["ports"]} <= ports, (
+        f"{name}: no container there listens on {rule['ports']}"
+    )
 
 
 def check_ways(objects: Objects) -> None:
@@ -44,21 +52,25 @@ def check_ways(objects: Objects) -> None:
     for caller, called in permutations((one for one in pods(objects) if one.is_served), 2):
         served = {port for name, port in called.ports.items() if name != "metrics"}
         needed = served if caller.name == "gateway" and called.name in CALLED else set()
-        assert {port for port in called.ports.values() if may_call(objects, caller, called, port)} == needed, (
-            f"{caller} reaches too much or too little of {called}"
-        )
+        assert {
+            port for port in called.ports.values() if may_call(objects, caller, called, port)
+        } == needed, f"{caller} reaches too much or too little of {called}"
     for one in pods(objects):
         assert is_allowed(objects, one, "Egress", None, DNS), f"{one} cannot look up names"
     settings, services = settings_of(objects, pod(objects, "gateway")), named(objects, "Service")
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
         host, _, port = address.partition(":")
-        assert int(port) in {one["port"] for one in services[host]["spec"]["ports"]}, f"the gateway calls {address}"
+        assert int(port) in {one["port"] for one in services[host]["spec"]["ports"]}, (
+            f"the gateway calls {address}"
+        )
 
 
 def may_call(objects: Objects, caller: Pod, called: Pod, port: int) -> bool:
     """Whether the caller may send this and the called one receive it."""
-    return is_allowed(objects, caller, "Egress", called, port) and is_allowed(objects, called, "Ingress", caller, port)
+    return is_allowed(objects, caller, "Egress", called, port) and is_allowed(
+        objects, called, "Ingress", caller, port
+    )
 
 
 def is_allowed(objects: Objects, one: Pod, direction: str, other: Pod | None, port: int) -> bool:
@@ -67,7 +79,9 @@ def is_allowed(objects: Objects, one: Pod, direction: str, other: Pod | None, po
     for policy in of_kind(objects, "NetworkPolicy"):
         if one in selected(objects, policy["spec"]["podSelector"]):
             for rule in policy["spec"].get(rules, ()):
-                is_peer = peers not in rule or any(_is_peer(objects, peer, other) for peer in rule[peers])
+                is_peer = peers not in rule or any(
+                    _is_peer(objects, peer, other) for peer in rule[peers]
+                )
                 if is_peer and port in {port["port"] for port in rule["ports"]}:
                     return True
     return False
@@ -76,4 +90,8 @@ def is_allowed(objects: Objects, one: Pod, direction: str, other: Pod | None, po
 def _is_peer(objects: Objects, peer: dict[str, Any], other: Pod | None) -> bool:
     if other is None:
         return "namespaceSelector" in peer
-    return "namespaceSelector" not in peer and "podSelector" in peer and other in selected(objects, peer["podSelector"])
+    return (
+        "namespaceSelector" not in peer
+        and "podSelector" in peer
+        and other in selected(objects, peer["podSelector"])
+    )

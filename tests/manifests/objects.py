@@ -45,7 +45,11 @@ class Pod:
 
     @property
     def ports(self) -> dict[str, int]:
-        return {port["name"]: port["containerPort"] for one in self.containers for port in one.get("ports", ())}
+        return {
+            port["name"]: port["containerPort"]
+            for one in self.containers
+            for port in one.get("ports", ())
+        }
 
     @property
     def has_gpu(self) -> bool:
@@ -67,7 +71,10 @@ def named(objects: Objects, kind: str) -> dict[str, Manifest]:
 def pods(objects: Objects) -> list[Pod]:
     owners = of_kind(objects, *WORKLOADS, "Job")
     templates = [(owner, owner["spec"]["template"]) for owner in owners]
-    return [Pod(owner, template["metadata"]["labels"], template["spec"]) for owner, template in templates]
+    return [
+        Pod(owner, template["metadata"]["labels"], template["spec"])
+        for owner, template in templates
+    ]
 
 
 def pod(objects: Objects, name: str) -> Pod:
@@ -84,7 +91,9 @@ def _matches(selector: Manifest, labels: Mapping[str, str]) -> bool:
     wanted = selector.get("matchLabels", {}).items()
     expressions = selector.get("matchExpressions", ())
     assert all(expression["operator"] == "In" for expression in expressions)
-    return wanted <= labels.items() and all(labels.get(one["key"]) in one["values"] for one in expressions)
+    return wanted <= labels.items() and all(
+        labels.get(one["key"]) in one["values"] for one in expressions
+    )
 
 
 def mounts(container: Manifest) -> dict[str, str]:
@@ -107,7 +116,9 @@ def bytes_of(quantity: str) -> int:
 
 def references(value: Any, *keys: str) -> Iterator[Manifest]:
     """Every object under one of the keys, however deep: `secretKeyRef`, `configMapRef`."""
-    children: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    children: Iterable[Any] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     if isinstance(value, dict):
         yield from (value[key] for key in keys if isinstance(value.get(key), dict))
     for child in children:

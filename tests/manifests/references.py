@@ -4,7 +4,18 @@ from collections.abc import Iterator
 
 from tests.manifests.environment import SECRETS, certificates
 from tests.manifests.kustomize import Manifest, Objects
-from tests.manifests.objects import Pod, bytes_of, mounts, name_of, named, of_kind, pods, references, selected, volumes
+from tests.manifests.objects import (
+    Pod,
+    bytes_of,
+    mounts,
+    name_of,
+    named,
+    of_kind,
+    pods,
+    references,
+    selected,
+    volumes,
+)
 
 SELECTING = ("Service", "PodDisruptionBudget", "PodMonitor")
 
@@ -15,10 +26,14 @@ def check_selectors(objects: Objects) -> None:
         selector = one.owner["spec"].get("selector", {"matchLabels": one.labels})
         assert selected([one.owner], selector) == [one], f"{one}: its selector misses its own pods"
         for spread in one.spec.get("topologySpreadConstraints", ()):
-            assert selected(objects, spread["labelSelector"]) == [one], f"{one}: spreads other pods than its own"
+            assert selected(objects, spread["labelSelector"]) == [one], (
+                f"{one}: spreads other pods than its own"
+            )
     for manifest in of_kind(objects, *SELECTING):
         selector = manifest["spec"]["selector"]
-        taken = selected(objects, {"matchLabels": selector} if manifest["kind"] == "Service" else selector)
+        taken = selected(
+            objects, {"matchLabels": selector} if manifest["kind"] == "Service" else selector
+        )
         assert [one.name for one in taken] == [manifest["metadata"]["name"]], name_of(manifest)
 
 
@@ -27,9 +42,13 @@ def check_ports(objects: Objects) -> None:
     for service in of_kind(objects, "Service"):
         for one in selected(objects, {"matchLabels": service["spec"]["selector"]}):
             for port in service["spec"]["ports"]:
-                assert one.ports.get(port["targetPort"]) == port["port"], f"{name_of(service)}: {port} is none of {one}"
+                assert one.ports.get(port["targetPort"]) == port["port"], (
+                    f"{name_of(service)}: {port} is none of {one}"
+                )
     for monitor in of_kind(objects, "PodMonitor"):
-        known = {name for one in selected(objects, monitor["spec"]["selector"]) for name in one.ports}
+        known = {
+            name for one in selected(objects, monitor["spec"]["selector"]) for name in one.ports
+        }
         asked = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
         assert asked <= known, f"{name_of(monitor)}: {asked}"
 
@@ -40,7 +59,9 @@ def check_mounts(objects: Objects) -> None:
         mounted = {name for container in one.containers for name in mounts(container).values()}
         assert mounted == volumes(one).keys(), f"{one}: mounts are not its volumes"
         for container in one.containers:
-            assert len(mounts(container)) == len(container.get("volumeMounts", ())), f"{one}: two mounts in one place"
+            assert len(mounts(container)) == len(container.get("volumeMounts", ())), (
+                f"{one}: two mounts in one place"
+            )
 
 
 def check_sources(objects: Objects) -> None:
@@ -48,15 +69,23 @@ def check_sources(objects: Objects) -> None:
     used_configs = set[str]()
     for one in pods(objects):
         for kind, names in _used(one).items():
-            assert names <= named(objects, kind).keys(), f"{one}: not every {kind} of {names} is there"
+            assert names <= named(objects, kind).keys(), (
+                f"{one}: not every {kind} of {names} is there"
+            )
         used_configs |= _used(one)["ConfigMap"]
     for name, config in named(objects, "ConfigMap").items():
-        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], f"{name} is not used"
-    issued = {one["spec"]["secretName"]: set(certificates()) for one in of_kind(objects, "Certificate")}
+        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], (
+            f"{name} is not used"
+        )
+    issued = {
+        one["spec"]["secretName"]: set(certificates()) for one in of_kind(objects, "Certificate")
+    }
     secrets = {name: set(keys) for name, keys in SECRETS.items()} | issued
     for manifest in objects:
         for secret, key in _used_secrets(manifest):
-            assert key in secrets[secret], f"{name_of(manifest)}: nothing makes the Secret {secret} with {key}"
+            assert key in secrets[secret], (
+                f"{name_of(manifest)}: nothing makes the Secret {secret} with {key}"
+            )
 
 
 def _used(one: Pod) -> dict[str, set[str]]:
@@ -64,7 +93,9 @@ def _used(one: Pod) -> dict[str, set[str]]:
     configs = references(one.spec, "configMapRef", "configMapKeyRef", "configMap")
     return {
         "ConfigMap": {found["name"] for found in configs},
-        "PersistentVolumeClaim": {found["claimName"] for found in references(one.spec, "persistentVolumeClaim")},
+        "PersistentVolumeClaim": {
+            found["claimName"] for found in references(one.spec, "persistentVolumeClaim")
+        },
         "ServiceAccount": {one.spec.get("serviceAccountName", "default")},
     }
 
@@ -82,13 +113,20 @@ def check_scale_targets(objects: Objects) -> None:
     targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers]
     assert len(set(targets)) == len(targets), f"two autoscalers of one Deployment: {targets}"
     for name in targets:
-        assert "replicas" not in named(objects, "Deployment")[name]["spec"], f"{name} says its own replicas"
+        assert "replicas" not in named(objects, "Deployment")[name]["spec"], (
+            f"{name} says its own replicas"
+        )
 
 
 def check_memory(objects: Objects) -> None:
     """Volumes in memory fit into the limit of their pod."""
     for one in pods(objects):
-        limit = sum(bytes_of(container["resources"]["limits"]["memory"]) for container in one.spec["containers"])
+        limit = sum(
+            bytes_of(container["resources"]["limits"]["memory"])
+            for container in one.spec["containers"]
+        )
         for volume in volumes(one).values():
             medium = volume.get("emptyDir", {})
-            assert medium.get("medium") != "Memory" or 2 * bytes_of(medium["sizeLimit"]) <= limit, f"{one}: {volume}"
+            assert medium.get("medium") != "Memory" or 2 * bytes_of(medium["sizeLimit"]) <= limit, (
+                f"{one}: {volume}"
+            )

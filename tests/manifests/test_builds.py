@@ -10,7 +10,10 @@ from tests.manifests.custom import OWN_KINDS
 from tests.manifests.kustomize import KUBERNETES, Build, builds, has_tool
 from tests.manifests.objects import mounts, named, pod
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed"),
+]
 
 BUILDS = list(builds())
 RELEASES = Build("two-gpu", ("releases",)), Build("release-2")
@@ -19,7 +22,10 @@ VERSIONS = ("1.30", "1.34", "1.37")
 
 
 def test_each_pair_of_components_is_built() -> None:
-    known = {path.name for path in (KUBERNETES / "components").iterdir()} - {"gpu", "releases"}  # parts of overlays
+    known = {path.name for path in (KUBERNETES / "components").iterdir()} - {
+        "gpu",
+        "releases",
+    }  # parts of overlays
     built = {frozenset(pair) for build in BUILDS for pair in combinations(build.components, 2)}
     assert built == {frozenset(pair) for pair in combinations(known, 2)}
 
@@ -36,14 +42,21 @@ def test_second_release_has_a_verifier_that_gateways_reach_and_engines_are_as_th
     assert all(built[0][role] == built[1][role] for role in ("draft", "target", "verifier"))
     [_, listed] = json.loads(named(first, "ConfigMap")["releases"]["data"]["releases.json"])
     host, _, port = listed["verifier"].partition(":")
-    assert int(port) in pod(second, host).ports.values() and listed["pair"] in mounts(pod(first, "gateway").main)
+    assert int(port) in pod(second, host).ports.values() and listed["pair"] in mounts(
+        pod(first, "gateway").main
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed").validate
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    ).validate
     manifests = [
-        manifest for build in (*BUILDS, *RELEASES) for manifest in build.objects() if manifest["kind"] not in OWN_KINDS
+        manifest
+        for build in (*BUILDS, *RELEASES)
+        for manifest in build.objects()
+        if manifest["kind"] not in OWN_KINDS
     ]
     for text in sorted({json.dumps(manifest) for manifest in manifests}):
         validate(json.loads(text), version, strict=True)

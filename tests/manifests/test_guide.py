@@ -23,9 +23,13 @@ def blocks(language: str) -> list[str]:
 
 
 def test_secrets_are_those_that_the_manifests_refer_to() -> None:
-    commands = (shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines())
+    commands = (
+        shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()
+    )
     created = [words for words in commands if words[3:6] == ["create", "secret", "generic"]]
-    keys = {words[6]: {words[7].removeprefix("--from-literal=").partition("=")[0]} for words in created}
+    keys = {
+        words[6]: {words[7].removeprefix("--from-literal=").partition("=")[0]} for words in created
+    }
     assert keys == {name: set(values) for name, values in SECRETS.items()}
 
 
@@ -42,4 +46,8 @@ def test_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
 
 @wants_tool
 def test_namespace_can_be_another(tmp_path: Path) -> None:
-    check(built_in(tmp_path, {"namespace": "other", "resources": [KUBERNETES / "overlays" / "two-gpu"]}))
+    check(
+        built_in(
+            tmp_path, {"namespace": "other", "resources": [KUBERNETES / "overlays" / "two-gpu"]}
+        )
+    )

@@ -15,7 +15,11 @@ from tests.manifests.custom import ALERTS
 from tests.manifests.kustomize import KUBERNETES, ROOT
 
 pytestmark = pytest.mark.slow
-FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
+FOLDERS = sorted(
+    path.parent
+    for path in KUBERNETES.rglob("kustomization.yaml")
+    if path.parent.name != "probe-training"
+)
 GPU = KUBERNETES / "components" / "gpu"
 
 
@@ -39,21 +43,31 @@ def test_every_file_is_used_and_every_used_file_is_there(folder: Path) -> None:
     content = kustomization(folder)
     named = [name for name in content.get("resources", ()) if name.endswith(".yaml")]
     named += [patch["path"] for patch in content.get("patches", ()) if "path" in patch]
-    named += [name for config in content.get("configMapGenerator", ()) for name in config.get("files", ())]
-    assert sorted(named) == sorted({path.name for path in folder.iterdir()} - {"kustomization.yaml"})
+    named += [
+        name for config in content.get("configMapGenerator", ()) for name in config.get("files", ())
+    ]
+    assert sorted(named) == sorted(
+        {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
+    )
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_images_of_ours_are_of_this_version(folder: Path) -> None:
     images = [
-        image for image in kustomization(folder).get("images", ()) if image["name"].startswith("ghcr.io/semspec/")
+        image
+        for image in kustomization(folder).get("images", ())
+        if image["name"].startswith("ghcr.io/semspec/")
     ]
-    assert all(re.sub("-(cuda|vllm)$", "", image["newTag"]) == semspec.__version__ for image in images)
+    assert all(
+        re.sub("-(cuda|vllm)$", "", image["newTag"]) == semspec.__version__ for image in images
+    )
 
 
 def test_bundled_pair_is_laid_out_as_the_pods_look_for_it() -> None:
     values = settings(KUBERNETES / "overlays" / "cpu") | settings(KUBERNETES / "base")
-    paths = [value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")]
+    paths = [
+        value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")
+    ]
     assert len(paths) == 6 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
 
 
@@ -61,22 +75,41 @@ def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:
     config, own = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml"), settings(GPU)
     assert own["SEMSPEC_GATEWAY_MODEL_NAME"] == config.name
     for role, model in (("DRAFT", config.draft), ("TARGET", config.target)):
-        served = own[f"SEMSPEC_{role}_MODEL"], own[f"SEMSPEC_{role}_REVISION"], own[f"SEMSPEC_{role}_DTYPE"]
+        served = (
+            own[f"SEMSPEC_{role}_MODEL"],
+            own[f"SEMSPEC_{role}_REVISION"],
+            own[f"SEMSPEC_{role}_DTYPE"],
+        )
         assert served == (model.model, model.revision, model.dtype)
 
 
 def test_real_pair_is_served_alike_by_compose() -> None:
-    services = composed(SECRETS | {"SEMSPEC_PAIR": "/srv/pair"}, TWO_GPU, TWO_GPU.with_name("separate.yml"))
-    theirs = {name: value for service in services.values() for name, value in service.get("environment", {}).items()}
+    services = composed(
+        SECRETS | {"SEMSPEC_PAIR": "/srv/pair"}, TWO_GPU, TWO_GPU.with_name("separate.yml")
+    )
+    theirs = {
+        name: value
+        for service in services.values()
+        for name, value in service.get("environment", {}).items()
+    }
     own = settings(GPU)
-    assert theirs["SEMSPEC_DRAFT_KV_BYTES"] and json.loads(own.pop("SEMSPEC_DRAFT_VLLM_OPTIONS"))  # of a share
-    assert {name for name in own if name not in theirs} == {"SEMSPEC_DRAFT_DTYPE", "SEMSPEC_TARGET_DTYPE"}  # auto
+    assert theirs["SEMSPEC_DRAFT_KV_BYTES"] and json.loads(
+        own.pop("SEMSPEC_DRAFT_VLLM_OPTIONS")
+    )  # of a share
+    assert {name for name in own if name not in theirs} == {
+        "SEMSPEC_DRAFT_DTYPE",
+        "SEMSPEC_TARGET_DTYPE",
+    }  # auto
     assert {name: theirs[name] for name in own if name in theirs}.items() <= own.items()
 
 
 def test_job_downloads_the_models_that_are_served() -> None:
-    documents = list(yaml.safe_load_all((KUBERNETES / "overlays" / "scaled" / "models.yaml").read_text()))
-    [job] = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Job"]
+    documents = list(
+        yaml.safe_load_all((KUBERNETES / "overlays" / "scaled" / "models.yaml").read_text())
+    )
+    [job] = [
+        document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Job"
+    ]
     own = settings(GPU)
     for container in [*job["initContainers"], *job["containers"]]:
         role = container["name"].upper()

@@ -35,7 +35,9 @@ class NoBrowser(Exception):
 async def launched() -> AsyncIterator[Browser]:
     """Playwright's own Chromium if it was installed, else one on the PATH, while the block runs. Raises: NoBrowser."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=_program(playwright), args=ARGUMENTS)
+        browser = await playwright.chromium.launch(
+            executable_path=_program(playwright), args=ARGUMENTS
+        )
         yield browser
         await browser.close()
 
@@ -44,7 +46,9 @@ def _program(playwright: Playwright) -> str:
     own = playwright.chromium.executable_path
     found = own if Path(own).exists() else next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
-        raise NoBrowser("no browser: run `playwright install chromium`, or install your distribution's chromium")
+        raise NoBrowser(
+            "no browser: run `playwright install chromium`, or install your distribution's chromium"
+        )
     return found
 
 
@@ -66,7 +70,11 @@ class Site:
 
 @asynccontextmanager
 async def opened(
-    browser: Browser, site: Site, size: tuple[int, int] = WIDE, scheme: Scheme = "light", expected: str = ""
+    browser: Browser,
+    site: Site,
+    size: tuple[int, int] = WIDE,
+    scheme: Scheme = "light",
+    expected: str = "",
 ) -> AsyncIterator[Page]:
     """A fresh page of the playground. At the end there are no complaints but those with `expected` in them: what it
     said on its console, threw, was forbidden by its policy, or asked of others than its server."""
@@ -78,9 +86,15 @@ async def opened(
     own = (site.base_url, "data:", "blob:")
     page.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
-    page.on("console", lambda one: complaints.append(f"{one.type}: {one.text}") if one.type in LOUD else None)
+    page.on(
+        "console",
+        lambda one: complaints.append(f"{one.type}: {one.text}") if one.type in LOUD else None,
+    )
     page.on("pageerror", lambda error: complaints.append(f"thrown: {error}"))
-    page.on("request", lambda one: None if one.url.startswith(own) else complaints.append(f"foreign: {one.url}"))
+    page.on(
+        "request",
+        lambda one: None if one.url.startswith(own) else complaints.append(f"foreign: {one.url}"),
+    )
     await page.goto(site.path)
     yield page
     await context.close()

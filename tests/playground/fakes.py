@@ -14,7 +14,10 @@ Json = dict[str, Any]
 
 ID = "chatcmpl-0123456789abcdef0123456789abcdef"
 MODEL = "semspec-demo"
-MODELS = {"data": [{"id": MODEL}, {"id": f"{MODEL}:target"}], "unsupported": {"retrieval": "no datastore"}}
+MODELS = {
+    "data": [{"id": MODEL}, {"id": f"{MODEL}:target"}],
+    "unsupported": {"retrieval": "no datastore"},
+}
 SERVICES = [
     {"name": "draft", "status": "away", "detail": "no handshake: start it"},
     {"name": "target", "status": "ok", "detail": "target"},
@@ -61,16 +64,26 @@ class ScriptedGateway:
     def write(self, text: str, part: str = "content") -> None:
         """Send a piece of a segment that has not ended yet."""
         self.written += text
-        self._send({"id": ID, "choices": _choices(text, part), "semspec": {"writing": len(self.records)}})
+        self._send(
+            {"id": ID, "choices": _choices(text, part), "semspec": {"writing": len(self.records)}}
+        )
 
     def fail(self, message: str, code: str) -> None:
         """The last words of a stream that breaks."""
-        self._send({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+        self._send(
+            {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+        )
 
     def end(self) -> None:
         """Say how it went, and that this is all."""
         self.status = "finished"
-        statistics = {"latency_ms": 1000.0, "parameters": PARAMETERS, "seed": 5, "degraded": False, "fallback": None}
+        statistics = {
+            "latency_ms": 1000.0,
+            "parameters": PARAMETERS,
+            "seed": 5,
+            "degraded": False,
+            "fallback": None,
+        }
         self._send({"id": ID, "choices": [], "semspec": {"id": ID, **statistics}})
         self._lines.put_nowait("data: [DONE]\n\n")
 
@@ -96,7 +109,13 @@ class ScriptedGateway:
         return self._events()
 
     def _meta(self) -> Json:
-        told = {"id": ID, "status": self.status, "model": MODEL, "seed": 5, "parameters": PARAMETERS}
+        told = {
+            "id": ID,
+            "status": self.status,
+            "model": MODEL,
+            "seed": 5,
+            "parameters": PARAMETERS,
+        }
         return {**told, "prompt": {"text": "a stored question"}}
 
     async def _cancel(self) -> Json:

@@ -7,7 +7,17 @@ from pathlib import Path
 from playwright.async_api import Browser, expect
 
 from semspec.stack import Stack
-from tests.playground.browser import PHONE, WIDE, Scheme, Site, finished, launched, opened, send, settings
+from tests.playground.browser import (
+    PHONE,
+    WIDE,
+    Scheme,
+    Site,
+    finished,
+    launched,
+    opened,
+    send,
+    settings,
+)
 from tests.playground.real import real_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -28,7 +38,9 @@ PURCHASE = (
     "Pens cost 3 dollars and books 12 dollars. Ann buys 4 pens and 2 books. How much does she pay? "
     "Explain the steps with formulas in LaTeX."
 )
-PRIMES = "Write a Python function that checks whether a number is prime, and explain it in a short list."
+PRIMES = (
+    "Write a Python function that checks whether a number is prime, and explain it in a short list."
+)
 PICTURES = (
     Picture("wide", WIDE, PURCHASE),
     Picture("dark", WIDE, PRIMES, "dark"),

@@ -43,7 +43,9 @@ HOSTILE = (
 
 
 @pytest_asyncio.fixture(loop_scope="package", params=[WIDE, PHONE], ids=["1280", "390"])
-async def page(request: pytest.FixtureRequest, browser: Browser, scripted: ScriptedGateway) -> AsyncIterator[Page]:
+async def page(
+    request: pytest.FixtureRequest, browser: Browser, scripted: ScriptedGateway
+) -> AsyncIterator[Page]:
     """Over the scripted gateway."""
     async with opened(browser, Site(scripted.base_url), request.param) as page:
         yield page
@@ -81,13 +83,19 @@ async def test_markdown_formulas_and_code_are_set(page: Page, scripted: Scripted
     await expect(answer.locator("li.cell")).to_have_count(5)
     await expect(answer.locator("li li")).to_have_text(["their product is 6", "their sum is 5"])
     await expect(answer.locator("h6")).to_have_text("A check")
-    await expect(answer.locator("pre code")).to_have_text(re.compile(r"^def check[\s\S]*\n\n    return x\*\*2 - 5\*x"))
+    await expect(answer.locator("pre code")).to_have_text(
+        re.compile(r"^def check[\s\S]*\n\n    return x\*\*2 - 5\*x")
+    )
     await expect(answer.locator("td")).to_have_text(["a", "2"])
     await expect(answer.locator("blockquote")).to_have_text("a quote")
     await expect(answer.locator(".boxed")).to_have_text("2")
     await expect(answer.locator("p").last).to_contain_text("from $5 to $10")
-    labels = await page.locator("button.segment").evaluate_all("nodes => nodes.map((node) => node.ariaLabel)")
-    assert [label.partition(":")[0] for label in labels] == [f"Segment {n + 1}" for n in range(len(SEGMENTS))]
+    labels = await page.locator("button.segment").evaluate_all(
+        "nodes => nodes.map((node) => node.ariaLabel)"
+    )
+    assert [label.partition(":")[0] for label in labels] == [
+        f"Segment {n + 1}" for n in range(len(SEGMENTS))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,18 +139,26 @@ async def test_answer_that_grows_by_pieces_ends_as_one_that_comes_at_once(
         await expect(page.locator("button.segment.target")).to_have_count(margin)
 
 
-async def test_text_appears_before_its_segment_is_decided(page: Page, scripted: ScriptedGateway) -> None:
+async def test_text_appears_before_its_segment_is_decided(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page, "a question")
     await expect(page.locator(".notices")).to_contain_text("Reading the question")
     scripted.say(segment=record(0, "First. "))
     scripted.say(drafted=drafted(1, "A draft. "))
-    await expect(page.locator("button.segment")).to_have_class(["segment accepted", "segment flight"])
+    await expect(page.locator("button.segment")).to_have_class(
+        ["segment accepted", "segment flight"]
+    )
     scripted.write("Ano")
     scripted.write("ther")
     await expect(page.locator(".answer p")).to_have_text(re.compile("First. Another$"))
-    await expect(page.locator("button.segment")).to_have_class(["segment accepted", "segment flight"])
+    await expect(page.locator("button.segment")).to_have_class(
+        ["segment accepted", "segment flight"]
+    )
     scripted.say(segment=record(1, "Another one.", "rewritten"))
-    await expect(page.locator("button.segment")).to_have_class(["segment accepted", "segment target"])
+    await expect(page.locator("button.segment")).to_have_class(
+        ["segment accepted", "segment target"]
+    )
     await expect(page.locator(".answer p")).to_have_text(re.compile("First. Another one.$"))
     scripted.write("Kept")
     await expect(page.locator(".answer p")).to_contain_text("Kept")
@@ -151,7 +167,9 @@ async def test_text_appears_before_its_segment_is_decided(page: Page, scripted: 
     await expect(page.locator(".answer p")).to_contain_text("Another one.Kept")
 
 
-async def test_reasoning_that_the_server_tells_apart_is_shown_apart(page: Page, scripted: ScriptedGateway) -> None:
+async def test_reasoning_that_the_server_tells_apart_is_shown_apart(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page, "a question")
     scripted.write("I think", "reasoning_content")
     await expect(page.locator(".reasoning")).to_contain_text("I think")
@@ -166,7 +184,9 @@ async def test_reasoning_that_the_server_tells_apart_is_shown_apart(page: Page, 
     await expect(page.locator(".reasoning p")).to_be_hidden()
 
 
-async def test_long_reasoning_is_folded_when_it_has_ended(page: Page, scripted: ScriptedGateway) -> None:
+async def test_long_reasoning_is_folded_when_it_has_ended(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page, "a question")
     for index in range(20):
         scripted.say(segment=record(index, f"step {index}\n\n"))
@@ -194,7 +214,10 @@ async def test_finished_blocks_are_rendered_once(page: Page, scripted: ScriptedG
             .observe(document.querySelector(".answer"), { childList: true, subtree: true });
         }"""
     )
-    paragraphs = [f" paragraph {n} of *many* words\n\n1. a list `{n}`\n2. and $x_{n}$\n\nThe" for n in range(160)]
+    paragraphs = [
+        f" paragraph {n} of *many* words\n\n1. a list `{n}`\n2. and $x_{n}$\n\nThe"
+        for n in range(160)
+    ]
     words = re.findall(r"\S+\s*|\s+", "".join(paragraphs))
     for index, word in enumerate(words):
         scripted.write(word)
@@ -202,14 +225,21 @@ async def test_finished_blocks_are_rendered_once(page: Page, scripted: ScriptedG
             await page.wait_for_timeout(1)
     scripted.write(" end.")
     await expect(page.locator(".answer")).to_contain_text("The end.")
-    added, shown = await page.evaluate("[window.numAdded, document.querySelectorAll('.answer *').length]")
+    added, shown = await page.evaluate(
+        "[window.numAdded, document.querySelectorAll('.answer *').length]"
+    )
     assert added < 15 * shown
-    assert await page.evaluate("window.first.isConnected && window.first === document.querySelector('.answer p')")
+    assert await page.evaluate(
+        "window.first.isConnected && window.first === document.querySelector('.answer p')"
+    )
 
 
 async def test_hostile_answer_stays_text(page: Page, scripted: ScriptedGateway) -> None:
     pictures: list[str] = []
-    page.on("request", lambda request: pictures.append(request.url) if request.resource_type == "image" else None)
+    page.on(
+        "request",
+        lambda request: pictures.append(request.url) if request.resource_type == "image" else None,
+    )
     await send(page, HOSTILE)
     scripted.say(drafted=drafted(1, HOSTILE))
     for at in range(0, len(HOSTILE), 40):
@@ -225,13 +255,17 @@ async def test_hostile_answer_stays_text(page: Page, scripted: ScriptedGateway) 
     await expect(page.locator(".answer")).to_contain_text("[there](javascript:alert(1))")
     tags = "img, image, script, iframe, object, embed, form, video, audio, link, style, [src], [onclick], [onerror]"
     assert await page.locator(f":is(main, aside) :is({tags})").count() == 0
-    hrefs = await page.locator("main [href]").evaluate_all("nodes => nodes.map((node) => node.getAttribute('href'))")
+    hrefs = await page.locator("main [href]").evaluate_all(
+        "nodes => nodes.map((node) => node.getAttribute('href'))"
+    )
     assert [href for href in hrefs if not href.startswith(("https://", "http://"))] == []
     assert await page.title() == "semspec playground"
     assert pictures == []
 
 
-async def test_link_opens_elsewhere_only_when_clicked(page: Page, scripted: ScriptedGateway) -> None:
+async def test_link_opens_elsewhere_only_when_clicked(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await ask(page, scripted, "[here](https://example.com/a) and https://example.org/b")
     links = page.locator(".answer a")
     await expect(links).to_have_text(["here", "https://example.org/b"])
@@ -259,7 +293,9 @@ async def test_only_wide_blocks_scroll_sideways(page: Page, scripted: ScriptedGa
         assert await page.locator(f".answer {selector}").first.evaluate(overflow) > 0, selector
 
 
-async def test_long_answer_stays_at_its_end_unless_the_reader_scrolls_up(page: Page, scripted: ScriptedGateway) -> None:
+async def test_long_answer_stays_at_its_end_unless_the_reader_scrolls_up(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     thread, to_end = page.locator("#thread"), page.get_by_role("button", name="To the end")
     distance = "node => Math.round(node.scrollHeight - node.scrollTop - node.clientHeight)"
     await send(page, "a question")
@@ -283,7 +319,9 @@ async def test_long_answer_stays_at_its_end_unless_the_reader_scrolls_up(page: P
     await expect(page.locator(".answer p").last).to_be_in_viewport()
 
 
-async def test_focus_on_a_segment_survives_what_follows(page: Page, scripted: ScriptedGateway) -> None:
+async def test_focus_on_a_segment_survives_what_follows(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page, "a question")
     for index in range(3):
         scripted.say(segment=record(index, f"Paragraph {index}.\n\n"))
@@ -295,5 +333,7 @@ async def test_focus_on_a_segment_survives_what_follows(page: Page, scripted: Sc
     scripted.end()
     await finished(page)
     await expect(segments.nth(1)).to_be_focused()
-    await expect(segments.nth(1)).to_have_attribute("aria-label", re.compile(r"Segment 2: Accepted .* fell under"))
+    await expect(segments.nth(1)).to_have_attribute(
+        "aria-label", re.compile(r"Segment 2: Accepted .* fell under")
+    )
     await expect(page.locator("button.segment[tabindex='0']")).to_have_count(1)

@@ -18,7 +18,9 @@ async def answers(page: Page) -> None:
     await expect(page.get_by_label("Services").get_by_role("listitem")).to_have_text(lamps)
 
 
-async def test_key_of_the_address_is_kept_in_the_tab_and_nowhere_else(page: Page, site: Site) -> None:
+async def test_key_of_the_address_is_kept_in_the_tab_and_nowhere_else(
+    page: Page, site: Site
+) -> None:
     asked: list[Request] = []
     page.on("request", lambda request: asked.append(request))
     await page.goto("about:blank")
@@ -35,14 +37,18 @@ async def test_key_of_the_address_is_kept_in_the_tab_and_nowhere_else(page: Page
     await expect(page.get_by_label("API key")).to_have_attribute("type", "password")
 
 
-async def test_page_without_a_key_says_what_to_do_and_takes_one(browser: Browser, site: Site) -> None:
+async def test_page_without_a_key_says_what_to_do_and_takes_one(
+    browser: Browser, site: Site
+) -> None:
     async with opened(browser, Site(site.base_url), expected=REFUSED) as page:
         field, alert = page.get_by_label("API key"), page.get_by_role("alert")
         await expect(alert).to_contain_text("Put your key into the field “API key”")
         await alert.get_by_role("button", name="Open the settings").click()
         await expect(field).to_be_focused()
         await expect(field).to_have_attribute("aria-invalid", "true")
-        await expect(page.get_by_label("Services").get_by_role("listitem")).to_have_text(["gateway ok"])
+        await expect(page.get_by_label("Services").get_by_role("listitem")).to_have_text(
+            ["gateway ok"]
+        )
         await field.fill(f" {site.api_key} ")
         await field.press("Tab")
         await answers(page)
@@ -51,7 +57,9 @@ async def test_page_without_a_key_says_what_to_do_and_takes_one(browser: Browser
         assert site.api_key not in page.url
 
 
-async def test_wrong_key_is_refused_and_another_address_brings_the_right_one(browser: Browser, site: Site) -> None:
+async def test_wrong_key_is_refused_and_another_address_brings_the_right_one(
+    browser: Browser, site: Site
+) -> None:
     async with opened(browser, Site(site.base_url, "sk-wrong"), expected=REFUSED) as page:
         await expect(page.get_by_role("alert")).to_contain_text("this API key is not known")
         await page.goto(site.path)

@@ -61,13 +61,19 @@ async def generate(page: Page, seed: int = SEED, compares: bool = False) -> None
 async def shown(page: Page) -> list[str | None]:
     """The segments' kinds and what is said of each."""
     segments = await page.locator("button.segment").all()
-    return [f"{await each.get_attribute('class')} {await each.get_attribute('aria-label')}" for each in segments]
+    return [
+        f"{await each.get_attribute('class')} {await each.get_attribute('aria-label')}"
+        for each in segments
+    ]
 
 
 def posted(page: Page) -> list[Any]:
     """The bodies that the page sends from now on."""
     bodies: list[Any] = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    page.on(
+        "request",
+        lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None,
+    )
     return bodies
 
 
@@ -76,22 +82,30 @@ async def test_segments_are_shown_as_they_were_decided(page: Page) -> None:
     assert await page.locator("button.segment.accepted").count() >= 1
     rewritten = page.locator("button.segment.target").first
     await expect(rewritten).to_have_text("✎")
-    await expect(rewritten).to_have_attribute("aria-label", re.compile("^Segment .*: Rewritten by the target"))
+    await expect(rewritten).to_have_attribute(
+        "aria-label", re.compile("^Segment .*: Rewritten by the target")
+    )
     await rewritten.hover()
     await expect(page.get_by_label("Segment details")).to_contain_text("Refused draft")
-    await expect(page.locator(".numbers-line")).to_contain_text(re.compile(r"✓ \d+ accepted · ✎ \d+ by the target"))
+    await expect(page.locator(".numbers-line")).to_contain_text(
+        re.compile(r"✓ \d+ accepted · ✎ \d+ by the target")
+    )
     assert await page.locator(".segment.flight").count() == 0
     await expect(page.locator(".answer .boxed")).to_have_text(re.compile(r"^\d+$"))
     assert not re.search(r"</think>|\\boxed", await page.locator("#thread").inner_text())
 
 
-async def test_link_and_export_have_the_same_segments_and_numbers(page: Page, browser: Browser, site: Site) -> None:
+async def test_link_and_export_have_the_same_segments_and_numbers(
+    page: Page, browser: Browser, site: Site
+) -> None:
     await generate(page)
     assert "#generation=chatcmpl-" in page.url
     async with opened(browser, site) as other:
         await other.goto("about:blank")
         await other.goto(f"{page.url}&key={site.api_key}")
-        await expect(other.locator("button.segment")).to_have_count(await page.locator("button.segment").count())
+        await expect(other.locator("button.segment")).to_have_count(
+            await page.locator("button.segment").count()
+        )
         assert await shown(other) == await shown(page) and other.url == page.url
         share = ".meters div:first-child strong"
         for each in (page, other):
@@ -101,7 +115,10 @@ async def test_link_and_export_have_the_same_segments_and_numbers(page: Page, br
         async with other.expect_download() as download:
             await other.get_by_role("button", name="Export trace").click()
         exported = json.loads(Path(await (await download.value).path()).read_text())
-    assert exported["segments"] == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
+    assert (
+        exported["segments"]
+        == site.get(f"/v1/generations/{exported['id']}/trace").json()["segments"]
+    )
     assert exported["seed"] == SEED and exported["prompt"].startswith("Style 1. Ivy passes")
 
 
@@ -146,13 +163,20 @@ async def test_comparison_measures_the_target_alone_with_the_same_seeds(page: Pa
     async with settings(page) as dialog:
         await dialog.get_by_label("Seeds to compare over").fill("1")
     await page.get_by_role("button", name="Regenerate").click()
-    await expect(speed_up).to_contain_text(re.compile(r"\d+\.\d+\u00d7target alone .*(same|another) answer"))
+    await expect(speed_up).to_contain_text(
+        re.compile(r"\d+\.\d+\u00d7target alone .*(same|another) answer")
+    )
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE])
-async def test_message_stays_in_view_through_three_turns(browser: Browser, site: Site, size: tuple[int, int]) -> None:
+async def test_message_stays_in_view_through_three_turns(
+    browser: Browser, site: Site, size: tuple[int, int]
+) -> None:
     async with opened(browser, site, size) as page:
-        controls = [page.get_by_label("Message"), page.get_by_role("button", name=re.compile("Send|Stop"))]
+        controls = [
+            page.get_by_label("Message"),
+            page.get_by_role("button", name=re.compile("Send|Stop")),
+        ]
 
         async def in_view() -> None:
             for control in controls:
@@ -161,7 +185,9 @@ async def test_message_stays_in_view_through_three_turns(browser: Browser, site:
             assert await page.evaluate("document.documentElement.scrollWidth") <= size[0]
 
         box = await page.locator("#introduction > p").first.bounding_box()
-        assert box and box["y"] >= 0 and box["y"] + box["height"] <= size[1], "the explanation comes first"
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= size[1], (
+            "the explanation comes first"
+        )
         asked, answers = posted(page), page.locator(".turn .replies .answer")
         for number in range(3):
             await in_view()
@@ -209,12 +235,18 @@ async def test_message_is_edited_and_answer_regenerated_and_copied(page: Page) -
     await send(page, SPREAD.replace("June 46", "June 47"))
     await expect(page.locator(".turn")).to_have_count(1)
     await finished(page)
-    assert [message["content"] for message in asked[-1]["messages"]] == [SPREAD.replace("June 46", "June 47")]
+    assert [message["content"] for message in asked[-1]["messages"]] == [
+        SPREAD.replace("June 46", "June 47")
+    ]
     names = [body["semspec"]["session"] for body in asked]
-    assert len(set(names)) == 3 and names[1] == names[2], "what is changed is a conversation of its own"
+    assert len(set(names)) == 3 and names[1] == names[2], (
+        "what is changed is a conversation of its own"
+    )
 
 
-async def test_conversations_lead_back_to_their_decisions_and_can_be_deleted(page: Page, site: Site) -> None:
+async def test_conversations_lead_back_to_their_decisions_and_can_be_deleted(
+    page: Page, site: Site
+) -> None:
     await generate(page)
     first = await shown(page)
     await send(page, SPREAD)
@@ -276,7 +308,9 @@ async def test_keyboard_alone_asks_and_reads_the_details(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_text_stands_out_from_its_ground(browser: Browser, site: Site, scheme: Scheme) -> None:
+async def test_text_stands_out_from_its_ground(
+    browser: Browser, site: Site, scheme: Scheme
+) -> None:
     async with opened(browser, site, scheme=scheme) as page:
         await generate(page)
         await page.get_by_text("Decisions").click()

@@ -35,11 +35,16 @@ async def test_answer_of_a_real_pair_is_readable_with_its_segments(
         await expect(answer.locator("pre code").first).to_contain_text("+")
         num_segments = await page.locator("button.segment").count()
         assert num_segments >= 2
-        await expect(page.locator(".numbers-line")).to_contain_text(f"spec-reason · {num_segments} segments")
+        await expect(page.locator(".numbers-line")).to_contain_text(
+            f"spec-reason · {num_segments} segments"
+        )
         await page.locator("button.segment").first.click()
         await expect(page.get_by_label("Segment details")).to_contain_text("score, 0 to 9")
         for selector in ("html", "#thread", ".answer"):
-            assert await page.locator(selector).evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+            assert (
+                await page.locator(selector).evaluate("node => node.scrollWidth - node.clientWidth")
+                <= 0
+            )
 
 
 @SIZES

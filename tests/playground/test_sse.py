@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js on the PATH")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js on the PATH"),
+]
 SOURCE = Path(__file__).parents[2] / "gateway" / "api" / "static" / "sse.js"
 PROGRAM = """
 const [, source, sent, size] = process.argv;

@@ -18,18 +18,26 @@ BROKEN = "ERR_INCOMPLETE_CHUNKED_ENCODING"
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def page(request: pytest.FixtureRequest, browser: Browser, scripted: ScriptedGateway) -> AsyncIterator[Page]:
+async def page(
+    request: pytest.FixtureRequest, browser: Browser, scripted: ScriptedGateway
+) -> AsyncIterator[Page]:
     """Over the scripted gateway; the parameter is a complaint that is part of the test."""
-    async with opened(browser, Site(scripted.base_url), expected=getattr(request, "param", "")) as page:
+    async with opened(
+        browser, Site(scripted.base_url), expected=getattr(request, "param", "")
+    ) as page:
         yield page
 
 
 async def kinds(page: Page, expected: list[str]) -> None:
     """Wait until the segments in the margin are these."""
-    await expect(page.locator("button.segment")).to_have_class([f"segment {kind}" for kind in expected])
+    await expect(page.locator("button.segment")).to_have_class(
+        [f"segment {kind}" for kind in expected]
+    )
 
 
-async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: ScriptedGateway) -> None:
+async def test_drafts_are_in_flight_until_decided_or_void(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page)
     scripted.say(drafted=drafted(0, "first", "second", "third"))
     await kinds(page, ["flight"] * 3)
@@ -50,10 +58,14 @@ async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: 
 async def test_example_and_settings_follow_the_pair(page: Page, scripted: ScriptedGateway) -> None:
     names = [{"id": name} for name in ("own", "own:likelihood", "own:draft")]
     lacks = {"semantic": "no probes", "a-new-one": "no patience"}
-    await page.route("**/v1/models", lambda route: route.fulfill(json={"data": names, "unsupported": lacks}))
+    await page.route(
+        "**/v1/models", lambda route: route.fulfill(json={"data": names, "unsupported": lacks})
+    )
     await page.reload()
     await expect(page.get_by_label("Message")).to_have_value(re.compile("^A train"))
-    await expect(page.locator("#introduction")).to_contain_text("own is served. It supports likelihood, draft.")
+    await expect(page.locator("#introduction")).to_contain_text(
+        "own is served. It supports likelihood, draft."
+    )
     await expect(page.locator("#judged")).to_be_hidden()
     async with settings(page) as dialog:
         await expect(dialog).to_contain_text(
@@ -63,7 +75,9 @@ async def test_example_and_settings_follow_the_pair(page: Page, scripted: Script
 
 
 @pytest.mark.parametrize("page", ["ERR_FAILED"], indirect=True)
-async def test_gateway_that_does_not_answer_is_told_until_it_does(page: Page, scripted: ScriptedGateway) -> None:
+async def test_gateway_that_does_not_answer_is_told_until_it_does(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     notice = page.locator("#offline")
     await expect(page.get_by_label("Services")).to_contain_text("target ok")
     await expect(notice).to_be_empty()
@@ -74,7 +88,9 @@ async def test_gateway_that_does_not_answer_is_told_until_it_does(page: Page, sc
 
 
 @pytest.mark.parametrize("page", [BROKEN], indirect=True)
-async def test_broken_stream_is_taken_up_once_then_shown_and_resumed(page: Page, scripted: ScriptedGateway) -> None:
+async def test_broken_stream_is_taken_up_once_then_shown_and_resumed(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page)
     scripted.say(segment=record(0, "first"))
     await kinds(page, ["accepted"])
@@ -96,7 +112,9 @@ async def test_broken_stream_is_taken_up_once_then_shown_and_resumed(page: Page,
     await expect(page.get_by_role("alert")).to_be_empty()
 
 
-async def test_failure_in_the_middle_is_told_with_its_remedy(page: Page, scripted: ScriptedGateway) -> None:
+async def test_failure_in_the_middle_is_told_with_its_remedy(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page)
     scripted.say(segment=record(0, "first"))
     scripted.fail("the target service does not answer", "service_unavailable")
@@ -120,7 +138,9 @@ async def test_gateway_out_of_reach_is_told(page: Page, scripted: ScriptedGatewa
     await expect(page.get_by_role("alert")).to_be_empty()
 
 
-async def test_stop_cancels_on_the_server_and_keeps_what_was_written(page: Page, scripted: ScriptedGateway) -> None:
+async def test_stop_cancels_on_the_server_and_keeps_what_was_written(
+    page: Page, scripted: ScriptedGateway
+) -> None:
     await send(page)
     scripted.say(segment=record(0, "first"))
     scripted.say(drafted=drafted(1, "second"))
@@ -132,7 +152,9 @@ async def test_stop_cancels_on_the_server_and_keeps_what_was_written(page: Page,
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-async def test_link_to_a_generation_under_way_follows_it(page: Page, scripted: ScriptedGateway, status: str) -> None:
+async def test_link_to_a_generation_under_way_follows_it(
+    page: Page, scripted: ScriptedGateway, status: str
+) -> None:
     scripted.status = status
     scripted.records = [record(0, "first")]
     await page.goto(f"/#generation={ID}")

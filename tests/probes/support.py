@@ -14,16 +14,31 @@ from semspec.types import SURPRISAL_FEATURES, Segmentation, SegmentScore, States
 SHAPE = (3, 4)
 
 
-def card(model: str, features: FeatureSet = "states", layers: LayerSet = "all", **others: Any) -> ProbeCard:
+def card(
+    model: str, features: FeatureSet = "states", layers: LayerSet = "all", **others: Any
+) -> ProbeCard:
     segmentations = (Segmentation.PARAGRAPH,)
     return ProbeCard(
-        model, f"{model}-fingerprint", "tok", SHAPE, features, layers, segmentations, "cross", "d", **others
+        model,
+        f"{model}-fingerprint",
+        "tok",
+        SHAPE,
+        features,
+        layers,
+        segmentations,
+        "cross",
+        "d",
+        **others,
     )
 
 
 def save(path: Path, probe_card: ProbeCard) -> Path:
     torch.manual_seed(0)
-    save_probe(Probe(num_features(probe_card.features, probe_card.layers, probe_card.shape)), probe_card, path)
+    save_probe(
+        Probe(num_features(probe_card.features, probe_card.layers, probe_card.shape)),
+        probe_card,
+        path,
+    )
     return path
 
 

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import LEAST_PROBABILITY, Probe, ProbeCard, assemble, load_probe, save_probe
+from semspec.probes.probe import (
+    LEAST_PROBABILITY,
+    Probe,
+    ProbeCard,
+    assemble,
+    load_probe,
+    save_probe,
+)
 from semspec.probes.verifier import ProbeVerifier
 from semspec.types import Segmentation
 from tests.probes.support import QUESTION, card, load, load_with, reading, save, save_pair, states
@@ -29,7 +36,9 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
 
 
 async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path) -> None:
-    with pytest.raises(InvalidRequest, match="'psychic' beside the pair's own: last-hidden, surprisal") as caught:
+    with pytest.raises(
+        InvalidRequest, match="'psychic' beside the pair's own: last-hidden, surprisal"
+    ) as caught:
         await load_with(alternatives).judge(*QUESTION, probes="psychic")
     assert caught.value.parameter == "probes"
     with pytest.raises(InvalidRequest, match="beside the pair's own: none"):
@@ -41,8 +50,16 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
     [
         (card("other"), card("target"), "'third': the draft probe was trained on other"),
         (card("draft"), card("other"), "'third': the target probe was trained on other"),
-        (card("draft", "states+surprisal"), card("target"), "'third': the draft probe wants .* states only"),
-        (replace(card("draft"), segmentations=SENTENCES), replace(card("target"), segmentations=SENTENCES), "'third'"),
+        (
+            card("draft", "states+surprisal"),
+            card("target"),
+            "'third': the draft probe wants .* states only",
+        ),
+        (
+            replace(card("draft"), segmentations=SENTENCES),
+            replace(card("target"), segmentations=SENTENCES),
+            "'third'",
+        ),
     ],
 )
 def test_alternative_of_another_pair_is_refused_by_name(
@@ -69,7 +86,9 @@ async def test_states_of_another_model_are_refused_with_the_remedy(verifier: Pro
     with pytest.raises(Mismatch, match="target probe"):
         await verifier.judge([states("draft-fingerprint")], [reading("other")])
     with pytest.raises(Mismatch, match="shape"):
-        await verifier.judge([states("draft-fingerprint", shape=(2, 4))], [reading("target-fingerprint")])
+        await verifier.judge(
+            [states("draft-fingerprint", shape=(2, 4))], [reading("target-fingerprint")]
+        )
     with pytest.raises(InvalidRequest):
         await verifier.judge([], [reading("target-fingerprint")])
 
@@ -88,7 +107,9 @@ def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
 def test_features_of_a_layer_subset_are_those_layers() -> None:
     values = torch.arange(2 * 3 * 4.0).view(2, 3, 4)
     assert torch.equal(assemble("states", (0, 2), values, None), values[:, [0, 2]].flatten(1))
-    assert torch.equal(assemble("states", (2,), values, None), assemble("states", "last", values, None))
+    assert torch.equal(
+        assemble("states", (2,), values, None), assemble("states", "last", values, None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +135,9 @@ def test_card_that_asks_for_what_is_not_there_is_refused(
     """A field whose value is None is left out."""
     path = save(tmp_path / "p.safetensors", card("m"))
     fields = json.loads(path.with_suffix(".json").read_text()) | {field: value}
-    path.with_suffix(".json").write_text(json.dumps({name: one for name, one in fields.items() if one is not None}))
+    path.with_suffix(".json").write_text(
+        json.dumps({name: one for name, one in fields.items() if one is not None})
+    )
     with pytest.raises(Mismatch, match=complaint):
         load_probe(path)
 

@@ -21,7 +21,11 @@ from tests.probes.support import QUESTION, SHAPE, card, load_with, reading, save
 async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: Path) -> None:
     verifier = load_with(alternatives)
     calls = [
-        ([states("draft-fingerprint", i / 7)] * (1 + i % 3), [reading("target-fingerprint", i / 5)] * (1 + i % 3), name)
+        (
+            [states("draft-fingerprint", i / 7)] * (1 + i % 3),
+            [reading("target-fingerprint", i / 5)] * (1 + i % 3),
+            name,
+        )
         for i, name in enumerate(["", "last-hidden", "surprisal", ""] * 20)
     ]
     together = await asyncio.gather(*(verifier.judge(*call) for call in calls))
@@ -35,13 +39,21 @@ async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVe
     (drafted,), (read,) = QUESTION
     bad = spoilt(drafted, math.nan)
     calls = [([drafted, bad if i % 4 == 1 else drafted], [read, read]) for i in range(20)]
-    results = await asyncio.gather(*(verifier.judge(*call) for call in calls), return_exceptions=True)
+    results = await asyncio.gather(
+        *(verifier.judge(*call) for call in calls), return_exceptions=True
+    )
     alone = await verifier.judge([drafted, drafted], [read, read])
     for i, result in enumerate(results):
         if i % 4 == 1:
-            assert isinstance(result, InvalidRequest) and result.parameter == "draft_states[1].pooled"
+            assert (
+                isinstance(result, InvalidRequest) and result.parameter == "draft_states[1].pooled"
+            )
         else:
-            assert result == pytest.approx(alone, abs=1e-6) if isinstance(result, float) else result == alone
+            assert (
+                result == pytest.approx(alone, abs=1e-6)
+                if isinstance(result, float)
+                else result == alone
+            )
 
 
 async def test_call_cancelled_while_a_batch_is_judged_is_not_in_the_next(
@@ -86,7 +98,8 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
     assert served.projection is not None
     sent = served.projection.of_pooled(values)
     projected = [
-        States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.digest) for one in sent
+        States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.digest)
+        for one in sent
     ]
     served.check("target", projected)
     assert served.probabilities(projected, surprisal) == pytest.approx(expected, abs=1e-5)
@@ -97,12 +110,19 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
 async def test_projection_of_another_probe_is_refused_by_name(alternatives: Path) -> None:
     verifier = load_with(alternatives)
     own, last, surprisal = (await verifier.info()).projections
-    assert (own.probes, last.probes, surprisal.probes, surprisal.target) == ("", "last-hidden", "surprisal", "")
+    assert (own.probes, last.probes, surprisal.probes, surprisal.target) == (
+        "",
+        "last-hidden",
+        "surprisal",
+        "",
+    )
     assert own.draft == surprisal.draft != last.draft
     draft = States(bytes(4 * 256), (1, 256), "draft-fingerprint", own.draft)
     read = reading("target-fingerprint")
     assert await verifier.judge([draft], [read]) == await verifier.judge([draft], [read])
-    with pytest.raises(Mismatch, match=f"projected by {own.draft}, the projection of the probe is {last.draft}"):
+    with pytest.raises(
+        Mismatch, match=f"projected by {own.draft}, the projection of the probe is {last.draft}"
+    ):
         await verifier.judge([draft], [read], "last-hidden")
     target = replace(read, states=States(bytes(1024), (1, 256), "target-fingerprint", own.target))
     with pytest.raises(Mismatch, match="the probe is none"):

@@ -13,7 +13,9 @@ from semspec.types import OperatingPoint
 from tests.probes.support import card, load, save_pair
 
 
-def row(threshold: float | None, acceptance: float | None = 0.5, **others: float | None) -> dict[str, Any]:
+def row(
+    threshold: float | None, acceptance: float | None = 0.5, **others: float | None
+) -> dict[str, Any]:
     return {"threshold": threshold, "acceptance": acceptance} | others
 
 
@@ -29,11 +31,18 @@ async def test_bundled_pair_tells_its_operating_points() -> None:
     assert sample.threshold is None
     acceptances = [point.acceptance for point in by_threshold]
     assert acceptances == sorted(acceptances, reverse=True) and acceptances[0] > acceptances[-1]
-    assert all(point.wrong_accepted is not None and point.speed_up is not None for point in info.operating_points)
+    assert all(
+        point.wrong_accepted is not None and point.speed_up is not None
+        for point in info.operating_points
+    )
 
 
 def test_points_are_in_order_of_strictness_with_what_is_not_known_left_open() -> None:
-    told = points(row(0.5, 0.6, speed_up=2), row(0.1, 0.9, right_accepted=None), row(None, 0.7, wrong_accepted=0.1))
+    told = points(
+        row(0.5, 0.6, speed_up=2),
+        row(0.1, 0.9, right_accepted=None),
+        row(None, 0.7, wrong_accepted=0.1),
+    )
     assert told == (
         OperatingPoint(0.1, 0.9, None, None, None),
         OperatingPoint(0.5, 0.6, None, None, 2.0),

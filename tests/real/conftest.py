@@ -11,7 +11,16 @@ from semspec.decoding.likelihood.calibration import CalibratedModel, as_json
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.release import Release, ReleasedModel
 from tests.calibrations import made_up_calibration
-from tests.real.support import DRAFT, MIDDLE, NAME, TARGET, RealPair, real_config, real_model, real_pair
+from tests.real.support import (
+    DRAFT,
+    MIDDLE,
+    NAME,
+    TARGET,
+    RealPair,
+    real_config,
+    real_model,
+    real_pair,
+)
 
 
 @pytest.fixture(scope="package")
@@ -21,7 +30,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draft, target = served_model(real_model(DRAFT)), served_model(real_model(TARGET))
     likelihood = made_up_calibration(calibrated_model(draft), calibrated_model(target), MIDDLE)
     (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
-    Release(NAME, "1", draft, target, rule={"strategy": "target"}, likelihood=likelihood.digest).save(folder)
+    Release(
+        NAME, "1", draft, target, rule={"strategy": "target"}, likelihood=likelihood.digest
+    ).save(folder)
     return folder
 
 

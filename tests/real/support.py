@@ -81,7 +81,9 @@ class RealPair:
 
     async def refusal(self, question: str, **fields: Any) -> Json:
         """Return the error of a request that is refused."""
-        response = await self.running.http.post("/v1/chat/completions", json=body_of(question, fields))
+        response = await self.running.http.post(
+            "/v1/chat/completions", json=body_of(question, fields)
+        )
         assert response.status_code == 400, response.text
         error: Json = response.json()["error"]
         return error

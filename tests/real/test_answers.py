@@ -27,10 +27,14 @@ async def test_prompt_is_that_of_the_published_template(real: RealPair) -> None:
     for system in ("", "Answer in French."):
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": "Good morning."})
-        expected = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        expected = str(
+            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        )
         assert (SYSTEM in expected) is not bool(system)
         answer = await real.chat(turns, max_tokens=1)
-        assert answer["usage"]["prompt_tokens"] == len(tokenizer.encode(expected, add_special_tokens=False))
+        assert answer["usage"]["prompt_tokens"] == len(
+            tokenizer.encode(expected, add_special_tokens=False)
+        )
 
 
 async def test_stop_ends_the_text_before_it(real: RealPair) -> None:
@@ -50,14 +54,18 @@ async def test_seed_repeats_each_of_several_choices(real: RealPair) -> None:
     fields: dict[str, Any] = {"n": 2, "seed": 3, "temperature": 1, "max_tokens": 12}
     question = "Invent a name of a town."
     answers = [await real.chat(question, **fields) for _ in range(2)]
-    first, again = ([choice["message"]["content"] for choice in answer["choices"]] for answer in answers)
+    first, again = (
+        [choice["message"]["content"] for choice in answer["choices"]] for answer in answers
+    )
     assert first == again and len(set(first)) == 2
 
 
 async def test_penalties_and_biases_change_what_is_written(real: RealPair) -> None:
     question = "Write the word 'no' ten times."
     plain = (await real.choice(question, max_tokens=24))["message"]["content"]
-    penalised = (await real.choice(question, max_tokens=24, frequency_penalty=2.0))["message"]["content"]
+    penalised = (await real.choice(question, max_tokens=24, frequency_penalty=2.0))["message"][
+        "content"
+    ]
     assert plain.count(" no,") > penalised.count(" no,")
     [seven] = [token["id"] for token in await real.tokens("7")]
     biased = await real.choice(SUM, max_tokens=3, logit_bias={str(seven): 100})
@@ -98,4 +106,6 @@ async def test_strategies_that_the_pair_lacks_are_refused_with_the_reason(real: 
     for strategy, reason in reasons.items():
         error = await real.refusal(SUM, semspec={"strategy": strategy})
         assert error["param"] == "semspec.strategy" and reason in error["message"]
-        assert "this pair supports 'likelihood', 'spec-reason', 'target', 'draft'" in error["message"]
+        assert (
+            "this pair supports 'likelihood', 'spec-reason', 'target', 'draft'" in error["message"]
+        )

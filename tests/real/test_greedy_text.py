@@ -58,7 +58,9 @@ def reference_texts(folder: Path) -> list[str]:
     texts = []
     for question in QUESTIONS:
         turns = [{"role": "user", "content": question}]
-        inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        inputs = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
         written = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_TOKENS)[
             0, inputs["input_ids"].shape[1] :
         ]
@@ -68,13 +70,19 @@ def reference_texts(folder: Path) -> list[str]:
 
 async def engine_texts(folder: Path) -> list[str]:
     """Answers by the engine, each from a context of its own."""
-    engine = TransformersEngine.load(str(folder), writer=Writer.TARGET, device="cpu", dtype="float32")
-    params = GenerationParams(SamplingParams(temperature=0.0), max_segments=0, max_tokens=MAX_TOKENS)
+    engine = TransformersEngine.load(
+        str(folder), writer=Writer.TARGET, device="cpu", dtype="float32"
+    )
+    params = GenerationParams(
+        SamplingParams(temperature=0.0), max_segments=0, max_tokens=MAX_TOKENS
+    )
     texts = []
     try:
         for question in QUESTIONS:
             context = Context((await engine.encode((Message("user", question),)),))
-            texts.append("".join([one.segment.text async for one in engine.generate(context, params)]))
+            texts.append(
+                "".join([one.segment.text async for one in engine.generate(context, params)])
+            )
     finally:
         await engine.aclose()
     return texts

@@ -16,7 +16,10 @@ WEATHER: Json = {
     "description": "Get the current weather of a city.",
     "parameters": {
         "type": "object",
-        "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        },
         "required": ["city"],
         "additionalProperties": False,
     },
@@ -56,13 +59,24 @@ async def test_model_calls_the_tool_that_a_question_needs(real: RealPair) -> Non
 async def test_parallel_calls_end_where_only_one_is_allowed(real: RealPair) -> None:
     calls = calls_of(await real.choice(IN_BOTH, tools=TOOLS[:1], max_tokens=120))
     assert [arguments["city"] for _, arguments in calls] == ["Paris", "Rome"]
-    [(_, arguments)] = calls_of(await real.choice(IN_BOTH, tools=TOOLS[:1], parallel_tool_calls=False))
+    [(_, arguments)] = calls_of(
+        await real.choice(IN_BOTH, tools=TOOLS[:1], parallel_tool_calls=False)
+    )
     assert arguments["city"] == "Paris"
 
 
 async def test_choice_of_tools_is_held(real: RealPair) -> None:
     hello = "Say hello to the world."
-    assert len(calls_of(await real.choice(hello, tools=TOOLS, tool_choice="required", parallel_tool_calls=False))) == 1
+    assert (
+        len(
+            calls_of(
+                await real.choice(
+                    hello, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+                )
+            )
+        )
+        == 1
+    )
     named = {"type": "function", "function": {"name": "add"}}
     [(name, _)] = calls_of(await real.choice(IN_PARIS, tools=TOOLS, tool_choice=named))
     assert name == "add"
@@ -74,14 +88,23 @@ async def test_streamed_calls_are_those_of_the_whole_answer(real: RealPair) -> N
     [(name, arguments)] = calls_of(await real.choice(IN_PARIS, tools=TOOLS))
     parts = await real.chunks(IN_PARIS, tools=TOOLS)
     calls = [call for part in parts for call in part["delta"].get("tool_calls") or ()]
-    assert not any(part["delta"].get("content") for part in parts) and parts[-1]["finish_reason"] == "tool_calls"
+    assert (
+        not any(part["delta"].get("content") for part in parts)
+        and parts[-1]["finish_reason"] == "tool_calls"
+    )
     assert {call["index"] for call in calls} == {0} and calls[0]["function"]["name"] == name
-    assert json.loads("".join(call["function"].get("arguments") or "" for call in calls)) == arguments
+    assert (
+        json.loads("".join(call["function"].get("arguments") or "" for call in calls)) == arguments
+    )
 
 
 async def test_result_of_a_call_leads_to_the_answer(real: RealPair) -> None:
     message = (await real.choice(IN_PARIS, tools=TOOLS))["message"]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "18 degrees and light rain"}
+    result = {
+        "role": "tool",
+        "tool_call_id": message["tool_calls"][0]["id"],
+        "content": "18 degrees and light rain",
+    }
     turns = [{"role": "user", "content": IN_PARIS}, message, result]
     choice = await real.choice(turns, tools=TOOLS, tool_choice="none")
     assert choice["finish_reason"] == "stop" and "18 degrees" in choice["message"]["content"]
@@ -99,7 +122,10 @@ SCHEMAS: dict[str, Json] = {
         "$defs": {
             "address": {
                 "type": "object",
-                "properties": {"city": {"type": "string", "maxLength": 20}, "number": {"type": "integer"}},
+                "properties": {
+                    "city": {"type": "string", "maxLength": 20},
+                    "number": {"type": "integer"},
+                },
                 "required": ["city", "number"],
                 "additionalProperties": False,
             }
@@ -113,7 +139,9 @@ SCHEMAS: dict[str, Json] = {
     },
     "array": {
         "type": "object",
-        "properties": {"primes": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3}},
+        "properties": {
+            "primes": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3}
+        },
         "required": ["primes"],
         "additionalProperties": False,
     },
@@ -122,8 +150,13 @@ SCHEMAS: dict[str, Json] = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 async def test_answer_is_valid_by_its_schema(real: RealPair, name: str) -> None:
-    format = {"type": "json_schema", "json_schema": {"name": name, "schema": SCHEMAS[name], "strict": True}}
-    question = "Give an example of what the format describes: a person, a planet or three prime numbers."
+    format = {
+        "type": "json_schema",
+        "json_schema": {"name": name, "schema": SCHEMAS[name], "strict": True},
+    }
+    question = (
+        "Give an example of what the format describes: a person, a planet or three prime numbers."
+    )
     choice = await real.choice(question, response_format=format)
     assert choice["finish_reason"] == "stop"
     validate(json.loads(choice["message"]["content"]), SCHEMAS[name])
@@ -135,5 +168,7 @@ async def test_json_object_and_grammars_of_tgi_are_held(real: RealPair) -> None:
     assert choice["finish_reason"] == "stop" and len(json.loads(choice["message"]["content"])) >= 1
     regex = {"type": "regex", "value": "The answer is [0-9]{1,3}\\."}
     inputs = "<|im_start|>user\nWhat is 17 + 25?<|im_end|>\n<|im_start|>assistant\n"
-    answer = await real.send("/generate", inputs=inputs, parameters={"grammar": regex, "max_new_tokens": 20})
+    answer = await real.send(
+        "/generate", inputs=inputs, parameters={"grammar": regex, "max_new_tokens": 20}
+    )
     assert answer["generated_text"] == "The answer is 42."

@@ -59,7 +59,13 @@ async def generation_of(backends: Backends) -> Generation:
     messages = (Message("user", QUESTION),)
     infos = await backends.drafter.info(), await backends.target.info()
     prompts = await prompts_of(messages, backends.target.encode(messages), backends.drafter, *infos)
-    assert prompts.draft is not None and "SmolLM" in prompts.draft.text and "Qwen" in prompts.target.text
+    assert (
+        prompts.draft is not None
+        and "SmolLM" in prompts.draft.text
+        and "Qwen" in prompts.target.text
+    )
     sampling = SamplingParams(temperature=0.6, top_p=0.95, seed=5)
-    plain = Generation(Context((prompts.target,)), sampling, 60, session="here", draft_prompt=prompts.draft)
+    plain = Generation(
+        Context((prompts.target,)), sampling, 60, session="here", draft_prompt=prompts.draft
+    )
     return replace(plain, segmentation=Segmentation.SENTENCE)

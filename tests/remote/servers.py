@@ -70,7 +70,9 @@ async def serving(api: Api, script: Script) -> AsyncIterator[str]:
             status, content = script.refusal
             return JSONResponse(content, status)
         events = _tgi_events if api == "tgi" else _openai_events
-        return StreamingResponse(_lines(script, events(script, body)), media_type="text/event-stream")
+        return StreamingResponse(
+            _lines(script, events(script, body)), media_type="text/event-stream"
+        )
 
     async with listening(app) as address:
         yield address if api == "tgi" else f"{address}/v1"
@@ -102,16 +104,25 @@ def _tgi_events(script: Script, body: Json) -> Iterator[Json | str]:
 def _tgi_event(text: str, special: bool, end: str | None) -> Json:
     details = {"finish_reason": end, "generated_tokens": 1, "input_length": 1} if end else None
     token = {"id": 7, "text": text, "logprob": 0.0, "special": special}
-    return {"index": 1, "token": token, "generated_text": "all" if end else None, "details": details}
+    return {
+        "index": 1,
+        "token": token,
+        "generated_text": "all" if end else None,
+        "details": details,
+    }
 
 
 def _openai_events(script: Script, body: Json) -> Iterator[Json | str]:
     common = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": body["model"]}
     for piece in script.said([])[0]:
-        yield common | {"choices": [{"index": 0, "text": piece, "finish_reason": None, "logprobs": None}]}
+        yield common | {
+            "choices": [{"index": 0, "text": piece, "finish_reason": None, "logprobs": None}]
+        }
     if script.late_error:
         yield script.late_error
     elif script.end and not script.stalls:
         reason = "length" if script.end == "length" else "stop"
-        yield common | {"choices": [{"index": 0, "text": "", "finish_reason": reason, "logprobs": None}]}
+        yield common | {
+            "choices": [{"index": 0, "text": "", "finish_reason": reason, "logprobs": None}]
+        }
         yield "[DONE]"

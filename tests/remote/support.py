@@ -10,7 +10,14 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.remote.client import Api, Server, connect
 from semspec.remote.writer import RemoteWriter
-from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    SamplingParams,
+    Segment,
+    Writer,
+)
 from tests.fakes import collected
 from tests.remote.servers import NAME, Script, serving
 
@@ -29,10 +36,16 @@ class Local:
     def pieces(self, written: list[GeneratedSegment]) -> list[str]:
         """What a server that runs the model streams: one token a piece."""
         ids = [token for one in written for token in one.segment.token_ids]
-        return [self.lm.tokenizer.token_text(token) for token in ids if token not in self.lm.tokenizer.eos_ids]
+        return [
+            self.lm.tokenizer.token_text(token)
+            for token in ids
+            if token not in self.lm.tokenizer.eos_ids
+        ]
 
     @asynccontextmanager
-    async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[Target]:
+    async def written_by(
+        self, api: Api, script: Script, timeout_s: float = 5.0
+    ) -> AsyncIterator[Target]:
         """The engine with a server that says what the script does."""
         async with serving(api, script) as url:
             server = Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that")

@@ -53,8 +53,13 @@ async def test_settings_name_the_model_that_openais_api_wants(
     monkeypatch.setenv("SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1", "api": "openai"}')
     with pytest.raises(SystemExit):
         load_settings(TargetSettings)
-    assert "SEMSPEC_TARGET_WRITER: model: Value error, required for the API openai" in capsys.readouterr().err
-    monkeypatch.setenv("SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1", "api": "openai", "model": "there"}')
+    assert (
+        "SEMSPEC_TARGET_WRITER: model: Value error, required for the API openai"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setenv(
+        "SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1", "api": "openai", "model": "there"}'
+    )
     monkeypatch.setenv("SEMSPEC_TARGET_WRITER_TOKEN", "secret")
     assert (server := load_settings(TargetSettings).server)
     assert (server.model, server.token) == ("there", "secret") and "secret" not in repr(server)
@@ -67,7 +72,9 @@ async def test_other_model_at_the_server_is_told(caplog: pytest.LogCaptureFixtur
                 pass
         assert NAME in caplog.text and "must be the same model" in caplog.text
     async with serving("openai", Script([])) as url:
-        with pytest.raises(Mismatch, match=r"serves some/model, not another; .*SEMSPEC_TARGET_WRITER"):
+        with pytest.raises(
+            Mismatch, match=r"serves some/model, not another; .*SEMSPEC_TARGET_WRITER"
+        ):
             async with target(url=url, api="openai", model="another"):
                 pass
 
@@ -78,9 +85,13 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         async with target(url=url, api=api, model="m") as engine:
-            with pytest.raises(Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER"):
+            with pytest.raises(
+                Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER"
+            ):
                 await collected(engine.generate(context, PARAGRAPH))
-            assert (await engine.info()).fingerprint and [one.text for one in await engine.tokenize("On day 1")]
+            assert (await engine.info()).fingerprint and [
+                one.text for one in await engine.tokenize("On day 1")
+            ]
 
 
 @asynccontextmanager
@@ -109,6 +120,8 @@ async def test_greedy_text_of_a_real_server_is_the_engines_own(
         async with target(url=url, api=api, model="semspec-demo:target") as engine:
             served = segments(await collected(engine.generate(context, TO_THE_END)))
             after = context.extended(*own[:1])
-            [second] = segments(await collected(engine.generate(after, replace(TO_THE_END, max_segments=1))))
+            [second] = segments(
+                await collected(engine.generate(after, replace(TO_THE_END, max_segments=1)))
+            )
     assert served == own
     assert second == own[1]

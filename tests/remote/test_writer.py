@@ -8,9 +8,23 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
+from semspec.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    Mismatch,
+    Overloaded,
+    Unavailable,
+)
 from semspec.remote.client import Api, Completion, Server, connect
-from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    SamplingParams,
+    Segmentation,
+    SegmentEnd,
+)
 from tests.fakes import collected
 from tests.gateway.support import eventually
 from tests.remote.servers import NAME, Json, Script, serving
@@ -44,7 +58,9 @@ async def test_segments_and_states_are_those_of_the_engine_however_the_text_is_s
 async def test_sentences_end_as_the_engine_ends_them(local: Local, context: Context) -> None:
     params = replace(TO_THE_END, segmentation=Segmentation.SENTENCE)
     own = await collected(local.engine.generate(context, params))
-    assert segments(await local.served("tgi", Script(local.pieces(own)), context, params)) == segments(own)
+    assert segments(
+        await local.served("tgi", Script(local.pieces(own)), context, params)
+    ) == segments(own)
 
 
 @every_api
@@ -74,7 +90,9 @@ async def test_request_has_a_seed_of_its_own_that_repeats(
     async with local.written_by("tgi", script) as remote:
         for one in (context, context.extended(*segments(written)[:1]), context):
             await collected(remote.generate(one, PARAGRAPH))
-        await collected(remote.generate(context, replace(PARAGRAPH, sampling=SamplingParams(0.6, seed=1))))
+        await collected(
+            remote.generate(context, replace(PARAGRAPH, sampling=SamplingParams(0.6, seed=1)))
+        )
     first, second, again, other = (body["parameters"]["seed"] for body in script.seen)
     assert first == again and len({first, second, other}) == 3
     assert all(0 <= seed < 2**63 for seed in (first, second, other))
@@ -100,11 +118,15 @@ async def test_greedy_tgi_is_not_told_of_filters(local: Local, context: Context)
 
 
 async def test_stop_that_is_kept_back_is_put_back(local: Local, context: Context) -> None:
-    [served] = await local.served("tgi", Script([STEP, "\n\n", "On"], keeps_stop=False), context, PARAGRAPH)
+    [served] = await local.served(
+        "tgi", Script([STEP, "\n\n", "On"], keeps_stop=False), context, PARAGRAPH
+    )
     assert (served.segment.text, served.segment.end) == (f"{STEP}\n\n", SegmentEnd.BOUNDARY)
 
 
-async def test_stop_before_the_first_word_does_not_end_a_paragraph(local: Local, context: Context) -> None:
+async def test_stop_before_the_first_word_does_not_end_a_paragraph(
+    local: Local, context: Context
+) -> None:
     script = Script(["\n\n", STEP, "\n\n", "On"])
     [served] = await local.served("tgi", script, context, PARAGRAPH)
     assert (served.segment.text, served.segment.end) == (f"\n\n{STEP}\n\n", SegmentEnd.BOUNDARY)
@@ -114,11 +136,16 @@ async def test_stop_before_the_first_word_does_not_end_a_paragraph(local: Local,
 @every_api
 async def test_end_without_a_word_is_a_segment(local: Local, context: Context, api: Api) -> None:
     [served] = await local.served(api, Script([]), context, PARAGRAPH)
-    assert (served.segment.text, served.segment.token_ids) == ("", (min(local.lm.tokenizer.eos_ids),))
+    assert (served.segment.text, served.segment.token_ids) == (
+        "",
+        (min(local.lm.tokenizer.eos_ids),),
+    )
     assert served.segment.end is SegmentEnd.EOS
 
 
-async def test_marks_of_reasoning_that_tgi_calls_special_stay_in_the_text(local: Local, context: Context) -> None:
+async def test_marks_of_reasoning_that_tgi_calls_special_stay_in_the_text(
+    local: Local, context: Context
+) -> None:
     script = Script(["[THINK]", "So.", "[/THINK]", STEP], special=("[THINK]", "[/THINK]", "<pad>"))
     [served] = await local.served("tgi", script, context, PARAGRAPH)
     assert served.segment.text == f"[THINK]So.[/THINK]{STEP}"
@@ -134,13 +161,17 @@ async def test_budget_ends_a_segment(local: Local, context: Context, api: Api) -
 
 
 @pytest.mark.parametrize("size", [3, 10_000])
-async def test_segment_without_a_boundary_is_cut_between_tokens(local: Local, context: Context, size: int) -> None:
+async def test_segment_without_a_boundary_is_cut_between_tokens(
+    local: Local, context: Context, size: int
+) -> None:
     pieces = [STEP[start : start + size] for start in range(0, len(STEP), size)]
     params = replace(TO_THE_END, max_segment_tokens=6)
     served = segments(await local.served("tgi", Script([*pieces, "\n\n"]), context, params))
     assert "".join(one.text for one in served) == f"{STEP}\n\n"
     assert [len(one.token_ids) for one in served[:3]] == [6, 6, 6]
-    assert {one.end for one in served[:3]} == {SegmentEnd.LENGTH} and served[-1].end is SegmentEnd.EOS
+    assert {one.end for one in served[:3]} == {SegmentEnd.LENGTH} and served[
+        -1
+    ].end is SegmentEnd.EOS
     ids = [token for one in served for token in one.token_ids]
     assert local.lm.tokenizer.text_of((), ids) == f"{STEP}\n\n"
 
@@ -168,7 +199,9 @@ async def test_cancelled_wait_hangs_up(local: Local, context: Context, api: Api)
 
 
 @every_api
-async def test_stalled_stream_is_given_up_despite_signs_of_life(local: Local, context: Context, api: Api) -> None:
+async def test_stalled_stream_is_given_up_despite_signs_of_life(
+    local: Local, context: Context, api: Api
+) -> None:
     script = Script([STEP], stalls=True)
     async with local.written_by(api, script, timeout_s=0.5) as remote:
         with pytest.raises(DeadlineExceeded, match=r"nothing came for 0\.5 s; check this and that"):
@@ -192,19 +225,29 @@ async def test_refusal_is_told_in_the_servers_words(
     local: Local, context: Context, api: Api, status: int, error_type: str, error: type[Exception]
 ) -> None:
     if api == "openai":
-        refusal: Json = {"error": {"message": "these words", "type": error_type, "param": None, "code": None}}
+        refusal: Json = {
+            "error": {"message": "these words", "type": error_type, "param": None, "code": None}
+        }
         error = Mismatch if status == 424 else error
     else:
         known = error_type in ("overloaded", "validation", "generation")
         refusal = {"error": "these words"} | ({"error_type": error_type} if known else {})
-    with pytest.raises(error, match=r"does not write segments: .*these words.*; (check this|retry later)"):
+    with pytest.raises(
+        error, match=r"does not write segments: .*these words.*; (check this|retry later)"
+    ):
         await local.served(api, Script([], refusal=(status, refusal)), context, PARAGRAPH)
 
 
 @every_api
-async def test_error_within_a_stream_comes_after_its_segments(local: Local, context: Context, api: Api) -> None:
+async def test_error_within_a_stream_comes_after_its_segments(
+    local: Local, context: Context, api: Api
+) -> None:
     message = "out of memory"
-    told: Json = {"error": message, "error_type": "generation"} if api == "tgi" else {"error": {"message": message}}
+    told: Json = (
+        {"error": message, "error_type": "generation"}
+        if api == "tgi"
+        else {"error": {"message": message}}
+    )
     received = []
     async with local.written_by(api, Script([STEP, "\n\n"], late_error=told)) as remote:
         with pytest.raises(Unavailable, match="out of memory"):
@@ -219,7 +262,9 @@ async def test_stream_that_breaks_off_is_no_end(local: Local, context: Context, 
         await local.served(api, Script([STEP], end=None), context, TO_THE_END)
 
 
-async def test_orders_it_cannot_fulfil_are_refused_before_the_server_is_asked(local: Local, context: Context) -> None:
+async def test_orders_it_cannot_fulfil_are_refused_before_the_server_is_asked(
+    local: Local, context: Context
+) -> None:
     script = Script([STEP])
     long = Context((replace(context.pieces[0], token_ids=(9,) * local.lm.info.max_context_tokens),))
     async with local.written_by("tgi", script) as remote:

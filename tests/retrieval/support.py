@@ -17,7 +17,10 @@ DOCUMENTS = [list(range(10, 49))]
 
 
 def write(
-    folder: Path, target: ModelInfo, documents: Sequence[Sequence[int]], states: NDArray[np.float32] | None = None
+    folder: Path,
+    target: ModelInfo,
+    documents: Sequence[Sequence[int]],
+    states: NDArray[np.float32] | None = None,
 ) -> Card:
     """`states`: `[num_tokens, hidden_size]`, the state before each token of all documents and their ends."""
     tokens = np.array([token for one in documents for token in (*one, DOCUMENT_END)], np.uint32)

@@ -35,7 +35,9 @@ def test_neighbours_are_those_of_the_state(tmp_path: Path) -> None:
     assert [datastore.neighbours.near(state)[0] for state in STATES] == list(range(40))
 
 
-def test_quantised_neighbours_are_mostly_the_exact_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_quantised_neighbours_are_mostly_the_exact_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr("semspec.decoding.retrieval.datastore.LEAST_QUANTISED", 1000)
     states = np.random.default_rng(1).normal(size=(6000, 64)).astype(np.float32)
@@ -87,12 +89,17 @@ def flip(folder: Path) -> None:
         (flip, "damaged"),
     ],
 )
-def test_spoiled_datastore_is_refused_in_one_line(spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+def test_spoiled_datastore_is_refused_in_one_line(
+    spoil: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
     write(tmp_path, TARGET, DOCUMENTS)
     spoil(tmp_path)
     with pytest.raises(Mismatch, match=words) as refusal:
         Datastore.load(tmp_path)
-    assert str(tmp_path) in refusal.value.message and "semspec train datastore" in refusal.value.message
+    assert (
+        str(tmp_path) in refusal.value.message
+        and "semspec train datastore" in refusal.value.message
+    )
     assert "\n" not in refusal.value.message
 
 

@@ -59,22 +59,33 @@ SECRET, ANSWER = (71, 72, 73, 74, 75), (81, 82, 83, 84, 85, 86)
 def test_nothing_of_one_call_reaches_another(datastore: Datastore) -> None:
     answer = Piece("", ANSWER[:4], TARGET.tokenizer)
     propose(datastore, Context((*context(*SECRET).pieces, answer)), ANSWER[4:], Retrieval(), 4)
-    assert proposed(datastore, context(81, 82, 83)) == proposed(datastore, context(71, 72, 73)) == []
+    assert (
+        proposed(datastore, context(81, 82, 83)) == proposed(datastore, context(71, 72, 73)) == []
+    )
 
 
 def test_every_token_is_certain_and_of_the_targets_tokenizer(datastore: Datastore) -> None:
     proposal = propose(datastore, context(20), (21,), Retrieval(), 3)
     assert proposal.token_ids == (22, 23, 24) and proposal.tokenizer == TARGET.tokenizer
-    assert [one.token_ids for one in proposal.distributions] == [struct.pack("<I", token) for token in (22, 23, 24)]
+    assert [one.token_ids for one in proposal.distributions] == [
+        struct.pack("<I", token) for token in (22, 23, 24)
+    ]
     assert {one.probabilities for one in proposal.distributions} == {struct.pack("<f", 1.0)}
     assert proposal.state_layer is None, "without neighbours no state is wanted"
 
 
 def test_ids_of_another_vocabulary_are_not_read(datastore: Datastore) -> None:
-    foreign, drafted = Piece("", (20, 21), "others.1"), Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9")
-    assert proposed(datastore, Context((drafted,))) == [22, 23, 24, 25], "only special tokens may differ"
+    foreign, drafted = (
+        Piece("", (20, 21), "others.1"),
+        Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9"),
+    )
+    assert proposed(datastore, Context((drafted,))) == [22, 23, 24, 25], (
+        "only special tokens may differ"
+    )
     assert proposed(datastore, Context((foreign,))) == []
-    assert proposed(datastore, Context((*context(20, 21).pieces, foreign, *context(30).pieces))) == [31, 32, 33, 34]
+    assert proposed(
+        datastore, Context((*context(20, 21).pieces, foreign, *context(30).pieces))
+    ) == [31, 32, 33, 34]
 
 
 @pytest.mark.parametrize("token", [0x110000, 2**32 - 1])
@@ -99,9 +110,16 @@ def test_neighbours_propose_what_followed_the_same_token(with_neighbours: Datast
     """Without an n-gram of `LEAST_MATCH` tokens, and only where the token that was written after the state is the
     same."""
     alone = context(1, 2, 3)
-    assert proposed(with_neighbours, alone, "all", state_before(30), open_ids=(30,)) == [31, 32, 33, 34]
+    assert proposed(with_neighbours, alone, "all", state_before(30), open_ids=(30,)) == [
+        31,
+        32,
+        33,
+        34,
+    ]
     assert proposed(with_neighbours, alone, "all", state_before(30), open_ids=(5,)) == []
-    assert proposed(with_neighbours, alone, "all", b"", open_ids=(30,)) == [31, 32, 33, 34], "the short n-gram"
+    assert proposed(with_neighbours, alone, "all", b"", open_ids=(30,)) == [31, 32, 33, 34], (
+        "the short n-gram"
+    )
     assert propose(with_neighbours, alone, (), Retrieval(), 4).state_layer == 1
     assert propose(with_neighbours, alone, (), Retrieval(source="ngrams"), 4).state_layer is None
 
@@ -109,9 +127,19 @@ def test_neighbours_propose_what_followed_the_same_token(with_neighbours: Datast
 def test_long_ngrams_rank_before_neighbours(with_neighbours: Datastore) -> None:
     again = (30, *range(70, 70 + LEAST_MATCH), 30)
     own = context(*range(70, 70 + LEAST_MATCH), *again, *range(70, 70 + LEAST_MATCH))
-    assert proposed(with_neighbours, own, "all", state_before(30), open_ids=(30,)) != [31, 32, 33, 34]
+    assert proposed(with_neighbours, own, "all", state_before(30), open_ids=(30,)) != [
+        31,
+        32,
+        33,
+        34,
+    ]
     short = context(77, 30, 88, 77)
-    assert proposed(with_neighbours, short, "all", state_before(30), open_ids=(30,)) == [31, 32, 33, 34]
+    assert proposed(with_neighbours, short, "all", state_before(30), open_ids=(30,)) == [
+        31,
+        32,
+        33,
+        34,
+    ]
 
 
 def test_state_of_another_size_is_refused_by_field(with_neighbours: Datastore) -> None:

@@ -61,26 +61,38 @@ def sound_requests(context: Context, params: GenerationParams = ORDER) -> dict[s
         "Info": types_pb2.ModelInfoRequest(),
         "Encode": encode_request([Message("user", "How many?")]),
         "Generate": write,
-        "Propose": request_about(types_pb2.ProposeRequest, context, params, open_ids=(8, 9), num_tokens=4),
+        "Propose": request_about(
+            types_pb2.ProposeRequest, context, params, open_ids=(8, 9), num_tokens=4
+        ),
         "Tokenize": target_pb2.TokenizeRequest(text="Hello?"),
         "Score": request_about(target_pb2.ScoreRequest, context, segments=[SEGMENT], session="s"),
         "VerifyTokens": request_about(
             target_pb2.VerifyTokensRequest, context, params, proposal=PROPOSAL, open_ids=(1,)
         ),
         "ScoreChoices": request_about(
-            target_pb2.ScoreChoicesRequest, context, question="Is it so?", options=("so", "not"), session="s"
+            target_pb2.ScoreChoicesRequest,
+            context,
+            question="Is it so?",
+            options=("so", "not"),
+            session="s",
         ),
         "Judge": message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], scores=[score]),
-        "Cluster": message_of(verifier_pb2.ClusterRequest, GROUP, ends=[SegmentEnd.BOUNDARY, SegmentEnd.EOS]),
+        "Cluster": message_of(
+            verifier_pb2.ClusterRequest, GROUP, ends=[SegmentEnd.BOUNDARY, SegmentEnd.EOS]
+        ),
     }
 
 
 class FakeEngine(FakeModel):
     """Writes segments without end, each in some steps, or raises `error` for every call but `info`."""
 
-    def __init__(self, error: Exception | None = None, step_s: float = 0.0, num_steps_per_segment: int = 1) -> None:
+    def __init__(
+        self, error: Exception | None = None, step_s: float = 0.0, num_steps_per_segment: int = 1
+    ) -> None:
         super().__init__(Writer.TARGET, num_segments=10**9, delay_s=step_s)
-        self.model_info = replace(self.model_info, model="fake", fingerprint="weights-1", build="test")
+        self.model_info = replace(
+            self.model_info, model="fake", fingerprint="weights-1", build="test"
+        )
         self.error, self.num_steps_per_segment, self.num_steps = error, num_steps_per_segment, 0
         self.freed = False
         self.num_readings = 0
@@ -100,7 +112,9 @@ class FakeEngine(FakeModel):
             self.num_steps += 1
             await self._work()
 
-    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+    def _logprobs(
+        self, segment: Segment, params: GenerationParams
+    ) -> tuple[TokenLogprob, ...] | None:
         if params.num_logprobs is None:
             return None
         return tuple(TokenLogprob(token, bytes([token]), -0.1) for token in segment.token_ids)
@@ -118,7 +132,9 @@ def settings(**changes: object) -> ServiceSettings:
 
 
 @asynccontextmanager
-async def serving(servicer: Servicer[Any], options: ServiceSettings | None = None) -> AsyncIterator[ServiceServer]:
+async def serving(
+    servicer: Servicer[Any], options: ServiceSettings | None = None
+) -> AsyncIterator[ServiceServer]:
     """A started and loaded server, stopped in the end."""
     server = ServiceServer(servicer, options or settings())
     await server.start()

@@ -46,22 +46,36 @@ async def targets(
 ) -> AsyncIterator[tuple[RemoteTarget, list[ServiceServer]]]:
     """A pool that has met a server for each engine, or `num_met` of them."""
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
-        yield await stack.enter_async_context(_pool(servers, options, num_met or len(servers))), servers
+        servers = [
+            await stack.enter_async_context(serving(service_of(engine), service))
+            for engine in engines
+        ]
+        yield (
+            await stack.enter_async_context(_pool(servers, options, num_met or len(servers))),
+            servers,
+        )
 
 
 @asynccontextmanager
-async def linked_targets(*engines: FakeEngine | FakeModel) -> AsyncIterator[tuple[RemoteTarget, list[Proxy]]]:
+async def linked_targets(
+    *engines: FakeEngine | FakeModel,
+) -> AsyncIterator[tuple[RemoteTarget, list[Proxy]]]:
     """An impatient pool that has met a server for each engine, through a proxy each."""
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serving(service_of(engine))) for engine in engines]
+        servers = [
+            await stack.enter_async_context(serving(service_of(engine))) for engine in engines
+        ]
         links = [await stack.enter_async_context(listening(server.address)) for server in servers]
         yield await stack.enter_async_context(_pool(links, IMPATIENT, len(links))), links
 
 
 @asynccontextmanager
-async def _pool(replicas: "Sequence[Addressed]", options: ClientOptions, num_met: int) -> AsyncIterator[RemoteTarget]:
-    async with aclosing(RemoteTarget(",".join(replica.address for replica in replicas), options)) as target:
+async def _pool(
+    replicas: "Sequence[Addressed]", options: ClientOptions, num_met: int
+) -> AsyncIterator[RemoteTarget]:
+    async with aclosing(
+        RemoteTarget(",".join(replica.address for replica in replicas), options)
+    ) as target:
         await until(lambda: target.pool.num_replicas == num_met)
         yield target
 
@@ -90,7 +104,11 @@ class Addressed(Protocol):
 def session_at(first: Addressed, *others: Addressed) -> str:
     """A session that has `first` first in its order."""
     names = (f"session-{i}" for i in range(10_000))
-    return next(s for s in names if all(weight(s, first.address) > weight(s, other.address) for other in others))
+    return next(
+        s
+        for s in names
+        if all(weight(s, first.address) > weight(s, other.address) for other in others)
+    )
 
 
 class Counting(FakeEngine):
@@ -129,18 +147,25 @@ Client = AbstractAsyncContextManager[C]
 async def _client_of(
     servicer: Servicer[Any], service: ServiceSettings | None, kind: type[C], options: ClientOptions
 ) -> AsyncIterator[C]:
-    async with serving(servicer, service) as server, aclosing(kind(server.address, options)) as client:
+    async with (
+        serving(servicer, service) as server,
+        aclosing(kind(server.address, options)) as client,
+    ):
         yield client
 
 
 def drafting(
-    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
+    engine: FakeEngine,
+    service: ServiceSettings | None = None,
+    options: ClientOptions = DEFAULT_OPTIONS,
 ) -> Client[RemoteDrafter]:
     return _client_of(DraftServicer(lambda: engine), service, RemoteDrafter, options)
 
 
 def targeting(
-    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
+    engine: FakeEngine,
+    service: ServiceSettings | None = None,
+    options: ClientOptions = DEFAULT_OPTIONS,
 ) -> Client[RemoteTarget]:
     return _client_of(TargetServicer(lambda: engine), service, RemoteTarget, options)
 

@@ -23,7 +23,9 @@ def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semspec.background.FIRST_DELAY_S", 0.01)
 
 
-async def test_addresses_are_resolved_further_after_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_addresses_are_resolved_further_after_a_defect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failures = [DEFECT, DEFECT]
 
     async def lookup(host: str, port: int) -> Sequence[str]:
@@ -35,7 +37,10 @@ async def test_addresses_are_resolved_further_after_a_defect(caplog: pytest.LogC
         pool = Pool(TARGETS, f"localhost:{server.port}", IMPATIENT, lookup)
         await until(lambda: pool.num_replicas == 1)
         await pool.aclose()
-    assert "resolving the addresses of semspec.v2.Target failed; it starts again in 0.02 s" in caplog.text
+    assert (
+        "resolving the addresses of semspec.v2.Target failed; it starts again in 0.02 s"
+        in caplog.text
+    )
 
 
 async def test_replica_is_checked_further_after_a_defect(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,7 +55,10 @@ async def test_replica_is_checked_further_after_a_defect(caplog: pytest.LogCaptu
         pool = Pool(replace(TARGETS, identify=identify), server.address, IMPATIENT)
         await until(lambda: pool.num_replicas == 1)
         await pool.aclose()
-    assert f"checking semspec.v2.Target at {server.address} failed; it starts again in 0.01 s" in caplog.text
+    assert (
+        f"checking semspec.v2.Target at {server.address} failed; it starts again in 0.01 s"
+        in caplog.text
+    )
 
 
 class Uncountable(Hanging):
@@ -92,7 +100,9 @@ async def test_stalls_are_watched_after_defects(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("the watch of the engine's steps failed; it starts again in") == 3
 
 
-async def test_reading_of_probes_that_fails_is_logged_and_the_next_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+async def test_reading_of_probes_that_fails_is_logged_and_the_next_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     failures: list[Exception] = [DEFECT, Mismatch("the probe is damaged")]
 

@@ -52,11 +52,17 @@ bounded = st.floats(-1000, 1000)
 text = st.text(st.characters(codec="utf-8"))
 states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
     lambda shape: st.builds(
-        States, st.binary(min_size=4 * math.prod(shape), max_size=4 * math.prod(shape)), st.just(shape), text, text
+        States,
+        st.binary(min_size=4 * math.prod(shape), max_size=4 * math.prod(shape)),
+        st.just(shape),
+        text,
+        text,
     )
 )
 logprobs = st.floats(-1e300, 0)
-alternatives = st.lists(st.builds(TokenLogprob, uint32, st.binary(), logprobs), max_size=3).map(tuple)
+alternatives = st.lists(st.builds(TokenLogprob, uint32, st.binary(), logprobs), max_size=3).map(
+    tuple
+)
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "writer": st.sampled_from([Writer.DRAFT, Writer.TARGET]),
     "duration_ms": st.floats(0, width=32, allow_infinity=False),
@@ -98,17 +104,24 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     return built(hint) if is_dataclass(hint) else st.sampled_from(hint)
 
 
-def built(kind: Any, unsent: frozenset[str] = frozenset(), **own: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def built(
+    kind: Any, unsent: frozenset[str] = frozenset(), **own: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any]:
     """Values of a dataclass, whose `unsent` fields keep their defaults."""
     given = BY_NAME | own
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in unsent}
-    return st.builds(kind, **{name: given[name] if name in given else values_of(hint) for name, hint in hints.items()})
+    return st.builds(
+        kind,
+        **{name: given[name] if name in given else values_of(hint) for name, hint in hints.items()},
+    )
 
 
 written = built(Segment).filter(lambda segment: segment.token_ids)
 generated = built(GeneratedSegment, frozenset({"logprobs"}), segment=written).flatmap(
     lambda one: st.builds(
-        replace, st.just(one), logprobs=st.none() | st.tuples(*[built(TokenLogprob)] * len(one.segment.token_ids))
+        replace,
+        st.just(one),
+        logprobs=st.none() | st.tuples(*[built(TokenLogprob)] * len(one.segment.token_ids)),
     )
 )
 distributions = st.integers(1, 5).flatmap(
@@ -121,11 +134,24 @@ proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
         distributions=st.just(tuple(distribution for _, distribution in pairs)),
     )
 )
-surprisals = st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * len(SURPRISAL_FEATURES))
+surprisals = st.tuples(
+    *[st.floats(width=32, allow_nan=False, allow_infinity=False)] * len(SURPRISAL_FEATURES)
+)
 scores = st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))
-tokens = st.builds(lambda one, said, a, b: Token(one, said, min(a, b), max(a, b)), uint32, text, uint32, uint32)
+tokens = st.builds(
+    lambda one, said, a, b: Token(one, said, min(a, b), max(a, b)), uint32, text, uint32, uint32
+)
 OF_GENERATION = frozenset(
-    {"want_states", "num_logprobs", "owner", "projection", "is_ahead", "grammar", "penalties", "min_tokens"}
+    {
+        "want_states",
+        "num_logprobs",
+        "owner",
+        "projection",
+        "is_ahead",
+        "grammar",
+        "penalties",
+        "min_tokens",
+    }
 )
 BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_tokens", "session"})
 STOPS = frozenset({"stops", "splits_reasoning"})
@@ -182,9 +208,13 @@ def test_prompt_survives_the_wire(prompt: Prompt) -> None:
         (ORDER, {"open_ids": (2**32,)}),
     ],
 )
-def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: GenerationParams, others: dict[str, Any]) -> None:
+def test_what_protobuf_cannot_hold_is_the_callers_mistake(
+    params: GenerationParams, others: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidRequest):
-        message_of(types_pb2.ProposeRequest if others else types_pb2.GenerateRequest, params, **others)
+        message_of(
+            types_pb2.ProposeRequest if others else types_pb2.GenerateRequest, params, **others
+        )
 
 
 def test_penalties_that_change_nothing_are_not_sent() -> None:
@@ -196,7 +226,11 @@ WHOLE = Context((*CONTEXT.pieces, SEGMENT))
 
 async def answer_to(method: str, request: Any) -> object:
     """Answer a request by a service of fakes."""
-    servicers = DraftServicer(FakeEngine), TargetServicer(FakeEngine), VerifierServicer(FakeVerifier)
+    servicers = (
+        DraftServicer(FakeEngine),
+        TargetServicer(FakeEngine),
+        VerifierServicer(FakeVerifier),
+    )
     servicer = next(servicer for servicer in servicers if hasattr(servicer, method))
     await servicer.load()
     servicer.refusal = ""
@@ -206,7 +240,10 @@ async def answer_to(method: str, request: Any) -> object:
 
 ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
     "Generate": {
-        **dict.fromkeys(("context", "context[1].end", "segmentation", "max_tokens", "max_segment_tokens"), (None,)),
+        **dict.fromkeys(
+            ("context", "context[1].end", "segmentation", "max_tokens", "max_segment_tokens"),
+            (None,),
+        ),
         "context[1].writer": (None, 9),
         "context[0].end": (types_pb2.SEGMENT_END_EOS,),
         "num_logprobs": (21,),
@@ -220,13 +257,17 @@ ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
     "Propose": {"context": (None,), "num_tokens": (None,), "retrieval.source": ("elsewhere",)},
     "Score": {"segments": (None,)},
     "VerifyTokens": {
-        **dict.fromkeys(("context", "max_tokens", "proposal.distributions[0].probabilities"), (None,)),
+        **dict.fromkeys(
+            ("context", "max_tokens", "proposal.distributions[0].probabilities"), (None,)
+        ),
         "proposal.distributions[0].token_ids": (b"1234567",),
     },
     "ScoreChoices": {"context": (None,), "question": (None,), "options": (None,)},
     "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
     "Judge": {
-        **dict.fromkeys(("draft_states", "scores", "scores[0].surprisal", "draft_states[0].shape"), (None,)),
+        **dict.fromkeys(
+            ("draft_states", "scores", "scores[0].surprisal", "draft_states[0].shape"), (None,)
+        ),
         "draft_states[0].data": (b"\0" * 23, b""),
         "scores[0].duration_ms": (math.nan, -1.0),
     },
@@ -281,7 +322,11 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
         ("VerifyTokens", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
         ("VerifyTokens", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
         ("VerifyTokens", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        ("VerifyTokens", lambda m: m.proposal.distributions[1].Clear(), "proposal.distributions[1].token_ids"),
+        (
+            "VerifyTokens",
+            lambda m: m.proposal.distributions[1].Clear(),
+            "proposal.distributions[1].token_ids",
+        ),
         ("Encode", lambda m: m.Clear(), "prompt"),
         ("Encode", lambda m: m.tokens.SetInParent(), "tokens.ids"),
         ("Judge", lambda m: m.draft_states[0].shape.append(1), "draft_states[0].shape"),
@@ -291,13 +336,18 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
         ("Cluster", lambda m: m.ends.append(types_pb2.SEGMENT_END_EOS), "ends"),
     ],
 )
-async def test_malformed_request_is_refused_by_field(method: str, spoil: Callable[[Any], object], field: str) -> None:
+async def test_malformed_request_is_refused_by_field(
+    method: str, spoil: Callable[[Any], object], field: str
+) -> None:
     request = sound_requests(WHOLE)[method]
     spoil(request)
     await assert_refused(method, request, field)
 
 
-LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), TokenLogprob(5, b".\n\n", -1e-300))
+LOGPROBS = (
+    TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)),
+    TokenLogprob(5, b".\n\n", -1e-300),
+)
 WRITTEN = GeneratedSegment(SEGMENT, None, 1.0, LOGPROBS)
 POINTS = (
     OperatingPoint(0.0, 1.0, 1.0, 1.0, 3.1),
@@ -324,8 +374,14 @@ ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
     },
     types_pb2.Proposal: {"duration_ms": (math.nan, math.inf, -0.001)},
     target_pb2.VerifyTokensResponse: {"duration_ms": (math.nan, math.inf, -0.001)},
-    target_pb2.ScoreChoicesResponse: {"duration_ms": (math.nan, math.inf, -0.001), "probabilities[0]": (1.1,)},
-    verifier_pb2.Judgement: {"target_probability": (math.nan, -0.001, 1.001), "draft_probability": (1.1,)},
+    target_pb2.ScoreChoicesResponse: {
+        "duration_ms": (math.nan, math.inf, -0.001),
+        "probabilities[0]": (1.1,),
+    },
+    verifier_pb2.Judgement: {
+        "target_probability": (math.nan, -0.001, 1.001),
+        "draft_probability": (1.1,),
+    },
     target_pb2.Token: {"stop": (1,)},
     verifier_pb2.VerifierInfo: {
         "operating_points[2].threshold": (-0.1, math.inf),
@@ -336,7 +392,9 @@ ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("value", "kind"), VALUES.items(), ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(
+    ("value", "kind"), VALUES.items(), ids=lambda one: getattr(one, "__name__", "")
+)
 def test_odd_number_is_refused_by_field(value: object, kind: type[Wire]) -> None:
     for path, numbers in ODD_FIELDS[kind].items():
         for number in numbers:

@@ -35,7 +35,9 @@ def grown(random: Random) -> list[Context]:
         pieces = contexts[-1].pieces
         kept = pieces[: random.randint(1, len(pieces))] if random.random() < 0.3 else pieces
         writer = random.choice((Writer.DRAFT, Writer.TARGET))
-        contexts.append(Context((*kept, *(segment(number, writer) for _ in range(random.randint(0, 2))))))
+        contexts.append(
+            Context((*kept, *(segment(number, writer) for _ in range(random.randint(0, 2)))))
+        )
     return contexts
 
 
@@ -126,13 +128,17 @@ async def ask(client: RemoteTarget, contexts: list[Context]) -> None:
         if number % 3 == 0:
             await client.score(context, [SEGMENT], "s")
         else:
-            async with aclosing(client.generate(context, replace(ORDER, max_segments=3, session="s"))) as segments:
+            async with aclosing(
+                client.generate(context, replace(ORDER, max_segments=3, session="s"))
+            ) as segments:
                 assert [one async for one in segments]
 
 
 async def test_engine_gets_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr("semspec.rpc.connection.client_span", lambda path, request: _measured(sizes, path, request))
+    monkeypatch.setattr(
+        "semspec.rpc.connection.client_span", lambda path, request: _measured(sizes, path, request)
+    )
     engine, contexts = Contexts(), grown(Random(1))
     async with targeting(engine) as client:
         await ask(client, contexts)

@@ -7,7 +7,15 @@ from dataclasses import replace
 from semspec.errors import Unavailable
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.servicers import TargetServicer
-from semspec.types import Context, GeneratedSegment, GenerationParams, OpenText, Segment, SegmentEnd, Writer
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    OpenText,
+    Segment,
+    SegmentEnd,
+    Writer,
+)
 from semspec.v2 import target_pb2, types_pb2
 from tests.fakes import FakeModel, collected
 from tests.rpc.fakes import serving
@@ -24,7 +32,9 @@ class Earlier(TargetServicer):
         self.ends: list[int] = []
         """How the segments that it was asked to score end."""
 
-    async def Generate(self, request: types_pb2.GenerateRequest) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
+    async def Generate(
+        self, request: types_pb2.GenerateRequest
+    ) -> AsyncGenerator[types_pb2.GenerateResponse, None]:
         for field in ("stops", "splits_reasoning", "streams_text"):
             request.ClearField(field)
         async with aclosing(super().Generate(request)) as responses:
@@ -44,7 +54,9 @@ class Recording(FakeModel):
         super().__init__(Writer.TARGET)
         self.asked: list[GenerationParams] = []
 
-    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         self.asked.append(params)
         return super().generate(context, params)
 
@@ -54,7 +66,8 @@ async def test_text_and_stops_reach_the_service_and_the_text_comes_back() -> Non
     async with targets(model) as (target, _):
         shown = [one async for one in target.stream(PROMPT, STOPPED)]
         assert [one async for one in FakeModel(Writer.TARGET).stream(PROMPT, STOPPED)] == [
-            replace(one, num_cached_tokens=None) if isinstance(one, GeneratedSegment) else one for one in shown
+            replace(one, num_cached_tokens=None) if isinstance(one, GeneratedSegment) else one
+            for one in shown
         ]
         assert await collected(target.generate(PROMPT, STOPPED)) == [
             one for one in shown if isinstance(one, GeneratedSegment)
@@ -64,7 +77,10 @@ async def test_text_and_stops_reach_the_service_and_the_text_comes_back() -> Non
 
 async def test_service_of_an_earlier_version_writes_segments_alone() -> None:
     model = Recording()
-    async with serving(Earlier(model)) as server, aclosing(RemoteTarget(server.address, LENIENT)) as target:
+    async with (
+        serving(Earlier(model)) as server,
+        aclosing(RemoteTarget(server.address, LENIENT)) as target,
+    ):
         received = [one async for one in target.stream(PROMPT, STOPPED)]
     assert received == await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     assert model.asked[0].stops == ()
@@ -74,7 +90,10 @@ async def test_service_of_an_earlier_version_scores_a_segment_that_a_stop_ended(
     """It would not know that end."""
     servicer = Earlier(Recording())
     segment = Segment("draft says", tuple(b"draft says"), "bytes", Writer.DRAFT, SegmentEnd.STOP)
-    async with serving(servicer) as server, aclosing(RemoteTarget(server.address, LENIENT)) as target:
+    async with (
+        serving(servicer) as server,
+        aclosing(RemoteTarget(server.address, LENIENT)) as target,
+    ):
         assert len(await target.score(PROMPT, [segment])) == 1
     assert servicer.ends == [types_pb2.SEGMENT_END_LENGTH]
 
@@ -91,7 +110,10 @@ async def test_text_begins_again_at_another_replica_after_a_loss() -> None:
                     yield await anext(stream)
             raise Unavailable("broken in the second segment")
 
-    async with targets(Breaking(Writer.TARGET), FakeModel(Writer.TARGET)) as (target, (first, second)):
+    async with targets(Breaking(Writer.TARGET), FakeModel(Writer.TARGET)) as (
+        target,
+        (first, second),
+    ):
         params = replace(NOVEL, session=session_at(first, second))
         received = [one async for one in target.stream(PROMPT, params)]
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, params))

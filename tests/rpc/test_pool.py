@@ -13,7 +13,14 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_service
 
-from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
+from semspec.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    SemspecError,
+    Unavailable,
+)
 from semspec.rpc import replica
 from semspec.rpc.calls import Methods
 from semspec.rpc.clients import RemoteTarget
@@ -58,12 +65,16 @@ async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
     assert engines[0].num_asked >= engines[1].num_asked >= 2
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("too much"), InternalError("broken")])
+@pytest.mark.parametrize(
+    "error", [Unavailable("away"), Overloaded("too much"), InternalError("broken")]
+)
 async def test_call_goes_elsewhere_after(error: SemspecError) -> None:
     failing, sound = Counting(error), Counting()
     async with targets(failing, sound) as (target, servers):
         session = session_at(*servers)
-        assert await target.score(CONTEXT, [SEGMENT], session) == await sound.score(CONTEXT, [SEGMENT])
+        assert await target.score(CONTEXT, [SEGMENT], session) == await sound.score(
+            CONTEXT, [SEGMENT]
+        )
         assert failing.num_asked >= 1
 
 
@@ -120,7 +131,10 @@ async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_ch
     monkeypatch.setattr(replica, "RECHECK_INTERVAL_S", 2 * GENEROUS_S)
     engine = Counting()
     successor = engine if is_same else FakeModel(Writer.TARGET)
-    async with targets(engine, options=replace(LENIENT, health_interval_s=2 * GENEROUS_S)) as (target, (server,)):
+    async with targets(engine, options=replace(LENIENT, health_interval_s=2 * GENEROUS_S)) as (
+        target,
+        (server,),
+    ):
         pinned = target.of(await target.info())
         await server.abandon()
         with pytest.raises(Unavailable):
@@ -148,7 +162,9 @@ async def test_replica_that_answers_before_it_serves_gets_no_calls(is_alone: boo
             assert await target.info() == await early.info()
 
 
-async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_absent_service_is_unavailable_until_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(replica, "REOPEN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -198,7 +214,9 @@ async def test_busy_service_is_not_taken_for_a_frozen_one() -> None:
         await target.score(CONTEXT, [SEGMENT], "s")
 
 
-async def test_replica_of_another_model_is_not_used_while_there_are_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_replica_of_another_model_is_not_used_while_there_are_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     older, newer = FakeModel(Writer.TARGET), Newcomer(Writer.TARGET)
     async with targets(older, newer, num_met=1) as (target, (first, second)):
         newer.may_tell.set()
@@ -228,14 +246,22 @@ async def test_closed_pool_is_unavailable() -> None:
 @asynccontextmanager
 async def answering(engine: FakeEngine) -> AsyncIterator[tuple[str, health_service.HealthServicer]]:
     """Yield the address of a target that answers every call while its health checks report NOT_SERVING."""
-    servicer, health, methods, server = service_of(engine), health_service.HealthServicer(), Methods(None), aio.server()
+    servicer, health, methods, server = (
+        service_of(engine),
+        health_service.HealthServicer(),
+        Methods(None),
+        aio.server(),
+    )
     await servicer.load()
     servicer.refusal = ""
     await health.set(servicer.name, health_pb2.HealthCheckResponse.NOT_SERVING)
     handlers = {
-        method.name: methods.handler(method, getattr(servicer, method.name)) for method in servicer.descriptor.methods
+        method.name: methods.handler(method, getattr(servicer, method.name))
+        for method in servicer.descriptor.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(servicer.name, handlers),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(servicer.name, handlers),)
+    )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -14,7 +14,12 @@ from semspec.rpc.replica import BALANCE, Health, best, capacity, weight
 NUM_SESSIONS = 3000
 SESSIONS = [f"session-{i}" for i in range(NUM_SESSIONS)]
 
-addresses = st.lists(st.from_regex(r"10\.0\.0\.[1-9][0-9]?:50052", fullmatch=True), min_size=1, max_size=9, unique=True)
+addresses = st.lists(
+    st.from_regex(r"10\.0\.0\.[1-9][0-9]?:50052", fullmatch=True),
+    min_size=1,
+    max_size=9,
+    unique=True,
+)
 loads = st.lists(st.integers(0, 40), min_size=1, max_size=9)
 
 
@@ -33,7 +38,9 @@ def places(count: int) -> list[Endpoint]:
 
 
 @given(addresses, st.text(min_size=1), st.data())
-def test_replica_that_goes_moves_only_its_own_sessions(addresses: list[str], session: str, data: st.DataObject) -> None:
+def test_replica_that_goes_moves_only_its_own_sessions(
+    addresses: list[str], session: str, data: st.DataObject
+) -> None:
     before = [Endpoint(address) for address in addresses]
     gone = data.draw(st.sampled_from(addresses))
     after = [endpoint for endpoint in before if endpoint.address != gone]

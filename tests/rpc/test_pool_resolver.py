@@ -31,7 +31,9 @@ def test_list_holds_names_addresses_and_sockets() -> None:
     )
 
 
-@pytest.mark.parametrize("addresses", ["target", "target:", ":50052", "::1:50052", "target:65536", "a:1,", "a:1,,b:1"])
+@pytest.mark.parametrize(
+    "addresses", ["target", "target:", ":50052", "::1:50052", "target:65536", "a:1,", "a:1,,b:1"]
+)
 def test_what_is_no_address_is_refused_by_name(addresses: str) -> None:
     with pytest.raises(InvalidRequest, match="is no address: write host:port"):
         parse_endpoints(addresses)
@@ -40,15 +42,25 @@ def test_what_is_no_address_is_refused_by_name(addresses: str) -> None:
 async def test_name_of_many_addresses_has_a_replica_at_each() -> None:
     names = Names(target=["10.0.0.1", "10.0.0.2"])
     directory = Resolver("target:50052,10.0.0.9:1", names)
-    assert await directory.resolve() == {"10.0.0.1:50052": "target", "10.0.0.2:50052": "target", "10.0.0.9:1": ""}
+    assert await directory.resolve() == {
+        "10.0.0.1:50052": "target",
+        "10.0.0.2:50052": "target",
+        "10.0.0.9:1": "",
+    }
     names.names = {"target": ["10.0.0.2", "10.0.0.3"]}
     assert set(await directory.resolve()) == {"10.0.0.2:50052", "10.0.0.3:50052", "10.0.0.9:1"}
 
 
 async def test_host_of_two_families_has_each_replica_once() -> None:
     both = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
-    assert set(await Resolver("target:1", Names(target=both)).resolve()) == {"10.0.0.1:1", "10.0.0.2:1"}
-    assert set(await Resolver("target:1", Names(target=both[1:])).resolve()) == {"[fd00::1]:1", "[fd00::2]:1"}
+    assert set(await Resolver("target:1", Names(target=both)).resolve()) == {
+        "10.0.0.1:1",
+        "10.0.0.2:1",
+    }
+    assert set(await Resolver("target:1", Names(target=both[1:])).resolve()) == {
+        "[fd00::1]:1",
+        "[fd00::2]:1",
+    }
 
 
 @pytest.mark.parametrize("ips", [["127.0.0.1"], ["::1", "127.0.0.1"], []])

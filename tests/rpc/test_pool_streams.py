@@ -32,16 +32,22 @@ from tests.rpc.pools import (
 )
 
 
-@pytest.mark.parametrize("params", [NOVEL, replace(NOVEL, max_segments=4), replace(NOVEL, max_tokens=70)])
+@pytest.mark.parametrize(
+    "params", [NOVEL, replace(NOVEL, max_segments=4), replace(NOVEL, max_tokens=70)]
+)
 @pytest.mark.parametrize("num_before", [0, 1, 2])
-async def test_broken_stream_goes_on_elsewhere_with_the_same_text(params: GenerationParams, num_before: int) -> None:
+async def test_broken_stream_goes_on_elsewhere_with_the_same_text(
+    params: GenerationParams, num_before: int
+) -> None:
     models = [FakeModel(Writer.TARGET, delay_s=0.05), FakeModel(Writer.TARGET, delay_s=0.05)]
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, params))
     async with targets(*models) as (target, (first, second)):
         segments = list[Segment]()
         if num_before == 0:
             models[0].errors = [Unavailable("no")]
-        async with aclosing(target.generate(PROMPT, replace(params, session=session_at(first, second)))) as stream:
+        async with aclosing(
+            target.generate(PROMPT, replace(params, session=session_at(first, second)))
+        ) as stream:
             async for written in stream:
                 segments.append(written.segment)
                 if len(segments) == num_before:
@@ -54,7 +60,9 @@ async def test_stream_may_break_as_often_as_there_is_progress() -> None:
     num_calls = 0
 
     class Breaking(FakeModel):
-        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
             nonlocal num_calls
             num_calls += 1
             async with aclosing(super().generate(context, params)) as stream:
@@ -62,21 +70,28 @@ async def test_stream_may_break_as_often_as_there_is_progress() -> None:
             raise Unavailable("broken")
 
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
-    async with targets(Breaking(Writer.TARGET, delay_s=0.02), Breaking(Writer.TARGET, delay_s=0.02)) as (target, _):
+    async with targets(
+        Breaking(Writer.TARGET, delay_s=0.02), Breaking(Writer.TARGET, delay_s=0.02)
+    ) as (target, _):
         assert await collected(target.generate(PROMPT, NOVEL)) == whole
     assert num_calls == len(whole)
 
 
 async def test_malformed_stream_goes_on_elsewhere_with_the_same_text() -> None:
     class Malformed(FakeModel):
-        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
             async with aclosing(super().generate(context, params)) as stream:
                 yield await anext(stream)
                 generated = await anext(stream)
             yield replace(generated, segment=replace(generated.segment, token_ids=()))
 
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
-    async with targets(Malformed(Writer.TARGET), FakeModel(Writer.TARGET)) as (target, (first, second)):
+    async with targets(Malformed(Writer.TARGET), FakeModel(Writer.TARGET)) as (
+        target,
+        (first, second),
+    ):
         params = replace(NOVEL, session=session_at(first, second))
         assert await collected(target.generate(PROMPT, params)) == whole
 
@@ -98,7 +113,9 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
     async with targets(first, other, num_met=1) as (target, (server, stranger)):
         other.may_tell.set()
         with pytest.raises(Unavailable):
-            async for _ in target.generate(PROMPT, replace(NOVEL, session=session_at(server, stranger))):
+            async for _ in target.generate(
+                PROMPT, replace(NOVEL, session=session_at(server, stranger))
+            ):
                 first.errors = [Unavailable("away")]
                 await server.abandon()
     assert (first.num_written > 0, other.num_written) == (True, 0)
@@ -130,7 +147,9 @@ class Later(TargetServicer):
                 yield response
 
 
-async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also of a gateway of the later version. A replica that drains ends its streams and gets no new call."""
     send = _Stream.send
 
@@ -141,14 +160,19 @@ async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(monkeypatch
     monkeypatch.setattr(_Stream, "send", send_more)
     patient = settings(settle_s=0.5, grace_s=GENEROUS_S)
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
-    engines, upgraded = ([FakeModel(Writer.TARGET, delay_s=0.05) for _ in range(2)] for _ in range(2))
+    engines, upgraded = (
+        [FakeModel(Writer.TARGET, delay_s=0.05) for _ in range(2)] for _ in range(2)
+    )
     num_answers = 0
     async with targets(*engines, service=patient) as (target, servers), AsyncExitStack() as stack:
 
         async def ask(session: str) -> None:
             nonlocal num_answers
             while not all(engine.num_written > 6 for engine in upgraded):
-                assert await collected(target.generate(PROMPT, replace(NOVEL, session=session))) == whole
+                assert (
+                    await collected(target.generate(PROMPT, replace(NOVEL, session=session)))
+                    == whole
+                )
                 num_answers += 1
 
         asking = [asyncio.create_task(ask(f"session-{number}")) for number in range(16)]
@@ -179,7 +203,9 @@ async def test_replicas_come_and_go_with_their_name() -> None:
             at = settings(host=f"127.0.0.{last}", port=port)
             servers.append(await stack.enter_async_context(serving(service_of(engine), at)))
             port = servers[0].port
-        target = await stack.enter_async_context(aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup)))
+        target = await stack.enter_async_context(
+            aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup))
+        )
         await until(lambda: target.pool.num_replicas == 2)
         session = session_at(*servers[:2])
         async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:

@@ -41,7 +41,9 @@ async def read_probes(players: Players) -> None:
         await engine.read_probes()
 
 
-async def sent(backends: Backends, context: Context, segment: Segment, probes: str = "") -> tuple[States, States]:
+async def sent(
+    backends: Backends, context: Context, segment: Segment, probes: str = ""
+) -> tuple[States, States]:
     """What draft and target send for the verifier."""
     own = next(one for one in backends.projections if one.probes == probes)
     params = GenerationParams(SamplingParams(seed=3), want_states=True, projection=own.draft)
@@ -54,7 +56,9 @@ async def sent(backends: Backends, context: Context, segment: Segment, probes: s
 
 async def a_segment(backends: Backends) -> tuple[Context, Segment]:
     context = Context((await backends.target.encode(PROMPT),))
-    async with aclosing(backends.drafter.generate(context, GenerationParams(SamplingParams(seed=3)))) as stream:
+    async with aclosing(
+        backends.drafter.generate(context, GenerationParams(SamplingParams(seed=3)))
+    ) as stream:
         return context, (await anext(stream)).segment
 
 
@@ -75,7 +79,9 @@ async def test_trace_is_the_same_with_states_and_with_projections(
         expected = await trace(generation, Backends(*players))
         assert_same(expected, await trace(generation, backends))
         whole = num_whole(backends)
-        assert whole[0] > 0 and (whole[1] > 0) is (strategy != "surprisal"), "its target's probe uses no states"
+        assert whole[0] > 0 and (whole[1] > 0) is (strategy != "surprisal"), (
+            "its target's probe uses no states"
+        )
         await read_probes(players)
         assert_same(expected, await trace(generation, backends))
         assert num_whole(backends) == whole
@@ -94,7 +100,9 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
         context, segment = await a_segment(backends)
         generation = Generation(context, SamplingParams(1.0, 0.97, 0, 6), 90, session="s")
         expected = await trace(generation, Backends(*players))
-        assert not any(one.projection for one in await sent(backends, context, segment)), "the first call does not wait"
+        assert not any(one.projection for one in await sent(backends, context, segment)), (
+            "the first call does not wait"
+        )
         assert caplog.text.count("this engine holds no projection") == 2
         async with asyncio.timeout(GENEROUS_S):
             while not all(one.projection for one in await sent(backends, context, segment)):
@@ -109,7 +117,9 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
 
 async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
     draft, target, verifier = players
-    served = Served(await draft.info(), await target.info(), await verifier.info(), Backends(*players))
+    served = Served(
+        await draft.info(), await target.info(), await verifier.info(), Backends(*players)
+    )
     assert served.sends_whole_states == ("draft", "target") and served.draft.projections == ()
     await read_probes(players)
     async with pooled(players) as backends:
@@ -127,7 +137,10 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     target = players[1]
     assert isinstance(target, TransformersEngine)
     await target.read_probes()
-    own, last = first_layer(tmp_path / "target.safetensors"), tmp_path / "alternatives" / "last-hidden"
+    own, last = (
+        first_layer(tmp_path / "target.safetensors"),
+        tmp_path / "alternatives" / "last-hidden",
+    )
     held = {own.digest, first_layer(last / "target.safetensors").digest}
     assert set((await target.info()).projections) == held
     (last / "target.safetensors").write_bytes(b"damaged")
@@ -138,7 +151,9 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     await target.read_probes()
     assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
     for suffix in (".json", ".safetensors"):
-        (tmp_path / "target").with_suffix(suffix).rename((tmp_path / "another name").with_suffix(suffix))
+        (tmp_path / "target").with_suffix(suffix).rename(
+            (tmp_path / "another name").with_suffix(suffix)
+        )
     await target.read_probes()
     assert (await target.info()).projections == (own.digest,)
     (tmp_path / "another name.json").unlink()

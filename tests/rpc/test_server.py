@@ -37,7 +37,9 @@ async def probing(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
 @asynccontextmanager
 async def connecting(address: str) -> AsyncIterator[Connection]:
     """Yield a connection that asks no health checks before a call."""
-    async with aclosing(Connection(address, DEFAULT_OPTIONS, DraftServicer.descriptor)) as connection:
+    async with aclosing(
+        Connection(address, DEFAULT_OPTIONS, DraftServicer.descriptor)
+    ) as connection:
         yield connection
 
 
@@ -57,13 +59,19 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
     await server.start()
     loading = asyncio.create_task(server.load())
     async with probing(server.address) as health:
-        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, NOT_SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (
+            SERVING,
+            NOT_SERVING,
+        )
         async with aclosing(RemoteDrafter(server.address, ClientOptions(token="secret"))) as client:
             with pytest.raises(Unavailable, match="still loading"):
                 await client.info()
         release.set()
         await loading
-        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (
+            SERVING,
+            SERVING,
+        )
     await server.stop()
 
 
@@ -104,7 +112,9 @@ async def test_draining_service_refuses_info_and_answers_other_calls() -> None:
         assert await status(health, DraftServicer.name) == NOT_SERVING
         with pytest.raises(Unavailable, match="shutting down"):
             await connection.call("Info", INFO, lambda response: response)
-        assert await connection.call("Encode", sound_requests(CONTEXT)["Encode"], lambda response: response)
+        assert await connection.call(
+            "Encode", sound_requests(CONTEXT)["Encode"], lambda response: response
+        )
         await stopping
 
 
@@ -119,7 +129,10 @@ async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
     async with probing(server.address) as health:
         stopping = asyncio.create_task(server.stop())
         await asyncio.sleep(0.05)
-        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, NOT_SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (
+            SERVING,
+            NOT_SERVING,
+        )
     assert len([written async for written in stream]) == 5, "a freed engine would have raised"
     await stopping
     assert engine.freed
@@ -167,7 +180,9 @@ async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(
     caplog.set_level("INFO")
     engine, port_file = FakeEngine(), tmp_path / "port"
     port_file.write_text("1\n")
-    running = asyncio.create_task(serve(DraftServicer(lambda: engine), settings(port_file=port_file)))
+    running = asyncio.create_task(
+        serve(DraftServicer(lambda: engine), settings(port_file=port_file))
+    )
     try:
         await asyncio.sleep(0)
         await until(port_file.exists)
@@ -187,7 +202,9 @@ async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_run_exits_with_one_line_when_the_model_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_exits_with_one_line_when_the_model_cannot_be_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def load() -> FakeEngine:
         raise Mismatch("the model has no chat template; name another")
 

@@ -49,15 +49,38 @@ from semspec.types import (
     VerifiedTokens,
 )
 from tests.fakes import FakeVerifier, collected
-from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL, FakeEngine, serving, settings
+from tests.rpc.fakes import (
+    CONTEXT,
+    HALVES,
+    ORDER,
+    PROPOSAL,
+    SEGMENT,
+    STATES,
+    SURPRISAL,
+    FakeEngine,
+    serving,
+    settings,
+)
 from tests.rpc.pools import drafting, targeting, until, verifying
 
 NONCE = "0123456789abcdef"
 PARAMS = GenerationParams(
-    SamplingParams(0.5, 0.9, 7, 2**63, 0.1), Segmentation.SENTENCE, 5, 6, 4, session="s", gate=Gate(recent=(True,))
+    SamplingParams(0.5, 0.9, 7, 2**63, 0.1),
+    Segmentation.SENTENCE,
+    5,
+    6,
+    4,
+    session="s",
+    gate=Gate(recent=(True,)),
 )
-RETRIEVING = GenerationParams(PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context"))
-ASKED = [Message("developer", "Be brief."), Message("user", "¿Cuántos?"), Message("assistant", "", "[{}]")]
+RETRIEVING = GenerationParams(
+    PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context")
+)
+ASKED = [
+    Message("developer", "Be brief."),
+    Message("user", "¿Cuántos?"),
+    Message("assistant", "", "[{}]"),
+]
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("info", ()),
     ("encode", ("plain",)),
@@ -90,7 +113,9 @@ async def test_engine_gets_what_the_caller_gives_and_the_caller_what_it_answers(
         given.clear()
         for name, arguments in CALLS:
             client = drafter if name == "propose" else target
-            assert await getattr(client, name)(*arguments) == await getattr(FakeEngine(), name)(*arguments)
+            assert await getattr(client, name)(*arguments) == await getattr(FakeEngine(), name)(
+                *arguments
+            )
         for params in (ORDER, replace(ORDER, num_logprobs=0)):
             for writer in (drafter, target):
                 written = await collected(writer.generate(CONTEXT, params))
@@ -106,8 +131,12 @@ async def test_remote_verifier_answers_as_the_verifier_does() -> None:
         assert await verifier.info() == await local.info()
         for probes in ("", "surprisal"):
             both = [STATES, STATES]
-            assert await verifier.judge(both, readings, probes) == await local.judge(both, readings, probes)
-        assert await local.judge([STATES], readings[:1]) != await local.judge([STATES], readings[:1], "surprisal")
+            assert await verifier.judge(both, readings, probes) == await local.judge(
+                both, readings, probes
+            )
+        assert await local.judge([STATES], readings[:1]) != await local.judge(
+            [STATES], readings[:1], "surprisal"
+        )
         with pytest.raises(InvalidRequest, match="no probes 'another'") as caught:
             await verifier.judge([STATES, STATES], readings, "another")
     assert caught.value.parameter == "probes"
@@ -118,11 +147,14 @@ def test_table_holds_every_error() -> None:
         return {error_class}.union(*map(descendants, error_class.__subclasses__()))
 
     library = SemspecError.__module__
-    assert set(TABLE) == {one for one in descendants(SemspecError) if one.__module__ == library} - {SemspecError}
+    assert set(TABLE) == {one for one in descendants(SemspecError) if one.__module__ == library} - {
+        SemspecError
+    }
 
 
 @pytest.mark.parametrize(
-    "error_class", [kind for kind in TABLE if not issubclass(kind, Unauthenticated | NotFound | Conflict)]
+    "error_class",
+    [kind for kind in TABLE if not issubclass(kind, Unauthenticated | NotFound | Conflict)],
 )
 async def test_error_arrives_as_raised(error_class: type[SemspecError]) -> None:
     async with targeting(FakeEngine(error_class("what went wrong: ü", "messages[0]"))) as target:
@@ -131,14 +163,22 @@ async def test_error_arrives_as_raised(error_class: type[SemspecError]) -> None:
                 await call
             assert type(caught.value) is error_class
             if error_class is Unavailable:  # of all replicas
-                assert caught.value.message == "no replica of the target answers: what went wrong: ü; retry"
+                assert (
+                    caught.value.message
+                    == "no replica of the target answers: what went wrong: ü; retry"
+                )
             else:
-                assert (caught.value.message, caught.value.parameter) == ("what went wrong: ü", "messages[0]")
+                assert (caught.value.message, caught.value.parameter) == (
+                    "what went wrong: ü",
+                    "messages[0]",
+                )
 
 
 async def test_error_after_segments_comes_after_them() -> None:
     class Breaking(FakeEngine):
-        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
             for _ in range(2):
                 yield GeneratedSegment(SEGMENT, None, 1.0)
             raise ContextTooLong("full")
@@ -159,11 +199,17 @@ async def test_long_message_is_cut_rather_than_lost() -> None:
 
 
 @pytest.mark.parametrize("call", ["encode", "write"])
-async def test_unknown_exception_is_internal_and_kept_to_the_log(call: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unknown_exception_is_internal_and_kept_to_the_log(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
     request_id.set("request-7")
     async with targeting(FakeEngine(RuntimeError(f"secret {NONCE}"))) as target:
         with pytest.raises(InternalError) as caught:
-            await (target.encode("x") if call == "encode" else collected(target.generate(CONTEXT, ORDER)))
+            await (
+                target.encode("x")
+                if call == "encode"
+                else collected(target.generate(CONTEXT, ORDER))
+            )
     assert NONCE not in str(caught.value)
     assert NONCE in caplog.text
 
@@ -202,7 +248,10 @@ async def test_call_waits_no_longer_than_its_timeout_for_each_response() -> None
     engine = FakeEngine(step_s=0.2)
     async with targeting(engine, options=ClientOptions(timeout_s=0.5)) as target:
         assert len(await collected(target.generate(CONTEXT, replace(ORDER, max_segments=4)))) == 4
-        engine.delay_s, refused = 30, pytest.raises(DeadlineExceeded, match=r"no response within 0\.5 s")
+        engine.delay_s, refused = (
+            30,
+            pytest.raises(DeadlineExceeded, match=r"no response within 0\.5 s"),
+        )
         for call in (collected(target.generate(CONTEXT, ORDER)), target.score(CONTEXT, [SEGMENT])):
             with refused:
                 await call
@@ -211,9 +260,17 @@ async def test_call_waits_no_longer_than_its_timeout_for_each_response() -> None
 
 @pytest.mark.parametrize("token", [None, "wrong", NONCE + "0", NONCE])
 async def test_only_the_right_token_is_admitted(token: str | None) -> None:
-    async with targeting(FakeEngine(), settings(service_token=NONCE), ClientOptions(token=token)) as target:
-        for call in (target.info(), target.score(CONTEXT, [SEGMENT]), collected(target.generate(CONTEXT, ORDER))):
-            refused = pytest.raises(Unavailable, match=r"refuses this caller: the bearer token|ended the stream")
+    async with targeting(
+        FakeEngine(), settings(service_token=NONCE), ClientOptions(token=token)
+    ) as target:
+        for call in (
+            target.info(),
+            target.score(CONTEXT, [SEGMENT]),
+            collected(target.generate(CONTEXT, ORDER)),
+        ):
+            refused = pytest.raises(
+                Unavailable, match=r"refuses this caller: the bearer token|ended the stream"
+            )
             with nullcontext() if token == NONCE else refused:
                 assert await call
 
@@ -223,7 +280,9 @@ async def test_message_over_the_limit_says_so(side: str, monkeypatch: pytest.Mon
     """Of a request, and of an answer."""
     monkeypatch.setattr(f"semspec.rpc.{side}.MAX_MESSAGE_BYTES", 4096)
     async with targeting(FakeEngine()) as target:
-        call = target.encode("x" * 5000) if side == "server" else target.score(CONTEXT, [SEGMENT] * 60)
+        call = (
+            target.encode("x" * 5000) if side == "server" else target.score(CONTEXT, [SEGMENT] * 60)
+        )
         with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
             await call
 
@@ -236,14 +295,20 @@ async def test_segments_are_clustered_remotely() -> None:
 
 
 def test_lost_stream_is_told_without_the_words_of_the_transport() -> None:
-    lost = aio.AioRpcError(grpc.StatusCode.UNKNOWN, aio.Metadata(), aio.Metadata(), "Stream removed (Socket closed)")
-    assert str(from_rpc_error(lost)) == "the connection failed" and isinstance(from_rpc_error(lost), Unavailable)
+    lost = aio.AioRpcError(
+        grpc.StatusCode.UNKNOWN, aio.Metadata(), aio.Metadata(), "Stream removed (Socket closed)"
+    )
+    assert str(from_rpc_error(lost)) == "the connection failed" and isinstance(
+        from_rpc_error(lost), Unavailable
+    )
 
 
 @pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])
 async def test_status_that_no_service_answers_is_its_defect(error: SemspecError) -> None:
     async with targeting(FakeEngine(error)) as target:
-        with pytest.raises(InternalError, match=f"not a status of the gRPC contract: {error.message}"):
+        with pytest.raises(
+            InternalError, match=f"not a status of the gRPC contract: {error.message}"
+        ):
             await target.encode("x")
 
 
@@ -259,7 +324,9 @@ async def test_malformed_stream_is_the_services_defect(
     token_ids: tuple[int, ...], num_segments: int, complaint: str
 ) -> None:
     class Confused(FakeEngine):
-        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
             for _ in range(num_segments):
                 yield GeneratedSegment(replace(SEGMENT, token_ids=token_ids), None, 0.0)
 
@@ -283,12 +350,19 @@ async def test_malformed_answer_is_the_services_defect() -> None:
         async def judge(self, *given: Any) -> list[Judgement]:
             return [Judgement(2.0, 0.5)] if given[1][0].num_tokens else []
 
-    async with drafting(Confused()) as drafter, targeting(Confused()) as target, verifying(Wrong()) as verifier:
+    async with (
+        drafting(Confused()) as drafter,
+        targeting(Confused()) as target,
+        verifying(Wrong()) as verifier,
+    ):
         for answer in (
             drafter.propose(CONTEXT, (), ORDER, 2),
             target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
             target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
-            *(verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, number, 0.0)]) for number in (0, 1)),
+            *(
+                verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, number, 0.0)])
+                for number in (0, 1)
+            ),
         ):
             with pytest.raises(InternalError, match="malformed answer"):
                 await answer
@@ -315,7 +389,9 @@ async def handled_by(handler: grpc.GenericRpcHandler) -> AsyncIterator[int]:
     await server.stop(0)
 
 
-async def test_answer_that_is_no_message_is_the_services_defect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_answer_that_is_no_message_is_the_services_defect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with (
         handled_by(Scrambled()) as port,
         aclosing(RemoteTarget(f"127.0.0.1:{port}")) as target,
@@ -330,7 +406,9 @@ async def test_answer_that_is_no_message_is_the_services_defect(caplog: pytest.L
         ):
             with pytest.raises(InternalError, match="malformed answer: the bytes are no message"):
                 await call
-    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelname == "ERROR"
+    ]
 
 
 async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> None:

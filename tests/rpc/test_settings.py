@@ -19,7 +19,9 @@ from tests.certificates import Authority
 class Complaint(Protocol):
     """Sets variables; what the process then ends with, which must be one printable line."""
 
-    def __call__(self, settings_class: type[BaseSettings], **variables: str | bytes | Path) -> str: ...
+    def __call__(
+        self, settings_class: type[BaseSettings], **variables: str | bytes | Path
+    ) -> str: ...
 
 
 @pytest.fixture
@@ -85,8 +87,12 @@ def test_bad_value_ends_the_process_with_one_printable_line(
         ("SEMSPEC_LOGLEVEL", "SEMSPEC_LOG_LEVEL"),
     ],
 )
-def test_former_or_misspelt_name_is_refused_with_the_present_one(name: str, now: str, complaint: Complaint) -> None:
-    assert complaint(GatewaySettings, **{name: "1"}).endswith(f"{name}: no such setting, did you mean {now}?")
+def test_former_or_misspelt_name_is_refused_with_the_present_one(
+    name: str, now: str, complaint: Complaint
+) -> None:
+    assert complaint(GatewaySettings, **{name: "1"}).endswith(
+        f"{name}: no such setting, did you mean {now}?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +104,23 @@ def test_former_or_misspelt_name_is_refused_with_the_present_one(name: str, now:
         ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
         ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
         ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
-        ({"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"}, "KEY", r"cannot read /no\nsuch\u001b[31m:"),
+        (
+            {"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"},
+            "KEY",
+            r"cannot read /no\nsuch\u001b[31m:",
+        ),
         ({"CERTIFICATE": "/" + "a" * 5000, "KEY": "good.key"}, "KEY", "File name too long"),
         ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
-        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),
-        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"}, "CLIENT_CA", "cannot read"),
+        (
+            {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"},
+            "CLIENT_CA",
+            "no PEM certificate",
+        ),
+        (
+            {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"},
+            "CLIENT_CA",
+            "cannot read",
+        ),
     ],
 )
 def test_certificate_of_no_use_ends_the_process_with_one_line(
@@ -116,7 +134,9 @@ def test_certificate_of_no_use_ends_the_process_with_one_line(
         pair.key.rename(folder / f"{name}.key")
     (folder / "junk").write_text("nothing of use\n")
     (folder / "locked.key").write_bytes(locked((folder / "good.key").read_bytes()))
-    line = complaint(DraftSettings, **{f"SEMSPEC_TLS_{name}": folder / file for name, file in variables.items()})
+    line = complaint(
+        DraftSettings, **{f"SEMSPEC_TLS_{name}": folder / file for name, file in variables.items()}
+    )
     assert f"SEMSPEC_TLS_{named}: " in line and remedy in line
 
 
@@ -156,7 +176,10 @@ def test_draft_service_serves_a_model_or_a_datastore_or_both(
     monkeypatch: pytest.MonkeyPatch, complaint: Complaint, tmp_path: Path
 ) -> None:
     line = complaint(DraftSettings, SEMSPEC_DRAFT_MODEL="")
-    assert "SEMSPEC_DRAFT_DATASTORE: " in line and "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
+    assert (
+        "SEMSPEC_DRAFT_DATASTORE: " in line
+        and "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
+    )
     monkeypatch.setenv("SEMSPEC_DRAFT_DATASTORE", str(tmp_path))
     settings = load_settings(DraftSettings)
     assert (settings.model, settings.datastore) == ("", tmp_path)
@@ -168,6 +191,8 @@ def test_every_problem_is_named_at_once(complaint: Complaint) -> None:
 
 
 def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, complaint: Complaint) -> None:
-    assert "hush" not in complaint(DraftSettings, SEMSPEC_SERVICE_TOKEN="hush", SEMSPEC_DRAFT_PORT="none")
+    assert "hush" not in complaint(
+        DraftSettings, SEMSPEC_SERVICE_TOKEN="hush", SEMSPEC_DRAFT_PORT="none"
+    )
     monkeypatch.delenv("SEMSPEC_DRAFT_PORT")
     assert "hush" not in repr(load_settings(DraftSettings))

@@ -40,7 +40,10 @@ class Hanging(FakeEngine):
 
 async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_next_step() -> None:
     hanging, other = Hanging(), Counting()
-    async with targets(hanging, other, service=settings(stall_s=STALL_S)) as (target, (first, second)):
+    async with targets(hanging, other, service=settings(stall_s=STALL_S)) as (
+        target,
+        (first, second),
+    ):
         session = session_at(first, second)
         async with asyncio.timeout(GENEROUS_S):
             await target.score(CONTEXT, [SEGMENT], session)
@@ -63,7 +66,9 @@ async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
         connection = Connection(server.address, DEFAULT_OPTIONS, TargetServicer.descriptor)
         async with aclosing(connection):
             with pytest.raises(Unavailable, match="it hangs"):
-                await connection.call("Info", types_pb2.ModelInfoRequest(), lambda response: response)
+                await connection.call(
+                    "Info", types_pb2.ModelInfoRequest(), lambda response: response
+                )
 
 
 async def test_time_during_which_the_process_is_suspended_does_not_count() -> None:

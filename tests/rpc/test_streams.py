@@ -36,7 +36,9 @@ async def score(target: RemoteTarget) -> list[SegmentScore]:
     return await target.score(CONTEXT, [SEGMENT])
 
 
-async def test_stream_carries_one_call_after_another_and_each_call_has_its_own(opened: list[object]) -> None:
+async def test_stream_carries_one_call_after_another_and_each_call_has_its_own(
+    opened: list[object],
+) -> None:
     async with targeting(FakeEngine(step_s=0.01)) as target:
         for _ in range(5):
             await score(target)
@@ -47,7 +49,9 @@ async def test_stream_carries_one_call_after_another_and_each_call_has_its_own(o
         assert len(opened) == 5
 
 
-async def test_error_or_a_call_given_up_ends_the_stream_of_its_call_only(opened: list[object]) -> None:
+async def test_error_or_a_call_given_up_ends_the_stream_of_its_call_only(
+    opened: list[object],
+) -> None:
     engine = FakeEngine()
     async with targeting(engine) as target:
         await asyncio.gather(score(target), score(target))
@@ -78,7 +82,9 @@ async def test_answer_to_another_call_is_the_defect_of_the_service(
 
     monkeypatch.setattr("semspec.rpc.calls._send", send)
     async with targeting(FakeEngine()) as target:
-        with pytest.raises(InternalError, match=r"malformed answer: it belongs to call \d, not to call \d"):
+        with pytest.raises(
+            InternalError, match=r"malformed answer: it belongs to call \d, not to call \d"
+        ):
             await score(target)
             await score(target)
 
@@ -88,7 +94,9 @@ class Flooding(FakeEngine):
 
     num_running = 0
 
-    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+    async def generate(
+        self, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
         self.num_running += 1
         try:
             while True:
@@ -98,10 +106,15 @@ class Flooding(FakeEngine):
             self.num_running -= 1
 
 
-async def test_callers_that_do_not_read_hold_no_other_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_callers_that_do_not_read_hold_no_other_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine, before = Flooding(), 0
     async with targeting(engine) as target:
-        streams = [target.generate(CONTEXT, replace(ORDER, max_segments=0, max_tokens=2**31)) for _ in range(30)]
+        streams = [
+            target.generate(CONTEXT, replace(ORDER, max_segments=0, max_tokens=2**31))
+            for _ in range(30)
+        ]
         for stream in streams:
             await anext(stream)
         while before != engine.num_steps:  # until flow control holds the engine back
@@ -124,9 +137,13 @@ async def test_drain_ends_streams_without_a_call_and_waits_for_the_calls_of_othe
     await server.start()
     await server.load()
     async with aclosing(RemoteTarget(server.address)) as target:
-        await asyncio.gather(score(target), score(target), collected(target.generate(CONTEXT, ORDER)))
+        await asyncio.gather(
+            score(target), score(target), collected(target.generate(CONTEXT, ORDER))
+        )
         engine.delay_s, before = 0.1, engine.num_steps
-        running = asyncio.create_task(collected(target.generate(CONTEXT, replace(ORDER, max_segments=6))))
+        running = asyncio.create_task(
+            collected(target.generate(CONTEXT, replace(ORDER, max_segments=6)))
+        )
         await until(lambda: engine.num_steps > before)
         async with asyncio.timeout(GENEROUS_S / 2):
             await server.stop()

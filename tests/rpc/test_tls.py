@@ -36,7 +36,10 @@ def secured(pair: Pair, client_ca: Path | None = None) -> ServiceSettings:
 
 @asynccontextmanager
 async def called(
-    service: ServiceSettings, certificates: Certificates | None, server_name: str = "", engine: FakeEngine | None = None
+    service: ServiceSettings,
+    certificates: Certificates | None,
+    server_name: str = "",
+    engine: FakeEngine | None = None,
 ) -> AsyncIterator[tuple[str, RemoteDrafter]]:
     """The address of a service, and its client."""
     options = ClientOptions(timeout_s=20, certificates=certificates, server_name=server_name)
@@ -55,7 +58,10 @@ async def shown(address: str) -> bytes:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2"])
         host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as plain, context.wrap_socket(plain) as link:
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            context.wrap_socket(plain) as link,
+        ):
             return link.getpeercert(binary_form=True) or b""
 
     return await asyncio.to_thread(connect)
@@ -66,7 +72,9 @@ def der(pair: Pair) -> bytes:
 
 
 @pytest.mark.parametrize("mistake", ["plain", "untrusted", "misnamed"])
-async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, authority: Authority) -> None:
+async def test_service_that_cannot_prove_itself_is_not_called(
+    mistake: str, authority: Authority
+) -> None:
     signer = another(authority.folder) if mistake == "untrusted" else authority
     pair = signer.issue("draft", "draft.example" if mistake == "misnamed" else "127.0.0.1")
     engine = FakeEngine()
@@ -79,19 +87,29 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
     assert engine.num_steps == 0
 
 
-async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked_for(authority: Authority) -> None:
+async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked_for(
+    authority: Authority,
+) -> None:
     service = secured(authority.issue("draft", "draft.example"))
-    async with called(service, Certificates(authority.file), server_name="draft.example") as (_, client):
+    async with called(service, Certificates(authority.file), server_name="draft.example") as (
+        _,
+        client,
+    ):
         assert (await client.info()).model == "fake"
 
 
 @pytest.mark.parametrize("caller", ["plain", "none", "untrusted", "known"])
-async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str, authority: Authority) -> None:
+async def test_caller_needs_a_certificate_of_the_authority_asked_for(
+    caller: str, authority: Authority
+) -> None:
     signer = another(authority.folder) if caller == "untrusted" else authority
     pair = signer.issue("gateway", "gateway.example")
     own = () if caller == "none" else (pair.certificate, pair.key)
     certificates = None if caller == "plain" else Certificates(authority.file, *own)
-    async with called(secured(authority.issue("draft"), authority.file), certificates) as (address, client):
+    async with called(secured(authority.issue("draft"), authority.file), certificates) as (
+        address,
+        client,
+    ):
         if caller == "known":
             assert (await client.info()).model == "fake"
             await asyncio.to_thread(check_health, address, DraftServicer.name, 20, certificates)
@@ -117,7 +135,9 @@ async def test_renewed_authority_of_callers_counts_for_the_next_one(authority: A
     new = another(authority.folder)
     trusted = authority.folder / "callers.pem"
     trusted.write_bytes(authority.file.read_bytes())
-    async with serving(DraftServicer(FakeEngine), secured(authority.issue("draft"), trusted)) as server:
+    async with serving(
+        DraftServicer(FakeEngine), secured(authority.issue("draft"), trusted)
+    ) as server:
         trusted.write_bytes(new.file.read_bytes())
         for signer, is_known in ((authority, False), (new, True)):
             pair = signer.issue("gateway")
@@ -153,7 +173,9 @@ async def test_certificate_gone_since_the_settings_were_read_is_told(authority: 
 async def test_authority_that_cannot_be_read_makes_the_service_unavailable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = RemoteDrafter("127.0.0.1:1", ClientOptions(certificates=Certificates(tmp_path / "nowhere.pem")))
+    client = RemoteDrafter(
+        "127.0.0.1:1", ClientOptions(certificates=Certificates(tmp_path / "nowhere.pem"))
+    )
     with pytest.raises(Unavailable):
         await client.info()
     assert "nowhere.pem" in caplog.text
@@ -191,7 +213,9 @@ async def test_renewed_certificate_is_shown_to_a_replica_that_refused_the_old(
     shown = Certificates(authority.file, old.certificate, old.key)
     options = replace(LENIENT, certificates=shown)
     async with (
-        serving(service_of(FakeEngine()), secured(authority.issue("target"), authority.file)) as server,
+        serving(
+            service_of(FakeEngine()), secured(authority.issue("target"), authority.file)
+        ) as server,
         aclosing(RemoteTarget(server.address, options)) as target,
     ):
         with pytest.raises(Unavailable):

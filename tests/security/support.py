@@ -36,21 +36,29 @@ ODD_VALUES: dict[type, tuple[object, ...]] = {
 
 
 async def status(
-    address: str, method: Any, message: bytes, authorization: str = f"Bearer {TOKEN}", timeout_s: float = 60
+    address: str,
+    method: Any,
+    message: bytes,
+    authorization: str = f"Bearer {TOKEN}",
+    timeout_s: float = 60,
 ) -> grpc.StatusCode:
     """What a call with these bytes for a message ends with, or OK once a stream has begun."""
     async with aio.insecure_channel(address) as channel:
         metadata = (("authorization", authorization),) if authorization else ()
         try:
             if method.client_streaming:
-                call: Any = channel.stream_stream(path_of(method))(timeout=timeout_s, metadata=metadata)
+                call: Any = channel.stream_stream(path_of(method))(
+                    timeout=timeout_s, metadata=metadata
+                )
                 await call.write(message)
                 await call.read()
             else:
                 unary: Any = channel.unary_unary(path_of(method))
                 await unary(message, timeout=timeout_s, metadata=metadata)
         except aio.AioRpcError as error:
-            if error.details() == "Internal error from Core":  # of gRPC: a message to a stream that just ended
+            if (
+                error.details() == "Internal error from Core"
+            ):  # of gRPC: a message to a stream that just ended
                 return await status(address, method, message, authorization, timeout_s)
             return error.code()
         return grpc.StatusCode.OK
@@ -60,7 +68,9 @@ async def sound_messages(address: str, token: str = "") -> dict[str, Any]:
     """A request that the real services can answer, by its method's name."""
     async with aclosing(RemoteTarget(address, ClientOptions(token=token))) as client:
         prompt = await client.encode([Message("user", "Tom has pens: 25.")])
-    return sound_requests(Context((prompt,)), replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2))
+    return sound_requests(
+        Context((prompt,)), replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2)
+    )
 
 
 def spoil(message: Wire, random: Random) -> None:
@@ -86,7 +96,9 @@ def _spoil_items(message: Wire, field: Any, random: Random) -> None:
     items = getattr(message, field.name)
     if field.message_type and field.message_type.GetOptions().map_entry:
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        items[_odd_value(key, key.default_value, random)] = _odd_value(value, value.default_value, random)
+        items[_odd_value(key, key.default_value, random)] = _odd_value(
+            value, value.default_value, random
+        )
         return
     match random.choice(("clear", "many", "one", "one")):
         case "clear":
@@ -104,7 +116,9 @@ def edited(data: bytes, chance: Random) -> bytes:
     for _ in range(chance.randint(1, 5)):
         place = chance.randint(0, len(data))
         end = min(len(data), place + chance.choice((0, 1, 1, 2, 12)))
-        new = chance.choice((b"", chance.randbytes(chance.randint(1, 12)), data[place : place + 40]))
+        new = chance.choice(
+            (b"", chance.randbytes(chance.randint(1, 12)), data[place : place + 40])
+        )
         data = data[:place] + new + data[end:]
     return data
 
@@ -122,9 +136,13 @@ def odd_json(value: Any, chance: Random) -> Any:
     if isinstance(value, dict) and value and chance.random() < 0.85:
         name = chance.choice(sorted(value))
         rest = {key: part for key, part in value.items() if key != name}
-        other = chance.choice(("", name.upper(), f"{name} ", f"{name}\0", "__proto__", "seed", "__class__", "n"))
+        other = chance.choice(
+            ("", name.upper(), f"{name} ", f"{name}\0", "__proto__", "seed", "__class__", "n")
+        )
         odd = {**value, name: odd_json(value[name], chance)}
-        return chance.choice((odd, odd, odd, rest, {**rest, other: value[name]}, {**value, other: 1}))
+        return chance.choice(
+            (odd, odd, odd, rest, {**rest, other: value[name]}, {**value, other: 1})
+        )
     if isinstance(value, list) and value and chance.random() < 0.85:
         place = chance.randrange(len(value))
         part = odd_json(value[place], chance)

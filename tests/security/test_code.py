@@ -50,4 +50,6 @@ def test_nothing_goes_round_a_check() -> None:
 def test_every_loader_refuses_code_of_checkpoints() -> None:
     loaders = {place: arguments(call) for place, call in calls() if chooses_a_class(call)}
     assert len(loaders) >= 4
-    assert [place for place, given in loaders.items() if given.get("trust_remote_code") != "False"] == []
+    assert [
+        place for place, given in loaders.items() if given.get("trust_remote_code") != "False"
+    ] == []

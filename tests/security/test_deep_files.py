@@ -46,7 +46,10 @@ READERS: dict[str, tuple[str, Read]] = {
     "list of releases": ("releases.json", lambda path: load_routes(path, Defaults())),
     "calibration": ("probes/likelihood.json", load_calibration),
     "probe": ("probes/draft.json", lambda path: load_probe(path.with_suffix(".safetensors"))),
-    "probe's verdict": ("probes/target.json", lambda path: StackConfig(pair=path.parent).bad_verdicts),
+    "probe's verdict": (
+        "probes/target.json",
+        lambda path: StackConfig(pair=path.parent).bad_verdicts,
+    ),
     "keys": ("keys", lambda path: read_entries("", path)),
     "datastore": ("datastore/card.json", lambda path: Datastore.load(path.parent)),
     "equivalence": ("equivalence.json", lambda path: served_equivalence(str(path), {})),
@@ -56,10 +59,18 @@ READERS: dict[str, tuple[str, Read]] = {
     "run of a bench": ("run.json", lambda path: read_run(path.parent)),
     "answers of a bench": ("records.jsonl", lambda path: read_records(path)),
     "report of probes": ("report.json", read_probes),
-    "model's configuration in a plan": ("draft/config.json", lambda path: read_model(str(path.parent))),
+    "model's configuration in a plan": (
+        "draft/config.json",
+        lambda path: read_model(str(path.parent)),
+    ),
     **{
         f"checkpoint's {name}": (f"draft/{name}", lambda path: load_engine(path.parent))
-        for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+        for name in (
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        )
     },
 }
 """Readers of files, with the file that each reads."""
@@ -74,7 +85,11 @@ def folder(tmp_path: Path) -> Path:
     """Sound files, to be spoilt."""
     for name in ("probes", "draft"):
         shutil.copytree(BUNDLED_PAIR / name, tmp_path / name)
-    write(tmp_path / "datastore", ModelInfo("target", "fingerprint", "tokens", 2, 16, 600), [[3, 1, 4, 1, 5, 9, 2, 6]])
+    write(
+        tmp_path / "datastore",
+        ModelInfo("target", "fingerprint", "tokens", 2, 16, 600),
+        [[3, 1, 4, 1, 5, 9, 2, 6]],
+    )
     return tmp_path
 
 
@@ -115,7 +130,9 @@ def test_depth_is_bounded_and_usual_depth_is_not() -> None:
 def test_deep_setting_ends_the_start_in_one_line(program: str, variable: str) -> None:
     value = {variable: '{"a": ' + "[" * 30_000 + "]" * 30_000 + "}"}
     command = [sys.executable, "-m", f"semspec.{program}"]
-    ended = subprocess.run(command, env=os.environ | value, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, env=os.environ | value, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
     assert f"{variable}: its JSON has more than 100 levels" in line

@@ -34,21 +34,35 @@ def test_every_threat_has_a_defence_and_a_test_that_there_is() -> None:
         named = NAMED.findall(tests)
         assert defence and named, threat
         for file, test in named:
-            assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+            assert re.search(
+                rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE
+            ), test
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH")
 async def test_certificates_made_as_described_are_good_for_mutual_tls(tmp_path: Path) -> None:
-    commands = next(block for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL) if "openssl req" in block)
-    made = subprocess.run(["sh", "-ec", commands], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    commands = next(
+        block
+        for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+        if "openssl req" in block
+    )
+    made = subprocess.run(
+        ["sh", "-ec", commands], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     if "unknown option" in made.stderr.lower():
         pytest.skip("openssl is older than 3")
     assert made.returncode == 0, made.stderr
     authority = tmp_path / "ca.crt"
-    own = settings(tls_certificate=tmp_path / "draft.crt", tls_key=tmp_path / "draft.key", tls_client_ca=authority)
+    own = settings(
+        tls_certificate=tmp_path / "draft.crt",
+        tls_key=tmp_path / "draft.key",
+        tls_client_ca=authority,
+    )
     certificates = Certificates(authority, tmp_path / "gateway.crt", tmp_path / "gateway.key")
     async with serving(DraftServicer(FakeEngine), own) as server:
         for name in ("draft", ""):
-            client = RemoteDrafter(server.address, ClientOptions(certificates=certificates, server_name=name))
+            client = RemoteDrafter(
+                server.address, ClientOptions(certificates=certificates, server_name=name)
+            )
             assert (await client.info()).model == "fake"
             await client.aclose()

@@ -38,7 +38,9 @@ def hostile_code(checkpoint: Path) -> Path:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "hostile"])
-def test_code_in_a_checkpoint_is_not_run(model_type: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_checkpoint_is_not_run(
+    model_type: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(prompt: str = "") -> str:
         raise AssertionError(f"the operator was asked: {prompt}")
 
@@ -46,7 +48,9 @@ def test_code_in_a_checkpoint_is_not_run(model_type: str, checkpoint: Path, monk
     witness = hostile_code(checkpoint)
     classes = {name: f"hostile.{name[4:]}" for name in ("AutoConfig", "AutoModel")}
     classes["AutoModelForCausalLM"] = "hostile.Model"
-    edit_json(checkpoint / "config.json", model_type=model_type, architectures=["Model"], auto_map=classes)
+    edit_json(
+        checkpoint / "config.json", model_type=model_type, architectures=["Model"], auto_map=classes
+    )
     tokenizer = {"AutoTokenizer": ["hostile.Tokenizer", "hostile.Tokenizer"]}
     edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Tokenizer", auto_map=tokenizer)
     if model_type == "hostile":
@@ -80,11 +84,25 @@ def test_pickles_beside_or_instead_of_safetensors_are_not_read(checkpoint: Path)
         lambda good: good.replace(b'"F32"', b'"F64"', 1),
         lambda good: good.replace(b'"data_offsets":[0,', b'"data_offsets":[9,', 1),
     ],
-    ids=["empty", "cut", "endless head", "head beyond the end", "list", "other width", "other place"],
+    ids=[
+        "empty",
+        "cut",
+        "endless head",
+        "head beyond the end",
+        "list",
+        "other width",
+        "other place",
+    ],
 )
 @pytest.mark.parametrize("kind", ["model", "probe"])
-def test_malformed_safetensors_are_refused(kind: str, spoil: Any, checkpoint: Path, tmp_path: Path) -> None:
-    source = checkpoint if kind == "model" else Path(shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes"))
+def test_malformed_safetensors_are_refused(
+    kind: str, spoil: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    source = (
+        checkpoint
+        if kind == "model"
+        else Path(shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes"))
+    )
     weights = source / ("model.safetensors" if kind == "model" else "target.safetensors")
     good = weights.read_bytes()
     weights.write_bytes(spoil(good))

@@ -15,7 +15,15 @@ from redis.asyncio import Redis
 from semspec.gateway.api.openai import requests as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
-from tests.gateway.support import API_KEY, MESSAGES, NO_REDIS, Gateway, GatewayFactory, assert_error, exchange
+from tests.gateway.support import (
+    API_KEY,
+    MESSAGES,
+    NO_REDIS,
+    Gateway,
+    GatewayFactory,
+    assert_error,
+    exchange,
+)
 
 BODY = {"model": "semspec-demo", "messages": MESSAGES}
 TRAVERSALS = [
@@ -23,7 +31,18 @@ TRAVERSALS = [
     "%2fetc%2fpasswd", "..%5csettings.py", "....//settings.py", "%252e%252e%252fsettings.py",
     "index.html%00.js",
 ]  # fmt: skip
-ODD_NAMES = ["a b", "a:b", "{a}", "a\r\nDEL x", "*", "a\0b", "../a", "\u202ea", "x" * 500, "a'\"return 1--"]
+ODD_NAMES = [
+    "a b",
+    "a:b",
+    "{a}",
+    "a\r\nDEL x",
+    "*",
+    "a\0b",
+    "../a",
+    "\u202ea",
+    "x" * 500,
+    "a'\"return 1--",
+]
 
 
 async def test_path_that_leaves_the_static_folder_is_not_found(gateway: Gateway) -> None:
@@ -39,9 +58,23 @@ def texts(url: str) -> list[tuple[str, dict[str, Any]]]:
     parts = [{"type": "text", "text": url}, {"type": "image_url", "image_url": {"url": url}}]
     chat = "/v1/chat/completions"
     return [
-        (chat, {**BODY, "messages": [{"role": "user", "content": f"Read {url} ![]({url}) <img src={url}>"}]}),
+        (
+            chat,
+            {
+                **BODY,
+                "messages": [{"role": "user", "content": f"Read {url} ![]({url}) <img src={url}>"}],
+            },
+        ),
         (chat, {**BODY, "messages": [{"role": "user", "content": parts}]}),
-        (chat, {**BODY, "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_url": url}}]}]}),
+        (
+            chat,
+            {
+                **BODY,
+                "messages": [
+                    {"role": "user", "content": [{"type": "file", "file": {"file_url": url}}]}
+                ],
+            },
+        ),
         (chat, {**BODY, "model": url}),
         (chat, {**BODY, "user": url, "stop": [url], "metadata": {"callback": url}}),
         (chat, {**BODY, "tools": [{"type": "mcp", "server_url": url}]}),
@@ -56,7 +89,13 @@ async def test_no_address_in_a_request_is_called(gateway: Gateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # which no request may reach
         server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
-        headers = {"referer": url, "origin": url, "forwarded": f"host={url}", "x-forwarded-host": url, "host": "x"}
+        headers = {
+            "referer": url,
+            "origin": url,
+            "forwarded": f"host={url}",
+            "x-forwarded-host": url,
+            "host": "x",
+        }
         for path, body in texts(url):
             response = await gateway.http.post(path, json=body, headers=headers)
             assert response.status_code < 500
@@ -71,8 +110,12 @@ async def test_name_of_a_session_is_no_way_into_redis(gateway: Gateway, redis: R
     assert await redis.dbsize() == before
 
 
-@pytest.mark.parametrize("route", ["GET /v1/generations/{}", "GET /v1/generations/{}/trace", "GET /v1/sessions/{}"])
-async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway: GatewayFactory) -> None:
+@pytest.mark.parametrize(
+    "route", ["GET /v1/generations/{}", "GET /v1/generations/{}/trace", "GET /v1/sessions/{}"]
+)
+async def test_odd_id_is_refused_before_redis_is_asked(
+    route: str, start_gateway: GatewayFactory
+) -> None:
     gateway = await start_gateway(redis_url=NO_REDIS)  # asked, it would be a 503
     assert (await gateway.send(route.format("a"))).status_code == 503
     for name in ODD_NAMES:
@@ -80,12 +123,23 @@ async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway
         assert (await gateway.send(route.format(escaped))).status_code in (400, 404), name
 
 
-async def test_request_id_cannot_write_into_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_id_cannot_write_into_the_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     kept = await gateway.http.get("/health", headers={"x-request-id": "abc-1"})
     assert kept.headers["x-request-id"] == "abc-1"
-    for value in ("a\tlevel=CRITICAL", "a level=INFO", 'a"b', "\u00fc", "x" * 129, "${jndi:ldap://a}"):
-        response = await gateway.http.get("/health", headers=[(b"x-request-id", value.encode("latin-1"))])
+    for value in (
+        "a\tlevel=CRITICAL",
+        "a level=INFO",
+        'a"b',
+        "\u00fc",
+        "x" * 129,
+        "${jndi:ldap://a}",
+    ):
+        response = await gateway.http.get(
+            "/health", headers=[(b"x-request-id", value.encode("latin-1"))]
+        )
         assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
         assert value not in caplog.text
 
@@ -93,7 +147,9 @@ async def test_request_id_cannot_write_into_the_log(gateway: Gateway, caplog: py
 @pytest.mark.parametrize("formatter", [KeyValueFormatter(), JsonFormatter()])
 def test_record_is_one_line_whatever_it_quotes(formatter: logging.Formatter) -> None:
     hostile = 'a\n2026-01-01 level=INFO message="all is well"\r\n\x1b[2J\u2028\u2029'
-    record = logging.LogRecord("name", logging.INFO, __file__, 1, "asked for %r and %s", (hostile, hostile), None)
+    record = logging.LogRecord(
+        "name", logging.INFO, __file__, 1, "asked for %r and %s", (hostile, hostile), None
+    )
     record.__dict__["route"] = hostile
     line = formatter.format(record)
     assert len(line.splitlines()) == 1 and "\x1b" not in line
@@ -157,7 +213,12 @@ async def test_body_of_two_lengths_is_bounded(start_gateway: GatewayFactory) -> 
     """Chunks go before a length that was announced: it must not be what is believed."""
     gateway = await start_gateway(max_body_bytes=1024)
 
-    headers = ["host: x", f"authorization: Bearer {API_KEY}", "content-length: 2", "transfer-encoding: chunked"]
+    headers = [
+        "host: x",
+        f"authorization: Bearer {API_KEY}",
+        "content-length: 2",
+        "transfer-encoding: chunked",
+    ]
     chunks = "".join(f"3e8\r\n{'[' * 1000}\r\n" for _ in range(8)) + "0\r\n\r\n"
     request = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *headers, "", chunks])
     answer = await exchange(gateway.base_url, request.encode())
@@ -168,11 +229,15 @@ async def test_connection_is_closed_after_a_request_of_two_lengths(gateway: Gate
     """What follows may be the body to one reader and the next request to another (RFC 9112, 11.2)."""
     lengths = "content-length: 5\r\ntransfer-encoding: chunked"
     first = f"GET /health HTTP/1.1\r\nhost: x\r\n{lengths}\r\n\r\n0\r\n\r\n"
-    answer = await exchange(gateway.base_url, f"{first}GET /health HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    answer = await exchange(
+        gateway.base_url, f"{first}GET /health HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    )
     assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer.lower()
 
 
 @pytest.mark.parametrize("version", ["0.9", "2.0", "3.0"])
 async def test_other_versions_of_http_are_refused(gateway: Gateway, version: str) -> None:
-    answer = await exchange(gateway.base_url, f"GET /health HTTP/{version}\r\nhost: x\r\n\r\n".encode())
+    answer = await exchange(
+        gateway.base_url, f"GET /health HTTP/{version}\r\nhost: x\r\n\r\n".encode()
+    )
     assert answer.startswith(b"HTTP/1.1 505") and b'"error"' in answer

@@ -45,7 +45,11 @@ def environment(folder: Path) -> dict[str, str]:
     """Every log at its loudest; every service asks its callers for a certificate."""
     authority = Authority(folder)
     service, gateway = authority.issue("service"), authority.issue("gateway", "gateway.example")
-    files = {"TLS_CERTIFICATE": service.certificate, "TLS_KEY": service.key, "TLS_CLIENT_CA": authority.file}
+    files = {
+        "TLS_CERTIFICATE": service.certificate,
+        "TLS_KEY": service.key,
+        "TLS_CLIENT_CA": authority.file,
+    }
     shown = {"CA": authority.file, "CERTIFICATE": gateway.certificate, "KEY": gateway.key}
     return {
         "SEMSPEC_LOG_LEVEL": "DEBUG",
@@ -63,7 +67,9 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
         patch.setenv("REDIS_URL", redis.url.replace("//", f"//:{password}@"))
         async with (
             Stack(config) as stack,
-            httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
+            httpx.AsyncClient(
+                base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S
+            ) as http,
         ):
             token = psutil.Process(stack.processes["target"].pid).environ()["SEMSPEC_SERVICE_TOKEN"]
             kept = {"API key": stack.api_key, "token": token, "password": password}
@@ -71,11 +77,18 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 
 def chat(**fields: object) -> dict[str, object]:
-    return {"model": "semspec-demo", "messages": [{"role": "user", "content": QUESTION}], "seed": 3, **fields}
+    return {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "seed": 3,
+        **fields,
+    }
 
 
 async def test_stack_answers_over_mutual_tls(watched: Watched) -> None:
-    response = await watched.http.post("/v1/chat/completions", json=chat(semspec={"strategy": "semantic"}))
+    response = await watched.http.post(
+        "/v1/chat/completions", json=chat(semspec={"strategy": "semantic"})
+    )
     assert response.status_code == 200
     summary = response.json()["semspec"]
     assert summary["num_segments"] > 0 and not summary["fallback"], summary
@@ -91,7 +104,10 @@ async def test_no_log_header_body_or_command_line_tells_a_secret(watched: Watche
     logs = watched.logs()
     assert "level=DEBUG" in logs["gateway"]
     processes = [psutil.Process(child.pid) for child in watched.stack.processes.values()]
-    places = {**logs, "command lines": "\n".join(" ".join(process.cmdline()) for process in processes)}
+    places = {
+        **logs,
+        "command lines": "\n".join(" ".join(process.cmdline()) for process in processes),
+    }
     places["answers"] = "\n".join(watched.told)
     for kind, secret in watched.secrets.items():
         assert secret not in json.dumps(places), kind
@@ -101,14 +117,25 @@ async def test_no_log_header_body_or_command_line_tells_a_secret(watched: Watche
 
 async def answered(watched: Watched) -> str:
     """Ask in every way; a piece of the answer to recognise it by."""
-    for fields in ({"stream": True}, {"semspec": {"strategy": "target"}}, {"semspec": {"session": "s", "trace": True}}):
+    for fields in (
+        {"stream": True},
+        {"semspec": {"strategy": "target"}},
+        {"semspec": {"session": "s", "trace": True}},
+    ):
         response = await watched.ask("POST", "/v1/chat/completions", json=chat(**fields))
         assert response.status_code == 200
     last = response.json()
     generation = last["id"]
     for path in ("", "/trace", "/events"):
         assert (await watched.ask("GET", f"/v1/generations/{generation}{path}")).status_code == 200
-    for path in ("/ready", "/metrics", "/v1/services", "/v1/models", "/openapi.json", "/v1/sessions/s"):
+    for path in (
+        "/ready",
+        "/metrics",
+        "/v1/services",
+        "/v1/models",
+        "/openapi.json",
+        "/v1/sessions/s",
+    ):
         assert (await watched.ask("GET", path)).status_code == 200, path
     return str(last["semspec"]["trace"][0]["text"]).strip()
 
@@ -116,8 +143,15 @@ async def answered(watched: Watched) -> str:
 async def refused(watched: Watched) -> None:
     """Ask in every wrong way, the key where it does not belong included."""
     key = watched.secrets["API key"]
-    bad = ({"authorization": f"Bearer {key}0"}, {"authorization": f"Basic {key}"}, {"authorization": key})
-    answers = [await watched.ask("POST", "/v1/chat/completions", json=chat(), headers=headers) for headers in bad]
+    bad = (
+        {"authorization": f"Bearer {key}0"},
+        {"authorization": f"Basic {key}"},
+        {"authorization": key},
+    )
+    answers = [
+        await watched.ask("POST", "/v1/chat/completions", json=chat(), headers=headers)
+        for headers in bad
+    ]
     answers += [
         await watched.ask("GET", f"/v1/models?api_key={key}", headers={"authorization": ""}),
         await watched.ask("GET", f"/{key}"),

@@ -28,13 +28,23 @@ SERVICES: dict[str, Servicer[Any]] = {
     "Target": TargetServicer(FakeEngine),
     "Verifier": VerifierServicer(FakeVerifier),
 }
-NO_TOKEN = ("", f"Bearer {TOKEN[::-1]}", f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", TOKEN)
+NO_TOKEN = (
+    "",
+    f"Bearer {TOKEN[::-1]}",
+    f"Bearer {TOKEN}0",
+    f"Bearer {TOKEN[:-1]}",
+    "Bearer ",
+    f"Basic {TOKEN}",
+    TOKEN,
+)
 
 
 @asynccontextmanager
 async def guarded(method: Any) -> AsyncIterator[str]:
     """The service of a method, asking for the token; its address."""
-    async with serving(SERVICES[method.containing_service.name], settings(service_token=TOKEN)) as server:
+    async with serving(
+        SERVICES[method.containing_service.name], settings(service_token=TOKEN)
+    ) as server:
         yield server.address
 
 
@@ -42,7 +52,9 @@ async def guarded(method: Any) -> AsyncIterator[str]:
 async def test_every_method_of_every_service_asks_for_the_token(method: Any) -> None:
     async with guarded(method) as address:
         for authorization in NO_TOKEN:
-            assert await status(address, method, b"", authorization) is grpc.StatusCode.UNAUTHENTICATED
+            assert (
+                await status(address, method, b"", authorization) is grpc.StatusCode.UNAUTHENTICATED
+            )
         assert await status(address, method, b"") is not grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -54,7 +66,9 @@ async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("method", METHODS, ids=path_of)
-async def test_bytes_that_are_no_message_are_refused(method: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_message_are_refused(
+    method: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     random = Random(method.full_name)
     async with guarded(method) as address:
         for length in (1, 2, 7, 100, 10_000):
@@ -66,15 +80,24 @@ async def test_bytes_that_are_no_message_are_refused(method: Any, caplog: pytest
 
 @pytest.mark.parametrize(
     ("options", "is_warned"),
-    [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "service_token": TOKEN}, False), ({"host": "127.0.0.1"}, False)],
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "service_token": TOKEN}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
     ids=["anyone", "with a token", "this machine"],
 )
 async def test_service_that_lets_strangers_in_says_so(
     options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     port = tmp_path / "port"
-    serving = asyncio.create_task(serve(DraftServicer(FakeEngine), settings(port_file=port, **options)))
+    serving = asyncio.create_task(
+        serve(DraftServicer(FakeEngine), settings(port_file=port, **options))
+    )
     await eventually(port.exists)
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
-    assert any("SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA" in line for line in caplog.messages) is is_warned
+    assert (
+        any("SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA" in line for line in caplog.messages)
+        is is_warned
+    )

@@ -29,8 +29,12 @@ def _fluent(checkpoint: Path, folder: Path) -> Path:
     edit_json(folder / "config.json", max_position_embeddings=WINDOW_TOKENS)
     weights = load_file(folder / "model.safetensors")
     delimiter = build_tokenizer().convert_tokens_to_ids("\n\n")
-    weights["model.embed_tokens.weight"][:, 0] = 20.0  # all but constant through the blocks, so that the
-    weights["model.norm.weight"][0] = 1.0  # delimiter, which alone looks at it, has nearly the same chance everywhere
+    weights["model.embed_tokens.weight"][:, 0] = (
+        20.0  # all but constant through the blocks, so that the
+    )
+    weights["model.norm.weight"][0] = (
+        1.0  # delimiter, which alone looks at it, has nearly the same chance everywhere
+    )
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][delimiter] = 0.0
     weights["lm_head.weight"][delimiter, 0] = 0.9
@@ -40,16 +44,21 @@ def _fluent(checkpoint: Path, folder: Path) -> Path:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def pair(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     paths = {
-        role: _fluent(checkpoints[name], folder / role) for role, name in (("draft", "llama"), ("target", "qwen2"))
+        role: _fluent(checkpoints[name], folder / role)
+        for role, name in (("draft", "llama"), ("target", "qwen2"))
     }
     async with loaded(paths["draft"], paths["target"]) as (draft, target):
         verifier = await random_probes(draft, target, folder / "probes")
         likelihood = calibration(await draft.info(), await target.info(), middle=-5.5)
         (folder / "probes" / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
-        replace(load_release(folder / "probes"), likelihood=likelihood.digest).save(folder / "probes")
+        replace(load_release(folder / "probes"), likelihood=likelihood.digest).save(
+            folder / "probes"
+        )
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield Pair(paths["draft"], paths["target"], folder / "probes", backends)
 

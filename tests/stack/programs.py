@@ -40,8 +40,12 @@ DEAF_GATEWAY = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" 
 BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
 
 
-def config(start_timeout_s: float = GENEROUS_S, stop_grace_s: float = 5.0, **programs: str) -> StackConfig:
+def config(
+    start_timeout_s: float = GENEROUS_S, stop_grace_s: float = 5.0, **programs: str
+) -> StackConfig:
     """A stack of small programs; `programs` replaces some of them."""
     usual = dict.fromkeys(("draft", "target", "verifier"), SERVICE) | {"gateway": GATEWAY}
     commands = {role: (sys.executable, "-c", text) for role, text in (usual | programs).items()}
-    return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s)
+    return StackConfig(
+        commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s
+    )

@@ -61,7 +61,9 @@ class Running:
 
     def engine(self, role: str) -> "aclosing[RemoteDrafter | RemoteTarget]":
         """A client of the draft or the target service."""
-        options = ClientOptions(token=self.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"])
+        options = ClientOptions(
+            token=self.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"]
+        )
         kind = RemoteDrafter if role == "draft" else RemoteTarget
         return aclosing(kind(self.stack.addresses[role], options))
 
@@ -75,13 +77,17 @@ class Running:
         return body
 
     @asynccontextmanager
-    async def streaming(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncIterator[Json]]:
+    async def streaming(
+        self, question: str = QUESTION, **fields: Any
+    ) -> AsyncIterator[AsyncIterator[Json]]:
         """The chunks of a stream; leaving the block hangs up."""
         async with self.events(question, **fields) as events:
             yield (event.data async for event in events)
 
     @asynccontextmanager
-    async def events(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncGenerator[Event, None]]:
+    async def events(
+        self, question: str = QUESTION, **fields: Any
+    ) -> AsyncIterator[AsyncGenerator[Event, None]]:
         """The same chunks with what a client needs to attach again."""
         body = chat_body(question, {"stream": True, **fields})
         async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -108,7 +114,9 @@ class Running:
     async def metric(self, sample: str) -> float:
         """The value of a sample of the gateway's metrics, by its name and labels."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        return next(float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} "))
+        return next(
+            float(line.removeprefix(sample)) for line in lines if line.startswith(f"{sample} ")
+        )
 
     async def readiness(self) -> tuple[int, str]:
         """The status of `/ready` and its line; status 0 when nobody listens."""
@@ -117,7 +125,9 @@ class Running:
         except httpx.TransportError as error:
             return 0, str(error)
         body = response.json()
-        return response.status_code, body["detail"] if response.status_code == 200 else body["error"]["message"]
+        return response.status_code, body["detail"] if response.status_code == 200 else body[
+            "error"
+        ]["message"]
 
     async def until_ready(self, status: int = 200, line: str = "ready") -> str:
         """Wait until `/ready` answers with this status and a line that matches; the line."""
@@ -139,7 +149,9 @@ async def served(config: StackConfig) -> AsyncIterator[Running]:
 def http_of(stack: Stack, address: str = "") -> httpx.AsyncClient:
     """A client of the stack's gateway, or of another at this address."""
     url = f"http://{address}" if address else stack.base_url
-    return httpx.AsyncClient(base_url=url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
+    )
 
 
 def answer_of(response: Json) -> str:
@@ -152,7 +164,8 @@ def text_of(chunks: list[Json]) -> str:
     """What a client of a stream puts together, alike."""
     deltas = [_delta(chunk) for chunk in chunks]
     reasoning, content = (
-        "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")
+        "".join(delta.get(name) or "" for delta in deltas)
+        for name in ("reasoning_content", "content")
     )
     return _joined(reasoning, content)
 
@@ -163,7 +176,9 @@ def _joined(reasoning: str | None, content: str | None) -> str:
 
 def records_of(chunks: list[Json]) -> list[Json]:
     """The segments' records in a stream with `trace`."""
-    return [chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
+    return [
+        chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})
+    ]
 
 
 async def up_to(is_last: Callable[[T], bool], stream: AsyncIterator[T]) -> list[T]:
@@ -192,7 +207,11 @@ def has_mapped(pid: int, library: str) -> bool:
 
 def chat_body(question: str, fields: Json) -> Json:
     """A request for a chat completion."""
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": question}], "temperature": 1.0}
+    body = {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 1.0,
+    }
     return {**body, **fields}
 
 
@@ -205,13 +224,19 @@ def _delta(chunk: Json) -> Json:
 async def in_process(generation: Generation, pair: Pair) -> list[Json]:
     """The loop's records without any service, as JSON."""
     events = [event async for event in decode(generation, pair.backends)]
-    return [SegmentTrace.of(event).model_dump(mode="json") for event in events if isinstance(event, SegmentRecord)]
+    return [
+        SegmentTrace.of(event).model_dump(mode="json")
+        for event in events
+        if isinstance(event, SegmentRecord)
+    ]
 
 
 def assert_same(one: list[Json], other: list[Json]) -> None:
     """Everything equal but times and what was cached; probabilities as far as cached and recomputed states agree."""
     loose = ("draft_probability", "target_probability", "ratio", "times", "num_cached_tokens")
-    assert [_without(record, loose) for record in one] == [_without(record, loose) for record in other]
+    assert [_without(record, loose) for record in one] == [
+        _without(record, loose) for record in other
+    ]
     for a, b in zip(one, other, strict=True):
         for name in ("draft_probability", "target_probability"):
             assert a[name] == (None if b[name] is None else pytest.approx(b[name], abs=1e-3))

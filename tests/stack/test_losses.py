@@ -73,7 +73,9 @@ class Loss:
         await self.running.until_ready()
 
     async def num_hung(self) -> float:
-        return await self.running.metric(f'semspec_gateway_service_hung_replicas{{service="{self.role}"}}')
+        return await self.running.metric(
+            f'semspec_gateway_service_hung_replicas{{service="{self.role}"}}'
+        )
 
 
 def hanging(config: StackConfig, folder: Path, step_s: float = 0.0) -> StackConfig:
@@ -81,7 +83,9 @@ def hanging(config: StackConfig, folder: Path, step_s: float = 0.0) -> StackConf
     commands = dict(config.commands)
     for role in config.roles:
         longer_s = step_s if role == "target" else 0.0
-        program = SERVICE.format(role=role, mark=str(folder / role), step_s=longer_s, stall_s=STALL_S)
+        program = SERVICE.format(
+            role=role, mark=str(folder / role), step_s=longer_s, stall_s=STALL_S
+        )
         commands[role] = (sys.executable, "-c", program)
     return replace(config, commands=commands)
 
@@ -115,14 +119,19 @@ async def test_target_goes_on_alone_without(loss: Loss) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
     assert chunks[-1]["semspec"]["fallback"].startswith(f"the {loss.role} ")
     assert chunks[-1]["semspec"]["degraded"] is False
-    _, line = await running.readiness()  # at once, however long the handshake takes that is under way
+    (
+        _,
+        line,
+    ) = await running.readiness()  # at once, however long the handshake takes that is under way
     assert line.startswith("ready, with the target alone: ")
 
     following = await running.answer(**SHORT)
     assert following["usage"]["completion_tokens"] == SHORT["max_tokens"]
     assert following["semspec"]["fallback"].startswith(f"the {loss.role} ")
     assert following["semspec"]["target_ratio"] == 1
-    line = await running.until_ready(200, f"ready, with the target alone: .* the {loss.role} service.*")
+    line = await running.until_ready(
+        200, f"ready, with the target alone: .* the {loss.role} service.*"
+    )
     assert ("hang" in line, await loss.num_hung()) == (not loss.is_killed, not loss.is_killed)
 
     await loss.end()
@@ -143,19 +152,29 @@ async def test_stream_ends_with_an_error_and_requests_are_refused_without(loss: 
     refused = await running.chat(**SHORT)
     error = refused.json()["error"]
     assert refused.status_code == 503 and "retry-after" in refused.headers
-    assert set(error) == {"message", "type", "param", "code"}  # OpenAI's shape of an error that a retry may cure
+    assert set(error) == {
+        "message",
+        "type",
+        "param",
+        "code",
+    }  # OpenAI's shape of an error that a retry may cure
     assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
     address = running.stack.addresses["target"]
     assert ("hang" if not loss.is_killed else "no replica of the target answers") in line
     assert address not in line and "SEMSPEC" not in line
-    assert f"SEMSPEC_GATEWAY_TARGET_ADDRESS={address}" in running.stack.processes["gateway"].log.read_text()
+    assert (
+        f"SEMSPEC_GATEWAY_TARGET_ADDRESS={address}"
+        in running.stack.processes["gateway"].log.read_text()
+    )
 
     await loss.end()
     assert await loss.num_hung() == 0
     assert answer_of(await running.answer(**SHORT)) == answer_of(whole)
 
 
-async def test_busy_service_is_not_taken_for_a_hung_one(stack_config: StackConfig, tmp_path: Path) -> None:
+async def test_busy_service_is_not_taken_for_a_hung_one(
+    stack_config: StackConfig, tmp_path: Path
+) -> None:
     """Each step takes a tenth of the limit, and calls wait much longer than the limit for their result."""
     async with served(hanging(stack_config, tmp_path, STALL_S / 10)) as running:
         bodies: list[Json] = [{"seed": seed, "max_tokens": 30} for seed in range(4)]

@@ -15,16 +15,26 @@ from tests.stack.support import served
 pytestmark = pytest.mark.slow
 
 
-async def test_named_pair_is_served_packed_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_named_pair_is_served_packed_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source, models = save_spelling_checkpoint(tmp_path / "source"), tmp_path / "models"
     models.mkdir()
     files = {}
     for role in ("draft", "target"):
         file = save_gguf(models / f"{role}.gguf", source, GGMLQuantizationType.Q8_0)
-        files[role] = PairFile(f"a/{role}-GGUF", f"{role}.gguf", file_digest(file), file.stat().st_size)
+        files[role] = PairFile(
+            f"a/{role}-GGUF", f"{role}.gguf", file_digest(file), file.stat().st_size
+        )
     pair = NamedPair(
-        "small", "one drafts for itself", "MIT", **files, settings={"dtype": "packed"}, memory_bytes=None, measured=()
+        "small",
+        "one drafts for itself",
+        "MIT",
+        **files,
+        settings={"dtype": "packed"},
+        memory_bytes=None,
+        measured=(),
     )
     config = StackConfig.of_named(pair, locate(pair, models, pytest.fail))
     async with served(config) as running:
@@ -37,7 +47,9 @@ async def test_named_pair_is_served_packed_from_its_files(tmp_path: Path, monkey
             "messages": [{"role": "user", "content": "Hi"}],
         }
         answers = [
-            await running.http.post("/v1/chat/completions", json=body | {"model": f"small:{strategy}"})
+            await running.http.post(
+                "/v1/chat/completions", json=body | {"model": f"small:{strategy}"}
+            )
             for strategy in ("target", "token-level")
         ]
         texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]

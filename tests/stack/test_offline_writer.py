@@ -7,7 +7,15 @@ import pytest
 from semspec.engine.causal_lm import CausalLM
 from semspec.training.config import ServerSampler
 from semspec.training.data.pair import CachedModel, EngineWriter, ServerWriter
-from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
+from semspec.types import (
+    Context,
+    GenerationParams,
+    SamplingParams,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+    derive_seed,
+)
 from tests.stack.support import QUESTION, Pair, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -20,18 +28,28 @@ SEEDS = [3, 14, 159, 2653]
 async def test_served_segments_are_those_of_the_engine(
     running: Running, pair: Pair, segmentation: Segmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = GenerationParams(SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30, max_tokens=30)
+    recipe = GenerationParams(
+        SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30, max_tokens=30
+    )
     models = (await running.http.get("/v1/models")).json()["data"]
     [model] = [one["id"] for one in models if one["id"].endswith(":target")]
     monkeypatch.setenv(API_KEY, running.stack.api_key)
     url = f"{running.stack.base_url}/v1"
-    config = ServerSampler(backend="openai", base_url=url, model=model, concurrency=2, api_key_env=API_KEY)
+    config = ServerSampler(
+        backend="openai", base_url=url, model=model, concurrency=2, api_key_env=API_KEY
+    )
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     context = Context((lm.tokenizer.encode(QUESTION),))
-    streams = [derive_seed(seed, "target", 0) for seed in SEEDS]  # as the loop names its target's draws
+    streams = [
+        derive_seed(seed, "target", 0) for seed in SEEDS
+    ]  # as the loop names its target's draws
     local = EngineWriter(CachedModel(lm, 3), Writer.TARGET, recipe).generate(context, streams)
-    served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer).generate, context, SEEDS)
+    served = await asyncio.to_thread(
+        ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer).generate, context, SEEDS
+    )
     assert [one.end for one in served] == [one.end for one in local]
     assert [one.text for one in served] == [one.text for one in local]
-    assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {one.end for one in served}
+    assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {
+        one.end for one in served
+    }
     assert all(lm.tokenizer.read_ids(segment, before="So") for segment in served)

@@ -16,7 +16,17 @@ from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process, another_gateway
-from tests.stack.support import LONG_QUESTION, Json, Running, answer_of, http_of, redis_of, served, text_of, up_to
+from tests.stack.support import (
+    LONG_QUESTION,
+    Json,
+    Running,
+    answer_of,
+    http_of,
+    redis_of,
+    served,
+    text_of,
+    up_to,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -55,10 +65,14 @@ async def twins(running_twins: Twins) -> AsyncIterator[Twins]:
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "token-level"])
-async def test_another_gateway_goes_on_for_one_killed_and_commits_the_turn_once(twins: Twins, strategy: str) -> None:
+async def test_another_gateway_goes_on_for_one_killed_and_commits_the_turn_once(
+    twins: Twins, strategy: str
+) -> None:
     session = secrets.token_hex(8)
     whole = await twins.second.answer(LONG_QUESTION, seed=1, semspec={"strategy": strategy})
-    seen = await seen_until_killed(twins, seed=1, semspec={"strategy": strategy, "session": session})
+    seen = await seen_until_killed(
+        twins, seed=1, semspec={"strategy": strategy, "session": session}
+    )
     id = seen[0].data["id"]
     rest = await twins.second.attached(id, seen[-1].id)
     again = await twins.second.attached(id, "0")
@@ -87,12 +101,16 @@ async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> N
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "token-level"])
-async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: Twins, strategy: str) -> None:
+async def test_failed_generation_goes_on_when_the_killed_target_is_back(
+    twins: Twins, strategy: str
+) -> None:
     """Where the target writes, it is killed after a part of a segment."""
     fields: Json = {"seed": 3, "semspec": {"strategy": strategy}}
     whole = await twins.first.answer(LONG_QUESTION, **fields)
     async with twins.first.events(LONG_QUESTION, **fields) as events:
-        seen = await up_to(is_second_segment if strategy == "semantic" else is_part_of_the_third, events)
+        seen = await up_to(
+            is_second_segment if strategy == "semantic" else is_part_of_the_third, events
+        )
         await twins.victims["target"].kill()
         seen += await up_to(lambda event: "error" in event.data, events)
     id = seen[0].data["id"]
@@ -129,12 +147,16 @@ def chunks(*parts: Sequence[Event]) -> list[Json]:
     return [event.data for part in parts for event in part]
 
 
-async def assert_told_once(running: Running, seen: list[Event], rest: list[Event], whole: Json) -> None:
+async def assert_told_once(
+    running: Running, seen: list[Event], rest: list[Event], whole: Json
+) -> None:
     """The client has the undisturbed text, and so has Redis."""
     assert text_of(chunks(seen, rest)) == answer_of(whole)
     stored = await running.stored_trace(seen[0].data["id"])
     assert (stored["status"], stored["degraded"]) == ("finished", False)
-    assert [record["index"] for record in stored["segments"]] == list(range(whole["semspec"]["num_segments"]))
+    assert [record["index"] for record in stored["segments"]] == list(
+        range(whole["semspec"]["num_segments"])
+    )
 
 
 async def assert_conversation_goes_on(running: Running, session: str, first: Json) -> None:
@@ -143,7 +165,10 @@ async def assert_conversation_goes_on(running: Running, session: str, first: Jso
     second = await running.answer("And now?", max_tokens=4, semspec={"session": session})
     contents = [LONG_QUESTION, content_of(first), "And now?", content_of(second)]
     async with redis_of(running.stack) as redis:
-        turns = [json.loads(turn) for turn in await redis.lrange(TURNS.format(stored_name(session, OWNER)), 0, -1)]
+        turns = [
+            json.loads(turn)
+            for turn in await redis.lrange(TURNS.format(stored_name(session, OWNER)), 0, -1)
+        ]
     assert [turn["content"] for turn in turns] == contents
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
 

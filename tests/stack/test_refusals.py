@@ -39,17 +39,25 @@ async def start(config: StackConfig) -> list[str]:
 async def failures(config: StackConfig) -> list[str]:
     """What `semspec doctor` says is to be fixed."""
     checks: list[Check] = await asyncio.to_thread(lambda: list(checks_of(config)))
-    return [f"{check.name} {check.message}; {check.remedy}" for check in checks if check.level == "fail"]
+    return [
+        f"{check.name} {check.message}; {check.remedy}" for check in checks if check.level == "fail"
+    ]
 
 
-async def test_doctor_has_nothing_to_fix_where_the_stack_comes_up(stack_config: StackConfig, running: Running) -> None:
+async def test_doctor_has_nothing_to_fix_where_the_stack_comes_up(
+    stack_config: StackConfig, running: Running
+) -> None:
     assert await running.until_ready() == "ready"
     assert await failures(stack_config) == []
 
 
 def alone(config: StackConfig, role: str) -> StackConfig:
     """Only this service and the gateway are real, to spare the others' start."""
-    stand_ins = {other: (sys.executable, "-c", SERVICE, other.upper()) for other in config.roles if other != role}
+    stand_ins = {
+        other: (sys.executable, "-c", SERVICE, other.upper())
+        for other in config.roles
+        if other != role
+    }
     return replace(config, commands={**config.commands, **stand_ins})
 
 
@@ -118,7 +126,11 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         variable("SEMSPEC_DRAFT_KVBYTES", "1"),
         "did you mean SEMSPEC_DRAFT_KV_BYTES?",
     ),
-    "a rule beyond its bounds": ("gateway", released(rule={"gamma": 99}), "release semspec-demo@1: rule.gamma: "),
+    "a rule beyond its bounds": (
+        "gateway",
+        released(rule={"gamma": 99}),
+        "release semspec-demo@1: rule.gamma: ",
+    ),
     "a rule that a setting states, too": (
         "gateway",
         lambda config, folder: variable("SEMSPEC_GATEWAY_DEFAULTS", '{"gamma": 2}')(
@@ -151,7 +163,11 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         lambda config, folder: replace(config, target_model=folder / "nowhere"),
         "nowhere; give a checkpoint's folder, a GGUF file or a hub id",
     ),
-    "swapped probes": ("verifier", probes(swapped), "the draft probe wants 'states\\+surprisal'.*swapped"),
+    "swapped probes": (
+        "verifier",
+        probes(swapped),
+        "the draft probe wants 'states\\+surprisal'.*swapped",
+    ),
     "alternatives of another pair": (
         "verifier",
         cards("alternatives/surprisal/target.json", fingerprint="another"),
@@ -167,7 +183,9 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_start_and_doctor_refuse(stack_config: StackConfig, tmp_path: Path, fault: str) -> None:
+async def test_start_and_doctor_refuse(
+    stack_config: StackConfig, tmp_path: Path, fault: str
+) -> None:
     role, spoil, said = FAULTS[fault]
     config = spoil(stack_config, tmp_path)
     [failure] = await failures(config)
@@ -181,13 +199,19 @@ async def test_port_that_is_taken_or_none(stack_config: StackConfig) -> None:
         for port in (other.getsockname()[1], 1 << 17):
             config = alone(replace(stack_config, port=port), "")
             for lines in (await failures(config), await start(config)):
-                assert "cannot listen on 127.0.0.1 port " in lines[0] and "choose another port" in lines[0]
+                assert (
+                    "cannot listen on 127.0.0.1 port " in lines[0]
+                    and "choose another port" in lines[0]
+                )
 
 
 @pytest.mark.parametrize(
-    ("role", "name"), [("target", "model.safetensors"), ("target", "tokenizer.json"), ("verifier", "draft.json")]
+    ("role", "name"),
+    [("target", "model.safetensors"), ("target", "tokenizer.json"), ("verifier", "draft.json")],
 )
-async def test_file_that_the_user_may_not_read(stack_config: StackConfig, tmp_path: Path, role: str, name: str) -> None:
+async def test_file_that_the_user_may_not_read(
+    stack_config: StackConfig, tmp_path: Path, role: str, name: str
+) -> None:
     """As where another user trained or downloaded it."""
     hide = (model if role == "target" else probes)(lambda folder: (folder / name).chmod(0))
     if os.geteuid() == 0 and not ordinary_user():

@@ -44,12 +44,18 @@ def next_release(folder: Path, new: Path, target: Path | None) -> Path:
         rmtree(new / "alternatives", ignore_errors=True)
         tensors = load_file(copytree(target, new / "target") / "model.safetensors")
         save_file(
-            {name: 1.02 * one for name, one in tensors.items()}, new / "target" / "model.safetensors", {"format": "pt"}
+            {name: 1.02 * one for name, one in tensors.items()},
+            new / "target" / "model.safetensors",
+            {"format": "pt"},
         )
         fingerprint = model_fingerprint(str(new / "target"))
-        release = replace(release, target=replace(release.target, model="target", fingerprint=fingerprint))
+        release = replace(
+            release, target=replace(release.target, model="target", fingerprint=fingerprint)
+        )
     save_probe(
-        artifact.probe, replace(artifact.card, fingerprint=release.target.fingerprint), new / "target.safetensors"
+        artifact.probe,
+        replace(artifact.card, fingerprint=release.target.fingerprint),
+        new / "target.safetensors",
     )
     replace(release.with_probes(ProbeVerifier.load(new).handshake()), version="2").save(new)
     return new
@@ -58,12 +64,18 @@ def next_release(folder: Path, new: Path, target: Path | None) -> Path:
 async def start_beside(stack: Stack, role: str, release: Path, folder: Path) -> str:
     """Start another service of this role, for this release. Returns its address once it serves."""
     port, name, prefix = free_port(), f"{role}-beside", f"SEMSPEC_{role.upper()}"
-    settings = {f"{prefix}_PAIR": str(release), f"{prefix}_PORT": str(port), "SEMSPEC_PORT_FILE": str(folder / name)}
+    settings = {
+        f"{prefix}_PAIR": str(release),
+        f"{prefix}_PORT": str(port),
+        "SEMSPEC_PORT_FILE": str(folder / name),
+    }
     if role == "target":
         settings["SEMSPEC_TARGET_MODEL"] = str(release / "target")
     command = (sys.executable, "-m", f"semspec.services.{role}")
     settings = {**stack.processes[role].environment, **settings}
-    child = stack.processes[name] = await Child.start(name, command, settings, folder / f"{name}.log")
+    child = stack.processes[name] = await Child.start(
+        name, command, settings, folder / f"{name}.log"
+    )
     async with asyncio.timeout(GENEROUS_S):
         while not (folder / name).exists():
             child.check_alive()
@@ -97,18 +109,30 @@ class Load:
     async def until(self, releases: set[str], num: int = NUM_STREAMS) -> None:
         """Until the last answers are all of these releases, and of each there is one."""
         async with asyncio.timeout(2 * GENEROUS_S):
-            while {one["release"] for one in self.answers[-num:]} != releases or len(self.answers) < num:
+            while {one["release"] for one in self.answers[-num:]} != releases or len(
+                self.answers
+            ) < num:
                 await asyncio.sleep(0.2)
 
 
 async def asked(running: Running, seed: int, model: str = "semspec-demo") -> Json:
     """A streamed answer: its release, its seed, and what was decided."""
-    fields: Json = {"seed": seed, "max_tokens": MAX_TOKENS, "model": model, "semspec": {"trace": True}}
+    fields: Json = {
+        "seed": seed,
+        "max_tokens": MAX_TOKENS,
+        "model": model,
+        "semspec": {"trace": True},
+    }
     async with running.streaming(**fields) as stream:
         chunks = [chunk async for chunk in stream]
-    trace = [chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
+    trace = [
+        chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})
+    ]
     stored = await running.generation(chunks[0]["id"])
-    decided = [(one["text"], one["verdict"], one["draft_probability"], one["target_probability"]) for one in trace]
+    decided = [
+        (one["text"], one["verdict"], one["draft_probability"], one["target_probability"])
+        for one in trace
+    ]
     return {
         "release": stored["models"]["release"],
         "seed": seed,
@@ -133,15 +157,23 @@ async def test_release_is_switched_to_and_rolled_back_under_load(
     copytree(pair.probes, releases / "1")
     first, second = {"pair": "releases/1", "weight": 1}, {"pair": "releases/2", "weight": 0}
     routes.write_text(json.dumps([first]))
-    usual, paths = dict(stack_config.commands), {"draft": releases, "target": releases, "gateway": routes}
-    commands = {role: ("env", f"SEMSPEC_{role.upper()}_PAIR={path}", *usual[role]) for role, path in paths.items()}
+    usual, paths = (
+        dict(stack_config.commands),
+        {"draft": releases, "target": releases, "gateway": routes},
+    )
+    commands = {
+        role: ("env", f"SEMSPEC_{role.upper()}_PAIR={path}", *usual[role])
+        for role, path in paths.items()
+    }
     config = replace(stack_config, pair=releases / "1", commands={**usual, **commands})
     async with served(config) as running:
         load, stack = Load(running), running.stack
         pids = {name: child.pid for name, child in stack.processes.items()}
         async with load.on():
             await load.until({"semspec-demo@1"})
-            made = next_release(releases / "1", tmp_path / "made", pair.target if is_of_models else None)
+            made = next_release(
+                releases / "1", tmp_path / "made", pair.target if is_of_models else None
+            )
             made.rename(releases / "2")
             if is_of_models:
                 second["target"] = await start_beside(stack, "target", releases / "2", tmp_path)
@@ -149,7 +181,9 @@ async def test_release_is_switched_to_and_rolled_back_under_load(
                 held = set[str]()
                 for role in ("draft", "target"):
                     os.kill(running.pid(role), signal.SIGHUP)
-                wanted = {one.target for one in load_release(releases / "2").projections if one.target}
+                wanted = {
+                    one.target for one in load_release(releases / "2").projections if one.target
+                }
                 async with running.engine("target") as client, asyncio.timeout(GENEROUS_S):
                     while not wanted <= held:
                         held = set((await client.info()).projections)
@@ -165,13 +199,24 @@ async def test_release_is_switched_to_and_rolled_back_under_load(
             for seed in range(NUM_SEEDS)
         }
         assert pids.items() <= {name: child.pid for name, child in stack.processes.items()}.items()
-        samples = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
+        samples = [
+            f'semspec_gateway_service_whole_states{{service="{role}"}}'
+            for role in ("draft", "target")
+        ]
         whole = [await running.metric(sample) for sample in samples]
         if is_of_models:
             await stack.processes["target"].stop(GENEROUS_S)
-            assert {(await asked(running, seed))["release"] for seed in range(NUM_SEEDS)} == {"semspec-demo@2"}
-    assert any(known["1", seed] != known["2", seed] for seed in range(NUM_SEEDS)), "the releases decide alike"
+            assert {(await asked(running, seed))["release"] for seed in range(NUM_SEEDS)} == {
+                "semspec-demo@2"
+            }
+    assert any(known["1", seed] != known["2", seed] for seed in range(NUM_SEEDS)), (
+        "the releases decide alike"
+    )
     assert {one["fallback"] for one in load.answers} == {None}
-    mixed = [one for one in load.answers if not same(one["decided"], known[one["release"][-1], one["seed"]])]
+    mixed = [
+        one
+        for one in load.answers
+        if not same(one["decided"], known[one["release"][-1], one["seed"]])
+    ]
     assert not mixed, f"{len(mixed)} of {len(load.answers)}, the first: {mixed[0]}"
     assert whole == [0, 0], "the engines hold the first layers of both"

@@ -13,7 +13,18 @@ from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
 from tests.processes import Process
 from tests.retrieval.support import write
-from tests.stack.support import QUESTION, Json, Pair, Running, answer_of, has_mapped, is_text, served, text_of, up_to
+from tests.stack.support import (
+    QUESTION,
+    Json,
+    Pair,
+    Running,
+    answer_of,
+    has_mapped,
+    is_text,
+    served,
+    text_of,
+    up_to,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -27,7 +38,11 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
     target = pair.backends.target
     prompt = await target.encode([Message("user", QUESTION)])
     params = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=NUM_TOKENS)
-    answer = [token async for one in target.generate(Context((prompt,)), params) for token in one.segment.token_ids]
+    answer = [
+        token
+        async for one in target.generate(Context((prompt,)), params)
+        for token in one.segment.token_ids
+    ]
     answer[5::9] = [(token + 1) % 50 for token in answer[5::9]]
     write(tmp_path / "datastore", await target.info(), [[*prompt.token_ids, *answer]])
     config = replace(stack_config, draft_model=None, pair=None, datastore=tmp_path / "datastore")
@@ -35,7 +50,9 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
         yield running
 
 
-async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(alone: Running) -> None:
+async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(
+    alone: Running,
+) -> None:
     assert await alone.readiness() == (200, "ready")
     checks = await asyncio.to_thread(lambda: list(checks_of(alone.stack.config)))
     assert "fail" not in {check.level for check in checks}, checks
@@ -44,10 +61,14 @@ async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(
     expected = await alone.answer(**LONG, semspec={"strategy": "target"})
     helped = await alone.answer(**LONG)
     own = helped["semspec"]
-    assert (own["strategy"], own["fallback"]) == ("retrieval", None) and own["num_accepted_tokens"] > NUM_TOKENS / 2
+    assert (own["strategy"], own["fallback"]) == ("retrieval", None) and own[
+        "num_accepted_tokens"
+    ] > NUM_TOKENS / 2
     assert answer_of(helped) == answer_of(expected)
 
-    longer = LONG | {"max_tokens": 5 * NUM_TOKENS}  # goes on for seconds after what the datastore knows
+    longer = LONG | {
+        "max_tokens": 5 * NUM_TOKENS
+    }  # goes on for seconds after what the datastore knows
     expected = await alone.answer(**longer, semspec={"strategy": "target"})
     victim = Process.of(alone.stack, "draft")
     async with alone.streaming(**longer) as stream:
@@ -61,5 +82,8 @@ async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(
     await victim.start()
     await alone.until_ready()
     again = await alone.answer(**LONG)
-    assert again["semspec"]["fallback"] is None and again["semspec"]["num_accepted_tokens"] > NUM_TOKENS / 2
+    assert (
+        again["semspec"]["fallback"] is None
+        and again["semspec"]["num_accepted_tokens"] > NUM_TOKENS / 2
+    )
     assert answer_of(again) == answer_of(helped)

@@ -88,11 +88,15 @@ class SlowStarts:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def slow_starts(stack_config: StackConfig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SlowStarts]:
+async def slow_starts(
+    stack_config: StackConfig, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SlowStarts]:
     folder, commands = tmp_path_factory.mktemp("delays"), dict(stack_config.commands)
     for role in stack_config.roles:
         (folder / role).write_text("0")
-        program = PROGRAM.format(role=role, delay=str(folder / role), started=str(folder / f"{role}-started"))
+        program = PROGRAM.format(
+            role=role, delay=str(folder / role), started=str(folder / f"{role}-started")
+        )
         commands[role] = (sys.executable, "-c", program)
     environment = {**stack_config.environment, "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": str(PATIENCE_S)}
     async with served(replace(stack_config, commands=commands, environment=environment)) as running:
@@ -101,17 +105,23 @@ async def slow_starts(stack_config: StackConfig, tmp_path_factory: pytest.TempPa
 
 async def stream(running: Running, seed: int, has_begun: asyncio.Event | None = None) -> list[Json]:
     """Return all chunks of a stream; `has_begun` is set at its first text."""
-    async with running.streaming(**LONG, seed=seed, stream_options={"include_usage": True}) as chunks:
+    async with running.streaming(
+        **LONG, seed=seed, stream_options={"include_usage": True}
+    ) as chunks:
         received = await up_to(is_text, chunks)
         if has_begun:
             has_begun.set()
         return received + [chunk async for chunk in chunks]
 
 
-async def streams_through_a_restart(slow_starts: SlowStarts, role: str, delay_s: float) -> list[list[Json]]:
+async def streams_through_a_restart(
+    slow_starts: SlowStarts, role: str, delay_s: float
+) -> list[list[Json]]:
     """Return the chunks of streams whose service is killed after their first texts, and started again."""
     running, begun = slow_starts.running, [asyncio.Event() for _ in range(NUM_STREAMS)]
-    streaming = [asyncio.create_task(stream(running, seed, event)) for seed, event in enumerate(begun)]
+    streaming = [
+        asyncio.create_task(stream(running, seed, event)) for seed, event in enumerate(begun)
+    ]
     await asyncio.gather(*(event.wait() for event in begun))
     assert not any(task.done() for task in streaming)
     async with slow_starts.killed(role, delay_s):
@@ -135,12 +145,18 @@ async def test_streams_go_on_unchanged_after_a_target_with_a_long_self_test(
 
 
 @pytest.mark.parametrize("role", ["draft", "verifier"])
-async def test_target_goes_on_alone_while_a_service_starts_slowly(slow_starts: SlowStarts, role: str) -> None:
+async def test_target_goes_on_alone_while_a_service_starts_slowly(
+    slow_starts: SlowStarts, role: str
+) -> None:
     disturbed = await streams_through_a_restart(slow_starts, role, 6.0)
     assert errors_in(disturbed) == []
-    assert [chunks[-1]["usage"]["completion_tokens"] for chunks in disturbed] == [LONG["max_tokens"]] * NUM_STREAMS
+    assert [chunks[-1]["usage"]["completion_tokens"] for chunks in disturbed] == [
+        LONG["max_tokens"]
+    ] * NUM_STREAMS
     fallbacks = [chunks[-1]["semspec"]["fallback"] for chunks in disturbed]
-    assert all(fallback is None or fallback.startswith(f"the {role} ") for fallback in fallbacks) and any(fallbacks)
+    assert all(
+        fallback is None or fallback.startswith(f"the {role} ") for fallback in fallbacks
+    ) and any(fallbacks)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ sys.exit(run(main()))
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """Where the stack puts its files, in supervisors of their own as well; `tmp_path` is too long for a socket."""
     tmp_path_factory.getbasetemp()  # made now, or pytest would make it in the folder that goes
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
@@ -77,7 +79,9 @@ async def test_stack_is_ready_inside_and_gone_outside(temporary_folder: Path) ->
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
-@pytest.mark.parametrize(("host", "reached"), [("::1", "[::1]"), ("::", "[::1]"), ("localhost", "localhost")])
+@pytest.mark.parametrize(
+    ("host", "reached"), [("::1", "[::1]"), ("::", "[::1]"), ("localhost", "localhost")]
+)
 async def test_stack_listens_on_every_kind_of_host(host: str, reached: str) -> None:
     async with Stack(replace(config(), host=host)) as stack:
         assert stack.base_url.rpartition(":")[0] == f"http://{reached}"
@@ -95,7 +99,10 @@ async def test_given_redis_is_used_and_none_started(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("command", "last_words"),
     [
-        ((sys.executable, "-c", BROKEN), "no model at /nowhere: name one with SEMSPEC_TARGET_MODEL"),
+        (
+            (sys.executable, "-c", BROKEN),
+            "no model at /nowhere: name one with SEMSPEC_TARGET_MODEL",
+        ),
         (("/no/such/program",), "cannot run /no/such/program"),
     ],
 )
@@ -112,7 +119,9 @@ async def test_child_dying_at_start_is_reported_in_one_line_with_its_last_words(
 
 def unready_gateway(code: str) -> str:
     """A gateway that answers, but never with 200."""
-    body = json.dumps({"error": {"message": "the probe is of another model; train it anew", "code": code}})
+    body = json.dumps(
+        {"error": {"message": "the probe is of another model; train it anew", "code": code}}
+    )
     return GATEWAY.replace('b""', repr(body.encode()))
 
 
@@ -120,8 +129,16 @@ def unready_gateway(code: str) -> str:
     ("programs", "timeout_s", "message"),
     [
         ({"verifier": DEAF}, 5.0, r"^verifier was not ready within 5 s$"),
-        ({"gateway": unready_gateway("service_unavailable")}, 5.0, r"^gateway was not .*: the probe is of another"),
-        ({"gateway": unready_gateway("configuration_mismatch")}, GENEROUS_S, r"^the probe is of another model"),
+        (
+            {"gateway": unready_gateway("service_unavailable")},
+            5.0,
+            r"^gateway was not .*: the probe is of another",
+        ),
+        (
+            {"gateway": unready_gateway("configuration_mismatch")},
+            GENEROUS_S,
+            r"^the probe is of another model",
+        ),
     ],
     ids=["service", "gateway", "what does not belong together, at once"],
 )
@@ -144,7 +161,9 @@ async def test_gateway_is_told_the_hashes_of_the_stacks_key_and_of_given_ones() 
     assert "sk-fixed" not in str(told) and "sk-fixed" not in repr(stack.config)
 
 
-async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serving_prints_the_way_in(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(StackConfig, "bad_verdicts", "Missed: AUROC.")
     serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
     printed = ""
@@ -156,7 +175,9 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
     await asyncio.wait([serving])
     address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
     assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
-    assert "It supports target, but not semantic (no probes), retrieval (no datastore).\n" in printed
+    assert (
+        "It supports target, but not semantic (no probes), retrieval (no datastore).\n" in printed
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,11 +188,20 @@ async def test_serving_prints_the_way_in(capsys: pytest.CaptureFixture[str], mon
         ({"verdict": "Bad."}, "Bad.", "Bad."),
         ({"verdicts": [{"standing": "good", "text": "By A: good."}]}, "By A: good.", ""),
         (
-            {"verdicts": [{"standing": "good", "text": "By A: good."}, {"standing": "bad", "text": "By B: bad."}]},
+            {
+                "verdicts": [
+                    {"standing": "good", "text": "By A: good."},
+                    {"standing": "bad", "text": "By B: bad."},
+                ]
+            },
             "By A: good. By B: bad.",
             "By A: good. By B: bad.",
         ),
-        ({"verdicts": [{"standing": "doubtful", "text": "By A: few."}]}, "By A: few.", "By A: few."),
+        (
+            {"verdicts": [{"standing": "doubtful", "text": "By A: few."}]},
+            "By A: few.",
+            "By A: few.",
+        ),
     ],
     ids=["none", "single good", "single bad", "good", "good and bad", "doubtful"],
 )
@@ -187,7 +217,9 @@ def test_verdicts_are_those_of_the_targets_card(
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
-    with pytest.raises(StackError, match=r"/no/such/folder/.*; set TMPDIR to one that can be written"):
+    with pytest.raises(
+        StackError, match=r"/no/such/folder/.*; set TMPDIR to one that can be written"
+    ):
         await Stack(config()).__aenter__()
 
 
@@ -265,7 +297,9 @@ async def test_supervisor_ends_when_it_cannot_watch_a_process(tmp_path: Path) ->
         ("/models/my-pair/target", "my-pair"),
     ],
 )
-def test_pair_is_named_after_its_target(target: str | Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_is_named_after_its_target(
+    target: str | Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variable = "SEMSPEC_GATEWAY_MODEL_NAME"
     monkeypatch.delenv(variable, raising=False)
     addresses = {"redis": "redis://127.0.0.1"}
@@ -277,7 +311,9 @@ def test_pair_is_named_after_its_target(target: str | Path, name: str, monkeypat
 
 async def test_release_without_probes_starts_no_verifier(tmp_path: Path) -> None:
     assert StackConfig.of_pair(tmp_path).pair is None
-    release = replace(load_release(BUNDLED_PAIR / "probes"), draft_probe="", target_probe="", projections=())
+    release = replace(
+        load_release(BUNDLED_PAIR / "probes"), draft_probe="", target_probe="", projections=()
+    )
     (tmp_path / "probes").mkdir()
     release.save(tmp_path / "probes")
     bare = replace(config(), pair=StackConfig.of_pair(tmp_path).pair)
@@ -291,8 +327,12 @@ async def test_release_without_probes_starts_no_verifier(tmp_path: Path) -> None
 def test_release_names_its_models(tmp_path: Path) -> None:
     release = load_release(BUNDLED_PAIR / "probes")
     there = StackConfig.of_release(BUNDLED_PAIR / "probes" / "pair.json")
-    assert there == StackConfig(str(BUNDLED_PAIR / "draft"), str(BUNDLED_PAIR / "target"), BUNDLED_PAIR / "probes")
-    replace(release, target=replace(release.target, model="a/target", revision="main")).save(tmp_path)
+    assert there == StackConfig(
+        str(BUNDLED_PAIR / "draft"), str(BUNDLED_PAIR / "target"), BUNDLED_PAIR / "probes"
+    )
+    replace(release, target=replace(release.target, model="a/target", revision="main")).save(
+        tmp_path
+    )
     hub = StackConfig.of_release(tmp_path)
     assert (hub.target_model, hub.environment) == ("a/target", {"SEMSPEC_TARGET_REVISION": "main"})
 
@@ -307,7 +347,9 @@ def supervisor() -> Iterator[subprocess.Popen[str]]:
 
 def start_supervisor(program: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def pids_of(process: subprocess.Popen[str]) -> list[int]:
@@ -330,9 +372,9 @@ def test_supervisor_ended_by_a_signal_leaves_nothing_behind(
 
 
 def test_second_signal_kills_what_does_not_stop(temporary_folder: Path) -> None:
-    program = SUPERVISOR.replace("config()", "config(gateway=DEAF_GATEWAY, stop_grace_s=60)").replace(
-        "import config", "import DEAF_GATEWAY, config"
-    )
+    program = SUPERVISOR.replace(
+        "config()", "config(gateway=DEAF_GATEWAY, stop_grace_s=60)"
+    ).replace("import config", "import DEAF_GATEWAY, config")
     with start_supervisor(program) as supervisor:
         pids = pids_of(supervisor)
         supervisor.send_signal(signal.SIGINT)
@@ -343,7 +385,9 @@ def test_second_signal_kills_what_does_not_stop(temporary_folder: Path) -> None:
     assert list(temporary_folder.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a child that its parent was killed"
+)
 async def test_supervisor_killed_leaves_no_process_behind_and_its_folder_goes_at_the_next_start(
     supervisor: subprocess.Popen[str], temporary_folder: Path
 ) -> None:
@@ -353,7 +397,9 @@ async def test_supervisor_killed_leaves_no_process_behind_and_its_folder_goes_at
     async with Stack(config()):
         assert left.exists() and len(list(temporary_folder.iterdir())) == 3
         supervisor.kill()
-        supervisor.wait(GENEROUS_S)  # its last thread frees the folder, which may be after its children's end
+        supervisor.wait(
+            GENEROUS_S
+        )  # its last thread frees the folder, which may be after its children's end
         assert left_alive(pids) == []
         async with Stack(config()):
             assert not left.exists() and len(list(temporary_folder.iterdir())) == 3

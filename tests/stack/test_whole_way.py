@@ -55,20 +55,31 @@ def fields(strategy: str, gamma: int, segmentation: Segmentation, acceptance: Ac
     rule: Json = {"rule": acceptance.rule}
     if acceptance.threshold is not None:
         rule["threshold"] = acceptance.threshold
-    options = {**VARIANTS[strategy], "gamma": gamma, "segmentation": segmentation.value, "acceptance": rule}
+    options = {
+        **VARIANTS[strategy],
+        "gamma": gamma,
+        "segmentation": segmentation.value,
+        "acceptance": rule,
+    }
     return {"max_tokens": MAX_TOKENS, "top_p": 0.97, "semspec": {**options, "trace": True}}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pair: Pair, seed: int) -> None:
+async def test_answer_over_rest_equals_the_loop_in_process(
+    running: Running, pair: Pair, seed: int
+) -> None:
     verdicts, num_segments = set(), 0
     prompt = await pair.backends.target.encode([Message("user", QUESTION)])
     for strategy, gamma, segmentation, acceptance in CASES:
         sampling = SamplingParams(1.0, 0.97, 0, seed)
-        plain = Generation(Context((prompt,)), sampling, MAX_TOKENS, segmentation=segmentation, session="here")
+        plain = Generation(
+            Context((prompt,)), sampling, MAX_TOKENS, segmentation=segmentation, session="here"
+        )
         generation = changed(plain, strategy, gamma=gamma, acceptance=acceptance)
         expected = await in_process(generation, pair)
-        answer = await running.answer(seed=seed, **fields(strategy, gamma, segmentation, acceptance))
+        answer = await running.answer(
+            seed=seed, **fields(strategy, gamma, segmentation, acceptance)
+        )
         assert_same(answer["semspec"]["trace"], expected)
         assert answer_of(answer) == "".join(record["text"] for record in expected)
         assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
@@ -106,7 +117,9 @@ async def test_questions_at_once_are_answered_as_each_alone(running: Running) ->
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])
 async def test_client_that_hangs_up_stops_both_models(running: Running, strategy: str) -> None:
     models = [running.pid("draft"), running.pid("target")]
-    async with running.streaming(seed=3, max_tokens=15_000, semspec={"strategy": strategy}) as stream:
+    async with running.streaming(
+        seed=3, max_tokens=15_000, semspec={"strategy": strategy}
+    ) as stream:
         await up_to(is_text, stream)
         assert await running.metric(IN_FLIGHT) == 1
     async with asyncio.timeout(GENEROUS_S):
@@ -130,14 +143,21 @@ async def test_torch_is_in_the_services_and_not_in_the_gateway(running: Running)
 
 async def test_states_leave_the_gateways_path(running: Running) -> None:
     """The stack has both engines read the pair's probes, whose first layers they then compute."""
-    samples = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
+    samples = [
+        f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")
+    ]
     before = [await running.metric(sample) for sample in samples]
     answer = await running.answer(semspec={"strategy": "semantic"})
-    assert answer["semspec"]["num_segments"] and [await running.metric(sample) for sample in samples] == before
+    assert (
+        answer["semspec"]["num_segments"]
+        and [await running.metric(sample) for sample in samples] == before
+    )
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-async def test_engine_reads_its_probes_again_when_it_is_told_to(running: Running, pair: Pair, role: str) -> None:
+async def test_engine_reads_its_probes_again_when_it_is_told_to(
+    running: Running, pair: Pair, role: str
+) -> None:
     """By SIGHUP, while its model stays loaded."""
     pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
     async with running.engine(role) as client:

@@ -36,7 +36,11 @@ def trainer(folder: Path) -> Trainer[Tensor]:
 
 
 def test_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole, broken, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "other"), trainer(tmp_path / "other")
+    whole, broken, resumed = (
+        trainer(tmp_path / "whole"),
+        trainer(tmp_path / "other"),
+        trainer(tmp_path / "other"),
+    )
     assert not whole.resume()
     whole.run(batches(0))
     with pytest.raises(KeyboardInterrupt):
@@ -55,8 +59,13 @@ def test_samples_of_a_context_are_as_if_each_stood_alone() -> None:
     model, problems = load("draft", MODELS), [make_problem(seed) for seed in range(3)]
     places = [Place(p, tuple(TOKENIZER.encode(prompt_of(p))), Solution(p.facts)) for p in problems]
     prefix, alone = Prefix.of(model, places), Prefix.of(model, places[1:2])
-    greedy = model.generate(torch.tensor([places[1].ids]), max_new_tokens=48, do_sample=False)[0].tolist()
-    assert all(one == greedy[len(places[1].ids) :][: len(one)] for one in sample(model, prefix, 3, 1e-4)[3:6])
+    greedy = model.generate(torch.tensor([places[1].ids]), max_new_tokens=48, do_sample=False)[
+        0
+    ].tolist()
+    assert all(
+        one == greedy[len(places[1].ids) :][: len(one)]
+        for one in sample(model, prefix, 3, 1e-4)[3:6]
+    )
     segments = sample(model, prefix, 8, 1.0)[8:16]
     for name, together in look(model, prefix, 1, segments).items():
         each = torch.cat([look(model, alone, 0, [one])[name] for one in segments])

@@ -3,7 +3,14 @@
 import pytest
 
 from studies.rehearsal.depth import NUM_DEPTHS, Answer, Run
-from studies.rehearsal.models import QWQ_ADDED, QWQ_TEMPLATE, R1_ADDED, R1_END, R1_TEMPLATE, qwen_tokenizer
+from studies.rehearsal.models import (
+    QWQ_ADDED,
+    QWQ_TEMPLATE,
+    R1_ADDED,
+    R1_END,
+    R1_TEMPLATE,
+    qwen_tokenizer,
+)
 from studies.rehearsal.processes import Held, Sample
 
 
@@ -11,10 +18,16 @@ from studies.rehearsal.processes import Held, Sample
     ("added", "template", "ids"),
     [
         (R1_ADDED, R1_TEMPLATE, {R1_END: 151643, "<think>": 151648, "<|file_sep|>": 151664}),
-        (QWQ_ADDED, QWQ_TEMPLATE, {"<|im_end|>": 151645, "<tool_call>": 151657, "</think>": 151668}),
+        (
+            QWQ_ADDED,
+            QWQ_TEMPLATE,
+            {"<|im_end|>": 151645, "<tool_call>": 151657, "</think>": 151668},
+        ),
     ],
 )
-def test_tokenizer_has_true_ids_and_gives_back_its_text(added: list[str], template: str, ids: dict[str, int]) -> None:
+def test_tokenizer_has_true_ids_and_gives_back_its_text(
+    added: list[str], template: str, ids: dict[str, int]
+) -> None:
     tokenizer = qwen_tokenizer(added, template)
     assert {token: tokenizer.convert_tokens_to_ids(token) for token in ids} == ids
     text = "Zoë has 52 coins.\n\nHow many?</think>\n\n  7"

@@ -37,7 +37,9 @@ def target_ms(num_tokens: int = 1) -> float:
 
 
 @pytest.mark.parametrize(("strategy", "step_ms"), [("target", target_ms), ("draft", draft_ms)])
-def test_one_model_alone_takes_its_prompt_and_a_step_a_token(strategy: str, step_ms: Callable[..., float]) -> None:
+def test_one_model_alone_takes_its_prompt_and_a_step_a_token(
+    strategy: str, step_ms: Callable[..., float]
+) -> None:
     expected = HOST.answer_ms + HOST.call_ms + step_ms(PROMPT) + NUM * LENGTH * step_ms()
     assert one(strategy) == pytest.approx(expected)
 
@@ -45,13 +47,17 @@ def test_one_model_alone_takes_its_prompt_and_a_step_a_token(strategy: str, step
 def test_accepted_rounds_in_turn_are_drafts_reads_and_judgements() -> None:
     prompts = draft_ms(PROMPT) + target_ms(PROMPT + LENGTH) - target_ms(LENGTH)
     each = 2 * HOST.call_ms + LENGTH * draft_ms() + target_ms(LENGTH) + HOST.judge_ms
-    assert one("semantic", draft_ahead=False) == pytest.approx(HOST.answer_ms + prompts + NUM * each)
+    assert one("semantic", draft_ahead=False) == pytest.approx(
+        HOST.answer_ms + prompts + NUM * each
+    )
 
 
 def test_rejected_rounds_are_rewritten_and_read_again_by_the_draft() -> None:
     prompts = draft_ms(PROMPT) + target_ms(PROMPT + LENGTH) - target_ms(LENGTH)
     read_again = (NUM - 1) * draft_ms(LENGTH)
-    each = 3 * HOST.call_ms + LENGTH * (draft_ms() + target_ms()) + target_ms(LENGTH) + HOST.judge_ms
+    each = (
+        3 * HOST.call_ms + LENGTH * (draft_ms() + target_ms()) + target_ms(LENGTH) + HOST.judge_ms
+    )
     expected = HOST.answer_ms + prompts + read_again + NUM * each
     assert one("semantic", is_accepted=False, draft_ahead=False) == pytest.approx(expected)
 
@@ -71,19 +77,25 @@ def test_steps_on_a_shared_gpu_add_but_for_idle_time() -> None:
     colocated = replace(PACE, is_colocated=True)
     assert one("semantic", pace=colocated) == pytest.approx(one("semantic") + reads)
     assert one("semantic") < one("semantic", pace=colocated, idle_ms=1.0) < one("semantic") + reads
-    assert one("semantic", pace=colocated, draft_ahead=False) == pytest.approx(one("semantic", draft_ahead=False))
+    assert one("semantic", pace=colocated, draft_ahead=False) == pytest.approx(
+        one("semantic", draft_ahead=False)
+    )
 
 
 def test_answers_that_do_not_fit_wait() -> None:
     setup = Setup(PACE, "target", 4, host=HOST, num_fitting=2)
     two = simulate(replace(setup, num_sessions=2), [answer()] * 2).latencies_s
-    assert simulate(setup, [answer()] * 4).latencies_s == pytest.approx([*two, *(2 * one for one in two)])
+    assert simulate(setup, [answer()] * 4).latencies_s == pytest.approx(
+        [*two, *(2 * one for one in two)]
+    )
 
 
 def test_two_segments_a_round_halve_reads_and_judgements() -> None:
     prompts = draft_ms(PROMPT) + target_ms(PROMPT + 2 * LENGTH) - target_ms(2 * LENGTH)
     each = 2 * HOST.call_ms + 2 * LENGTH * draft_ms() + target_ms(2 * LENGTH) + HOST.judge_ms
-    assert one("semantic", gamma=2, draft_ahead=False) == pytest.approx(HOST.answer_ms + prompts + NUM / 2 * each)
+    assert one("semantic", gamma=2, draft_ahead=False) == pytest.approx(
+        HOST.answer_ms + prompts + NUM / 2 * each
+    )
 
 
 def test_sessions_in_step_share_the_steps_of_the_target() -> None:
@@ -100,13 +112,17 @@ def test_sessions_in_step_share_the_steps_of_the_target() -> None:
 def test_all_tokens_are_written_once_and_no_engine_works_more_than_all_the_time(
     strategy: str, num_sessions: int
 ) -> None:
-    answers = Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(2 * num_sessions)
+    answers = Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(
+        2 * num_sessions
+    )
     result = simulate(Setup(PACE, strategy, num_sessions, host=HOST), answers)
     assert result.num_tokens == 2 * num_sessions * 200
     assert len(result.latencies_s) == 2 * num_sessions
     assert all(0 <= share <= 1 + 1e-9 for share in result.utilisation.values())
     assert sum(result.latencies_s) <= num_sessions * result.wall_s + 1e-9
-    assert (result.target_ratio == 1) is (strategy == "target") and (result.target_ratio == 0) is (strategy == "draft")
+    assert (result.target_ratio == 1) is (strategy == "target") and (result.target_ratio == 0) is (
+        strategy == "draft"
+    )
 
 
 def test_host_counts_less_in_a_dilated_run() -> None:

@@ -45,7 +45,10 @@ class Collector:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a process send its spans here, soon."""
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }
 
     def trace(self, trace_id: str) -> list[Received]:
         return [span for span in self.spans if span.trace_id == trace_id]
@@ -55,7 +58,9 @@ class Collector:
         self.bodies.append(body)
         for resource in request.resource_spans:
             service = _values(resource.resource.attributes)["service.name"]
-            self.spans += [_received(service, span) for scope in resource.scope_spans for span in scope.spans]
+            self.spans += [
+                _received(service, span) for scope in resource.scope_spans for span in scope.spans
+            ]
 
 
 @contextmanager

@@ -40,7 +40,11 @@ def lifeline() -> Iterator[ExitStack]:
 async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
     collector = lifeline.enter_context(collecting())
     ports = {role: free_port() for role in ROLES}
-    commands = {role: ("env", f"SEMSPEC_METRICS_PORT={port}", *USUAL[role]) for role, port in ports.items()}
-    config = StackConfig(environment=collector.environment, start_timeout_s=GENEROUS_S, commands=USUAL | commands)
+    commands = {
+        role: ("env", f"SEMSPEC_METRICS_PORT={port}", *USUAL[role]) for role, port in ports.items()
+    }
+    config = StackConfig(
+        environment=collector.environment, start_timeout_s=GENEROUS_S, commands=USUAL | commands
+    )
     async with served(config) as running:
         yield Observed(running.http, collector, ports, lifeline)

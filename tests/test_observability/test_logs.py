@@ -25,12 +25,18 @@ raise ValueError("at the end")
 
 
 def test_every_line_is_an_object() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     library, warning, thread, end = map(json.loads, ended.stderr.splitlines())
     assert (library["logger"], library["message"]) == ("theirs.part", "of a library")
     assert warning["logger"] == "py.warnings" and "two\nlines" in warning["message"]
     assert "ZeroDivisionError" in thread["exception"]
-    assert end["level"] == "CRITICAL" and "ValueError: at the end" in end["exception"] and ended.returncode == 1
+    assert (
+        end["level"] == "CRITICAL"
+        and "ValueError: at the end" in end["exception"]
+        and ended.returncode == 1
+    )
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:

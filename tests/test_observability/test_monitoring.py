@@ -34,8 +34,15 @@ def expressions() -> Iterator[str]:
 
 def asked_of_services(prefix: str) -> set[str]:
     """The metrics of the row "Engines", of our services or of vLLM."""
-    named = (re.findall(r"\b(?:semspec_(?:engine|verifier)_|vllm:)\w+", one) for one in expressions())
-    return {name for names in named for name in names if name.startswith(prefix) and "spec_decode" not in name}
+    named = (
+        re.findall(r"\b(?:semspec_(?:engine|verifier)_|vllm:)\w+", one) for one in expressions()
+    )
+    return {
+        name
+        for names in named
+        for name in names
+        if name.startswith(prefix) and "spec_decode" not in name
+    }
 
 
 def busy() -> Metrics:
@@ -73,37 +80,60 @@ def samples() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", sorted(set(expressions())))
-def test_expression_asks_for_metrics_and_labels_there_are(expression: str, samples: dict[str, set[str]]) -> None:
+def test_expression_asks_for_metrics_and_labels_there_are(
+    expression: str, samples: dict[str, set[str]]
+) -> None:
     names = set(re.findall(r"\b(?:semspec_\w+|vllm:\w+|up)\b", expression))
     assert names and names <= set(samples)
     labels = set.union({"job", "instance", "namespace"}, *(samples[name] for name in names))
-    grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
+    grouped = {
+        label.strip()
+        for group in re.findall(r"by \(([^)]*)\)", expression)
+        for label in group.split(",")
+    }
     chosen = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~?|!=|!~)", expression))
     assert grouped | chosen <= labels
 
 
-@pytest.mark.parametrize("expression", sorted(one for one in set(expressions()) if "semspec_gateway_request" in one))
+@pytest.mark.parametrize(
+    "expression", sorted(one for one in set(expressions()) if "semspec_gateway_request" in one)
+)
 def test_requests_that_are_counted_are_not_those_of_probes(expression: str) -> None:
     asked = re.findall(r"semspec_gateway_request\w+\{([^}]*)\}", expression)
     assert len(asked) == expression.count("semspec_gateway_request")
     assert all(f'route!~"{"|".join(POLLED)}"' in chosen for chosen in asked)
 
 
-def test_every_family_but_creation_times_is_on_the_dashboard_or_in_an_alert(samples: dict[str, set[str]]) -> None:
+def test_every_family_but_creation_times_is_on_the_dashboard_or_in_an_alert(
+    samples: dict[str, set[str]],
+) -> None:
     asked = " ".join(expressions())
-    unseen = {name for name in samples if not name.endswith(("_created", "_bucket", "_sum", "_count"))}
+    unseen = {
+        name for name in samples if not name.endswith(("_created", "_bucket", "_sum", "_count"))
+    }
     assert {name for name in unseen if name not in asked} == {
         "semspec_gateway_prompt_tokens_total",  # what clients send
         "semspec_gateway_segment_rejections_total",  # the same as the verdict `rewritten`
     }
 
 
-def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use_and_the_services_of_compose() -> None:
+def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use_and_the_services_of_compose() -> (
+    None
+):
     config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yml").read_text())
     gateways, services = config["scrape_configs"]
     assert config["rule_files"] == ["alerts.yml"] and gateways["metrics_path"] == "/metrics"
     assert any(f'up{{job="{gateways["job_name"]}"}}' in rule["expr"] for rule in alert_rules())
-    files, [found] = (COMPOSE, COMPOSE.parent / "deploy" / "compose" / "releases.yml"), services["dns_sd_configs"]
-    composed = {name: own for file in files for name, own in yaml.safe_load(file.read_text())["services"].items()}
+    files, [found] = (
+        (COMPOSE, COMPOSE.parent / "deploy" / "compose" / "releases.yml"),
+        services["dns_sd_configs"],
+    )
+    composed = {
+        name: own
+        for file in files
+        for name, own in yaml.safe_load(file.read_text())["services"].items()
+    }
     ports = {composed[name]["environment"]["SEMSPEC_METRICS_PORT"] for name in found["names"]}
-    assert found["names"] == ["draft", "target", "verifier", "verifier-2"] and ports == {str(found["port"])}
+    assert found["names"] == ["draft", "target", "verifier", "verifier-2"] and ports == {
+        str(found["port"])
+    }

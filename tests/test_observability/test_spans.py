@@ -19,7 +19,11 @@ from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine
 from tests.rpc.pools import targeting
 from tests.test_observability.collector import GENEROUS_S, Collector, Received, collecting, named
 
-VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SDK_DISABLED")
+VARIABLES = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_SDK_DISABLED",
+)
 REMOTE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 CALLER = TraceContextTextMapPropagator().extract(REMOTE)
 
@@ -48,7 +52,10 @@ async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector:
                 assert [written async for written in client.generate(CONTEXT, ORDER)]
     [request] = named(collector.spans, "request")
     assert REMOTE["traceparent"] == f"00-{request.trace_id}-{request.parent_id}-01"
-    for name, num_segments in (("semspec.v2.Target/Score", 2), ("semspec.v2.Target/Generate", ORDER.max_segments)):
+    for name, num_segments in (
+        ("semspec.v2.Target/Score", 2),
+        ("semspec.v2.Target/Generate", ORDER.max_segments),
+    ):
         caller, server = both_sides(collector.spans, name)
         assert caller.parent_id == request.span_id and not server.has_failed
         assert server.attributes["semspec.num_segments"] == num_segments
@@ -67,7 +74,9 @@ async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Co
     assert not any(b"the words of a prompt" in body for body in collector.bodies)
 
 
-async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(collector: Collector) -> None:
+async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(
+    collector: Collector,
+) -> None:
     with exported_traces("semspec-test"):
         engine = FakeEngine(step_s=0.01)
         async with targeting(engine) as client:
@@ -94,10 +103,15 @@ async def test_span_around_a_generator_is_not_current_in_its_consumer(collector:
     [parent], [producer] = named(collector.spans, "consume"), named(collector.spans, "produce")
     assert producer.parent_id == parent.span_id
     assert [step.parent_id for step in named(collector.spans, "step")] == [producer.span_id] * 2
-    assert [step.attributes for step in named(collector.spans, "step")] == [{"known": 0}, {"known": 1}]
+    assert [step.attributes for step in named(collector.spans, "step")] == [
+        {"known": 0},
+        {"known": 1},
+    ]
 
 
-@pytest.mark.parametrize("variables", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}]
+)
 def test_nothing_is_recorded_or_sent_when(
     variables: dict[str, str], collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,12 +156,16 @@ def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
     assert FLUSH_TIMEOUT_S <= 3
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")  # more than the 1.2 s before the exporter's first retry
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_TIMEOUT", "3"
+    )  # more than the 1.2 s before the exporter's first retry
     start, before = time.perf_counter(), threading.enumerate()
     with exported_traces("semspec-test"), span("work"):
         pass
     assert time.perf_counter() - start < 20
     assert "the last spans are lost" in caplog.messages[-1]
-    for exporter in set(threading.enumerate()) - set(before):  # its draws would disturb Hypothesis in later tests
+    for exporter in set(threading.enumerate()) - set(
+        before
+    ):  # its draws would disturb Hypothesis in later tests
         exporter.join(GENEROUS_S)
         assert not exporter.is_alive()

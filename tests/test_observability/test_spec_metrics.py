@@ -34,7 +34,11 @@ def test_report_holds_together_as_its_readers_check() -> None:
     histogram = report["acceptance_histogram"]
     assert all(type(count) is int for count in histogram)
     assert sum(histogram) == report["num_spec_steps"] == 5
-    assert sum(j * count for j, count in enumerate(histogram)) == report["num_accepted_draft_tokens"] == 17
+    assert (
+        sum(j * count for j, count in enumerate(histogram))
+        == report["num_accepted_draft_tokens"]
+        == 17
+    )
     assert report["draft_acceptance_rate"] == 17 / 34
     assert report["mean_acceptance_length"] == 1 + 17 / 5
     assert report["num_spec_tokens"] is None, "a number would bound the histogram's length"

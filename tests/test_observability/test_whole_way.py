@@ -19,7 +19,12 @@ ROUTE = "POST /v1/chat/completions"
 
 async def ask(observed: Observed, trace_id: str = TRACE_ID, **fields: Any) -> list[str]:
     """Ask as a client that is traced itself; the texts of the answer's segments."""
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": LONG_QUESTION}], "seed": 5, **fields}
+    body = {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": LONG_QUESTION}],
+        "seed": 5,
+        **fields,
+    }
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
     response = await observed.http.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 200
@@ -34,8 +39,16 @@ async def trace_of(observed: Observed, trace_id: str) -> list[Received]:
         mine = observed.collector.trace(trace_id)
         known = {span.span_id for span in mine} | {CALLER}
         served = {span.parent_id for span in mine if span.kind == "server"}
-        answered = {s.span_id for s in mine if s.kind == "client" and "semspec.cancelled" not in s.attributes}
-        return bool(named(mine, ROUTE)) and answered <= served and all(span.parent_id in known for span in mine)
+        answered = {
+            s.span_id
+            for s in mine
+            if s.kind == "client" and "semspec.cancelled" not in s.attributes
+        }
+        return (
+            bool(named(mine, ROUTE))
+            and answered <= served
+            and all(span.parent_id in known for span in mine)
+        )
 
     await eventually(is_whole)
     return observed.collector.trace(trace_id)
@@ -56,20 +69,28 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
     assert generation.attributes["semspec.num_segments"] == len(segments)
     assert 0 < generation.attributes["semspec.acceptance_rate"] <= 1
     assert generation.attributes["gen_ai.request.model"] == "semspec-demo"
-    assert generation.attributes["gen_ai.usage.output_tokens"] == generation.attributes["semspec.num_tokens"]
+    assert (
+        generation.attributes["gen_ai.usage.output_tokens"]
+        == generation.attributes["semspec.num_tokens"]
+    )
     assert request.start_ns <= generation.start_ns and generation.end_ns <= request.end_ns
 
     calls = [span for span in spans if span.name.startswith("semspec.v2.")]
     for span in calls:
         parent = by_id[span.parent_id]
         if span.kind == "server":
-            assert (parent.kind, parent.service, parent.name) == ("client", "semspec-gateway", span.name)
+            assert (parent.kind, parent.service, parent.name) == (
+                "client",
+                "semspec-gateway",
+                span.name,
+            )
             assert span.service == f"semspec-{span.name.split('.')[2].split('/')[0].lower()}"
         else:
             assert parent is (request if span.name.endswith("/Encode") else generation)
     names = {span.name for span in calls}
     assert names >= {
-        f"semspec.v2.{call}" for call in ("Target/Encode", "Draft/Generate", "Target/Score", "Verifier/Judge")
+        f"semspec.v2.{call}"
+        for call in ("Target/Encode", "Draft/Generate", "Target/Score", "Verifier/Judge")
     }
     assert not any(span.has_failed for span in spans)
 
@@ -86,10 +107,15 @@ async def test_no_span_holds_words_of_the_prompt_or_the_answer(observed: Observe
 async def test_refused_request_is_recorded_with_its_status(observed: Observed) -> None:
     trace_id = "1" * 32
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
-    response = await observed.http.post("/v1/chat/completions?secret=words", json={"model": "no"}, headers=headers)
+    response = await observed.http.post(
+        "/v1/chat/completions?secret=words", json={"model": "no"}, headers=headers
+    )
     await eventually(lambda: bool(observed.collector.trace(trace_id)))
     [span] = observed.collector.trace(trace_id)
-    assert span.name == ROUTE and span.attributes["http.response.status_code"] == response.status_code == 400
+    assert (
+        span.name == ROUTE
+        and span.attributes["http.response.status_code"] == response.status_code == 400
+    )
     assert not any(b"secret" in body for body in observed.collector.bodies)
 
 

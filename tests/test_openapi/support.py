@@ -51,7 +51,11 @@ def described(document: Json, seed: str, number: int) -> list[Case]:
     cases, every = list[Case](), operations(document)
     for label, operation in every.items():
         for mode, share in ((GenerationMode.POSITIVE, 3), (GenerationMode.NEGATIVE, 1)):
-            own = drawn(operation.as_strategy(generation_mode=mode), f"{seed}/{label}/{share}", share * number // 4)
+            own = drawn(
+                operation.as_strategy(generation_mode=mode),
+                f"{seed}/{label}/{share}",
+                share * number // 4,
+            )
             cases += [_as_json(case, Random(f"{seed}/{label}/{i}")) for i, case in enumerate(own)]
     return cases
 
@@ -61,7 +65,9 @@ def drawn(cases: Any, seed: str, number: int) -> list[Any]:
     found, checks = dict[str, Any](), list(hypothesis.HealthCheck)
 
     @hypothesis.seed(int(hashlib.sha256(seed.encode()).hexdigest(), 16))
-    @hypothesis.settings(max_examples=max(1, number), database=None, deadline=None, suppress_health_check=checks)
+    @hypothesis.settings(
+        max_examples=max(1, number), database=None, deadline=None, suppress_health_check=checks
+    )
     @hypothesis.given(cases)
     def keep(case: Any) -> None:
         found[repr(case)] = case
@@ -72,11 +78,24 @@ def drawn(cases: Any, seed: str, number: int) -> list[Any]:
 
 
 def _as_json(made: Any, chance: Random) -> Case:
-    parts = {name: chance.choice((str(value), *IDS, "neighbours")) for name, value in made.path_parameters.items()}
-    headers = {name: str(value) for name, value in (made.headers or {}).items() if name.lower() != "authorization"}
+    parts = {
+        name: chance.choice((str(value), *IDS, "neighbours"))
+        for name, value in made.path_parameters.items()
+    }
+    headers = {
+        name: str(value)
+        for name, value in (made.headers or {}).items()
+        if name.lower() != "authorization"
+    }
     query = {name: str(value) for name, value in (made.query or {}).items()}
     is_wrong = made.meta.generation.mode is GenerationMode.NEGATIVE
-    case = {"label": made.operation.label, "parts": parts, "headers": headers, "query": query, "is_wrong": is_wrong}
+    case = {
+        "label": made.operation.label,
+        "parts": parts,
+        "headers": headers,
+        "query": query,
+        "is_wrong": is_wrong,
+    }
     if isinstance(made.body, bytes):
         return {**case, "raw": made.body.decode("latin-1")}
     for part in (made.body, made.body.get("parameters")) if isinstance(made.body, dict) else ():
@@ -89,14 +108,24 @@ async def sent(case: Case, http: httpx.AsyncClient, ids: Json) -> httpx.Response
     """The response; none to what no client sends."""
     method, _, path = case["label"].partition(" ")
     for name, value in case["parts"].items():
-        path = path.replace(f"{{{name}}}", quote(ids.get(value, value), safe="", errors="surrogatepass"))
+        path = path.replace(
+            f"{{{name}}}", quote(ids.get(value, value), safe="", errors="surrogatepass")
+        )
     content = written(case["body"]).encode("utf-8", "surrogatepass") if "body" in case else None
     content = case["raw"].encode("latin-1") if "raw" in case else content
-    headers = {**({"content-type": "application/json"} if content is not None else {}), **case["headers"]}
-    raw = {name.encode(errors="replace"): value.encode("utf-8", "surrogatepass") for name, value in headers.items()}
+    headers = {
+        **({"content-type": "application/json"} if content is not None else {}),
+        **case["headers"],
+    }
+    raw = {
+        name.encode(errors="replace"): value.encode("utf-8", "surrogatepass")
+        for name, value in headers.items()
+    }
     try:
         async with asyncio.timeout(END_S):
-            return await http.request(method, path, params=case["query"], content=content, headers=raw)
+            return await http.request(
+                method, path, params=case["query"], content=content, headers=raw
+            )
     except TimeoutError:
         raise Found(HIGH, f"no answer within {END_S:g} s", is_of_load=True) from None
     except (httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError):
@@ -106,19 +135,29 @@ async def sent(case: Case, http: httpx.AsyncClient, ids: Json) -> httpx.Response
 def check(case: Case, response: httpx.Response, document: Json, every: dict[str, Any]) -> None:
     """Raises: Found if the answer blames the server, or is not as described."""
     status, text = response.status_code, response.text
-    is_text = response.headers.get("content-type", "").startswith("text/plain")  # whose labels have these words
-    if status >= 500 or (not is_text and ('"internal_error"' in text or '"service_unavailable"' in text)):
+    is_text = response.headers.get("content-type", "").startswith(
+        "text/plain"
+    )  # whose labels have these words
+    if status >= 500 or (
+        not is_text and ('"internal_error"' in text or '"service_unavailable"' in text)
+    ):
         raise Found(MEDIUM, f"{status}: {text[-300:]}", is_of_load=status in (503, 504))
     if status in (404, 405, 413, 431):
         return
     try:
-        every[case["label"]].Case(path_parameters=case["parts"]).validate_response(response, checks=CHECKED)
+        every[case["label"]].Case(path_parameters=case["parts"]).validate_response(
+            response, checks=CHECKED
+        )
     except (AssertionError, schemathesis.errors.SchemathesisError, BaseExceptionGroup) as flaw:
         raise Found(LOW, f"{status}: {flaw} {getattr(flaw, 'exceptions', '')}"[:600]) from None
-    if status >= 400 and any(word in text for word in ("Traceback", " object at 0x", "NoneType", "Error(")):
+    if status >= 400 and any(
+        word in text for word in ("Traceback", " object at 0x", "NoneType", "Error(")
+    ):
         raise Found(LOW, f"{status}: {text[:300]!r}")
     if status == 200 and case["is_wrong"] and "body" in case:
-        asked = every[case["label"]].definition.raw["requestBody"]["content"]["application/json"]["schema"]
+        asked = every[case["label"]].definition.raw["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         validator = jsonschema.Draft202012Validator({**asked, "components": document["components"]})
         if flaws := [flaw.message[:200] for flaw in validator.iter_errors(case["body"])]:
             raise Found(LOW, f"answered, though {flaws}")

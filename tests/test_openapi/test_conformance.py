@@ -24,9 +24,13 @@ MAX_EXAMPLES = int(os.environ.get("SEMSPEC_CONFORMANCE_EXAMPLES", "24"))
 async def test_every_answer_is_as_described(redis_url: str) -> None:
     keys = f"{entry(OWNER, API_KEY)}:consents:collector"
     settings = make_settings(redis_url=redis_url, api_keys=keys, collect={"share": 1.0})
-    points = tuple(OperatingPoint(threshold, 1 - threshold, None, None, None) for threshold in (0.25, 0.5))
+    points = tuple(
+        OperatingPoint(threshold, 1 - threshold, None, None, None) for threshold in (0.25, 0.5)
+    )
     answered, flaws = set[str](), list[str]()
-    async with running_gateway(settings, Fakes.make().told(verifier={"operating_points": points})) as gateway:
+    async with running_gateway(
+        settings, Fakes.make().told(verifier={"operating_points": points})
+    ) as gateway:
         document = gateway.app.openapi()
         every = operations(document)
         cases = await asyncio.to_thread(described, document, "9", MAX_EXAMPLES)

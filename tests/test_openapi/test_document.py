@@ -37,10 +37,22 @@ def operations(document: Json) -> Iterator[tuple[str, Json]]:
 
 
 def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
-    asking = {name for name, operation in operations(document) if operation.get("security") == [{"bearer": []}]}
-    assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
-    assert {name for name, operation in operations(document) if "401" in operation["responses"]} == asking
-    assert {name for name, _ in operations(document)} - asking == {"GET /health", "GET /ping", "GET /ready"}
+    asking = {
+        name
+        for name, operation in operations(document)
+        if operation.get("security") == [{"bearer": []}]
+    }
+    assert document["components"]["securitySchemes"] == {
+        "bearer": {"type": "http", "scheme": "bearer"}
+    }
+    assert {
+        name for name, operation in operations(document) if "401" in operation["responses"]
+    } == asking
+    assert {name for name, _ in operations(document)} - asking == {
+        "GET /health",
+        "GET /ping",
+        "GET /ready",
+    }
 
 
 def test_document_of_a_gateway_without_keys_mentions_none() -> None:
@@ -62,12 +74,18 @@ def test_request_has_fields_that_are_not_supported_with_their_values(document: J
 def test_manual_mentions_every_operation_field_and_status(document: Json) -> None:
     manual = re.sub(r"```.*?```", "", MANUAL.read_text(), flags=re.DOTALL)
     words = set(re.findall(r"[\w.<>|-]+", " ".join(re.findall(r"`([^`]+)`", manual))))
-    fields = {name for schema in document["components"]["schemas"].values() for name in schema.get("properties", {})}
+    fields = {
+        name
+        for schema in document["components"]["schemas"].values()
+        for name in schema.get("properties", {})
+    }
     assert fields - words == set()
     for name, operation in operations(document):
         assert f"`{name}`" in manual
         assert set(operation["responses"]) - {"200"} <= words
     headers = {
-        parameter["name"] for _, operation in operations(document) for parameter in operation.get("parameters", ())
+        parameter["name"]
+        for _, operation in operations(document)
+        for parameter in operation.get("parameters", ())
     }
     assert {header.lower() for header in headers} <= {word.lower() for word in words}

@@ -12,7 +12,10 @@ SPLITS = ("train", "validation", "calibration", "test")
 
 
 def made_up(
-    num_questions: int = 120, num_samples: int = 10, domains: Sequence[str] = ("algebra", "geometry"), seed: int = 0
+    num_questions: int = 120,
+    num_samples: int = 10,
+    domains: Sequence[str] = ("algebra", "geometry"),
+    seed: int = 0,
 ) -> Labels:
     """Four contexts a question; a fifth of the drafts' segments are wrong, one in ten of them unknown."""
     rng = np.random.default_rng(seed)
@@ -48,5 +51,7 @@ def guessed(labels: Labels, name: str, noise: float, seed: int = 0) -> Predicted
 
     held_out = labels.split != "train"
     p = np.where(held_out, off(labels.target_probability), np.nan).astype(np.float32)
-    q = np.where(held_out & labels.by_draft, off(labels.draft_probability), np.nan).astype(np.float32)
+    q = np.where(held_out & labels.by_draft, off(labels.draft_probability), np.nan).astype(
+        np.float32
+    )
     return Predicted(name, p, q)

@@ -37,16 +37,38 @@ def write_samples(
         target = torch.randn(size, NUM_LAYERS, HIDDEN_SIZE, generator=generator) * 3 + 1
         draft = torch.randn(size // 2, *DRAFT_SHAPE, generator=generator)
         surprisal = torch.randn(size, len(SURPRISAL_FEATURES), generator=generator)
-        tensors = {"target_states": target.to(dtype), "draft_states": draft.to(dtype), "surprisal": surprisal}
+        tensors = {
+            "target_states": target.to(dtype),
+            "draft_states": draft.to(dtype),
+            "surprisal": surprisal,
+        }
         save_file(tensors, folder / f"{2 * number:05d}.safetensors")
         by_draft = (torch.arange(size) // SAMPLES) % 2 == 1
         draft_row = torch.where(by_draft, by_draft.cumsum(0) - 1, -1)
         p = torch.sigmoid((target[:, 0, 0] + target[:, 2, 3] - 2) / 2 + 0.3 * surprisal[:, 0])
         q = torch.where(by_draft, torch.sigmoid(draft[draft_row, 0, 0] - draft[draft_row, 2, 1]), 0)
         context = torch.from_numpy(contexts).repeat_interleave(2 * SAMPLES)
-        parts.append((torch.full((size,), 2 * number), torch.arange(size), draft_row, by_draft, p, q, context))
+        parts.append(
+            (
+                torch.full((size,), 2 * number),
+                torch.arange(size),
+                draft_row,
+                by_draft,
+                p,
+                q,
+                context,
+            )
+        )
     columns = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    all_shards, all_rows, draft_rows, drafted, target_probability, draft_probability, all_contexts = columns
+    (
+        all_shards,
+        all_rows,
+        draft_rows,
+        drafted,
+        target_probability,
+        draft_probability,
+        all_contexts,
+    ) = columns
     splits = np.array(["train", "train", "train", "validation", "calibration", "test"])
     return Labels(
         context=all_contexts,
@@ -82,7 +104,9 @@ class Data:
     def wanted(self, role: Role = "target") -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability
 
-    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target", **options: Any) -> tuple[Probe, list[float]]:
+    def fit(
+        self, recipe: FitRecipe = QUICK, role: Role = "target", **options: Any
+    ) -> tuple[Probe, list[float]]:
         train, validation = (self.rows(split, role) for split in ("train", "validation"))
         source = self.source(recipe, role)
         return fit(source, self.wanted(role), self.labels, train, validation, recipe, **options)
@@ -90,7 +114,9 @@ class Data:
     def predict(
         self, probe: Probe, recipe: FitRecipe, split: str = "test", role: Role = "target"
     ) -> NDArray[np.float32]:
-        return predict(probe, self.source(recipe, role=role), self.labels, self.rows(split, role), "cpu")
+        return predict(
+            probe, self.source(recipe, role=role), self.labels, self.rows(split, role), "cpu"
+        )
 
 
 class Watched(FeatureSource):

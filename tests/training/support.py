@@ -46,7 +46,9 @@ class ByLength:
     """Segments whose lengths leave the same remainder by four mean the same."""
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
-        return [in_order_of_appearance([len(text) % 4 for text in group.segments]) for group in groups]
+        return [
+            in_order_of_appearance([len(text) % 4 for text in group.segments]) for group in groups
+        ]
 
 
 class ByAlphabet:
@@ -60,7 +62,11 @@ def solved() -> Iterator[dict[str, str]]:
     """Problems with a solution."""
     for seed in SPLITS["tune"]:
         document = write_document(seed)
-        yield {"id": str(seed), "question": document.problem.question, "solution": document.solution}
+        yield {
+            "id": str(seed),
+            "question": document.problem.question,
+            "solution": document.solution,
+        }
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
@@ -69,10 +75,15 @@ def bytes_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([f"{text}\n\n" for text in vocabulary_texts()], trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False
+    )
     wrapped.chat_template = build_tokenizer().chat_template
     return wrapped
 
@@ -80,7 +91,12 @@ def bytes_tokenizer() -> PreTrainedTokenizerFast:
 def save_bytes_llama(folder: Path) -> Path:
     """A Llama over byte pairs."""
     wrapped = bytes_tokenizer()
-    sizes = {"vocab_size": len(wrapped), "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": len(wrapped),
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     ends = {"eos_token_id": wrapped.eos_token_id, "bos_token_id": None}
     model = model_of("llama", max_position_embeddings=1200, **sizes, **ends)
     return save_ending(model, wrapped, folder)
@@ -90,7 +106,12 @@ def save_ending(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     """Save a model whose random weights are changed so that most segments of twelve tokens end, in either way."""
     ends = [tokenizer.eos_token_id, *tokenizer.encode(DELIMITER, add_special_tokens=False)]
     with torch.no_grad():
-        for name, weight in model.named_parameters():  # the first dimension is constant, and raises the ends' logits
+        for (
+            name,
+            weight,
+        ) in (
+            model.named_parameters()
+        ):  # the first dimension is constant, and raises the ends' logits
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight[0] = 0.0
         states = model(torch.arange(3, 40)[None], output_hidden_states=True).hidden_states[-2]
@@ -104,7 +125,12 @@ def save_ending(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 def config(draft: Path, target: Path, output: Path, **changes: object) -> PipelineConfig:
     """Twenty questions with solutions, two contexts each, four samples of at most twelve tokens."""
-    questions = {"python": "tests.training.support:solved", "id": "id", "trace": "solution", "limit": 20}
+    questions = {
+        "python": "tests.training.support:solved",
+        "id": "id",
+        "trace": "solution",
+        "limit": 20,
+    }
     values: dict[str, object] = {
         "name": "tiny",
         "draft": {"model": str(draft), "device": "cpu"},
@@ -138,4 +164,6 @@ def semspec_train_in(work: Path, command: str, path: Path, *options: str) -> obj
 
 def complaints(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines in which `semspec train` said why it ended."""
-    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
+    return [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")
+    ]

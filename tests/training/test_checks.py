@@ -19,7 +19,9 @@ from semspec.training.pipeline import Pipeline
 from semspec.types import ModelInfo, Segmentation, Writer
 from tests.training import support
 
-QUESTIONS = [Question(row["id"], row["question"], "all", "train") for row in islice(support.solved(), 4)]
+QUESTIONS = [
+    Question(row["id"], row["question"], "all", "train") for row in islice(support.solved(), 4)
+]
 TURNS = "{% for message in messages %}{{ message['content'] + '<eos>' }}{% endfor %}"
 
 Change = Callable[[PreTrainedTokenizerFast], object]
@@ -46,7 +48,9 @@ def check(checkpoints: dict[str, Path]) -> Check:
         info = ModelInfo("m", "f", "t", 3, 32, max_context_tokens=600)
         return ModelTokenizer(raw, info, frozenset(eos_ids), len(raw))
 
-    def check(change: Change | None = None, eos_ids: tuple[int, ...] = (1,), **changes: object) -> None:
+    def check(
+        change: Change | None = None, eos_ids: tuple[int, ...] = (1,), **changes: object
+    ) -> None:
         config = support.config(Path("draft"), Path("target"), Path("out"), **changes)
         pair = {Writer.DRAFT: tokenizer(None, (1,)), Writer.TARGET: tokenizer(change, eos_ids)}
         check_models(config, pair, QUESTIONS)
@@ -61,20 +65,36 @@ def check(checkpoints: dict[str, Path]) -> Check:
         (backend("normalizer", normalizers.Replace("\n\n", "\n")), "does not keep text"),
         (backend("pre_tokenizer", pre_tokenizers.Whitespace()), "does not keep text"),
         (template("{{ messages[0]['content'] }}"), "drops the assistant's turn"),
-        (template("{{ raise_exception('one turn only') }}"), "refuses an assistant's turn: one turn only"),
+        (
+            template("{{ raise_exception('one turn only') }}"),
+            "refuses an assistant's turn: one turn only",
+        ),
         (
             template("{{ messages[-1]['content'] if messages|length > 1 else 'Hello' }}"),
             "drops or changes the user's turn",
         ),
         (
-            template("{{ messages[-1]['content'] if messages|length > 1 else raise_exception('no') }}"),
+            template(
+                "{{ messages[-1]['content'] if messages|length > 1 else raise_exception('no') }}"
+            ),
             "cannot render a question: .*no; correct the template, or set prompt.chat: false",
         ),
         (template(None), "no chat template; set prompt.chat: false"),
     ],
-    ids=["case", "boundary", "white-space", "one-turn", "refused-turn", "no-user", "refused-user", "none"],
+    ids=[
+        "case",
+        "boundary",
+        "white-space",
+        "one-turn",
+        "refused-turn",
+        "no-user",
+        "refused-user",
+        "none",
+    ],
 )
-def test_tokenizer_or_template_that_loses_text_is_refused(check: Check, change: Change, complaint: str) -> None:
+def test_tokenizer_or_template_that_loses_text_is_refused(
+    check: Check, change: Change, complaint: str
+) -> None:
     check()
     with pytest.raises(Mismatch, match=complaint):
         check(change)
@@ -91,7 +111,9 @@ def test_template_must_say_which_of_several_tokens_ends_a_turn(check: Check) -> 
 
 
 def test_segment_as_long_as_the_window_is_refused(check: Check) -> None:
-    with pytest.raises(Mismatch, match="max_segment_tokens is 600, the draft's window has 600 tokens"):
+    with pytest.raises(
+        Mismatch, match="max_segment_tokens is 600, the draft's window has 600 tokens"
+    ):
         check(max_segment_tokens=600)
 
 
@@ -105,13 +127,17 @@ def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -
     del fields["format"]
     path.write_text(json.dumps(fields))
     config = support.config(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path / "out")
-    with pytest.raises(Mismatch, match="contains probes of format 1, a run makes format 2; name another folder"):
+    with pytest.raises(
+        Mismatch, match="contains probes of format 1, a run makes format 2; name another folder"
+    ):
         Pipeline(config, tmp_path / "work").run()
     assert not (tmp_path / "work").exists() and json.loads(path.read_text()) == fields
 
 
 def test_truth_that_is_not_there_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    config = support.config(nowhere, nowhere, tmp_path / "out", truth="tests.training.support:nothing")
+    config = support.config(
+        nowhere, nowhere, tmp_path / "out", truth="tests.training.support:nothing"
+    )
     with pytest.raises(InvalidRequest, match=r"cannot find tests\.training\.support:nothing"):
         Pipeline(config, tmp_path / "work").run()

@@ -50,13 +50,18 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
         defaults={"strategy": "target"},
         redis_url=redis.url,
     )
-    async with loaded(*models) as pair, running_gateway(settings, Backends(*pair, WithoutProbes())) as gateway:
+    async with (
+        loaded(*models) as pair,
+        running_gateway(settings, Backends(*pair, WithoutProbes())) as gateway,
+    ):
         for number, row in enumerate(islice(support.solved(), NUM_ANSWERS)):
             messages = [{"role": "user", "content": row["question"]}]
             sampling = {"seed": SEED, "temperature": 1.0, "top_p": 1.0, "max_tokens": 60}
             model = f"semspec-demo:{('target', 'draft')[number % 2]}"
             body = {"model": model, "messages": messages, **sampling}
-            response = await gateway.http.post("/v1/chat/completions", json=body, headers=bearer(ALICE))
+            response = await gateway.http.post(
+                "/v1/chat/completions", json=body, headers=bearer(ALICE)
+            )
             assert response.status_code == 200, response.text
         client = Client.at(gateway.base_url, COLLECTOR)
         async with asyncio.timeout(PATIENCE_S):
@@ -65,7 +70,9 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
         await client.aclose()
 
 
-def configured(collection: Path, models: tuple[Path, Path], output: Path, **changes: Any) -> PipelineConfig:
+def configured(
+    collection: Path, models: tuple[Path, Path], output: Path, **changes: Any
+) -> PipelineConfig:
     report = {"variants": False, "learning_curve": ()}
     questions = [{"collection": str(collection), "domain": "traffic"}]
     return support.config(*models, output, questions=questions, report=report, **changes)
@@ -74,7 +81,9 @@ def configured(collection: Path, models: tuple[Path, Path], output: Path, **chan
 def test_contexts_are_those_that_the_engines_write_offline(
     collection: Path, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    pipeline = Pipeline(configured(collection, models, tmp_path / "out", contexts={}), tmp_path / "work")
+    pipeline = Pipeline(
+        configured(collection, models, tmp_path / "out", contexts={}), tmp_path / "work"
+    )
     pipeline.make("contexts")
     pair, sampling = pipeline.pair, SamplingParams(1.0, 1.0, 0, SEED)
     recipe = GenerationParams(sampling)
@@ -82,7 +91,9 @@ def test_contexts_are_those_that_the_engines_write_offline(
     num_written: Counter[Writer] = Counter()
     for number in pipeline.contexts.folder.numbers():
         for one in pipeline.contexts.contexts(number):
-            start = prompts(one.question, pipeline.config.prompt, pair.target.tokenizer, pair.draft.tokenizer)
+            start = prompts(
+                one.question, pipeline.config.prompt, pair.target.tokenizer, pair.draft.tokenizer
+            )
             assert one.context.pieces[0] == start.target and one.draft_prompt == start.draft
             if one.depth == 0:
                 continue
@@ -96,13 +107,18 @@ def test_contexts_are_those_that_the_engines_write_offline(
     assert min(num_written[Writer.DRAFT], num_written[Writer.TARGET]) >= 5
 
 
-def test_probes_are_trained_on_a_collection(collection: Path, models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_probes_are_trained_on_a_collection(
+    collection: Path, models: tuple[Path, Path], tmp_path: Path
+) -> None:
     config = configured(collection, models, tmp_path / "out")
     assert support.semspec_train("run", config, tmp_path) == 0
     verifier = ProbeVerifier.load(tmp_path / "out")
     recipe = read_json(collection / "recipe.json")
     info = asyncio.run(verifier.info())
-    assert (info.draft_model, info.target_model) == (recipe["draft"]["fingerprint"], recipe["target"]["fingerprint"])
+    assert (info.draft_model, info.target_model) == (
+        recipe["draft"]["fingerprint"],
+        recipe["target"]["fingerprint"],
+    )
     report = read_json(tmp_path / "work" / "report" / "report.json")
     assert all(count > 0 for count in report["counts"]["contexts"].values())
     assert not (tmp_path / "out" / "alternatives").exists(), "the report has no variants"
@@ -142,7 +158,11 @@ def test_command_deletes_an_owners_answers(
     folder = tmp_path / "copy"
     shutil.copytree(collection, folder)
     for arguments, code, words in (
-        (["--output", str(folder), "--forget", "alice"], 0, f"{NUM_ANSWERS} answers of alice are deleted"),
+        (
+            ["--output", str(folder), "--forget", "alice"],
+            0,
+            f"{NUM_ANSWERS} answers of alice are deleted",
+        ),
         (["--output", str(tmp_path / "no"), "--forget", "alice"], 2, "is no collection"),
         (["--output", str(folder), "--gateway", "http://127.0.0.1:1"], 1, "no gateway answers"),
     ):

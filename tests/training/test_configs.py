@@ -44,11 +44,16 @@ def test_configuration_loads(path: Path) -> None:
     assert load_config(path).samples.num_samples == 20
 
 
-@pytest.mark.parametrize("path", [*REAL_PAIRS, ROOT / "demo" / "probes.yaml"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*REAL_PAIRS, ROOT / "demo" / "probes.yaml"], ids=lambda path: path.stem
+)
 def test_laptop_preset_takes_as_many_questions_as_it_is_told(path: Path) -> None:
     whole = load_config(path)
     config = limited(laptop(whole), 100)
-    limits = {role: [one.limit or 0 for one in config.questions if one.role == role] for role in ("train", "test")}
+    limits = {
+        role: [one.limit or 0 for one in config.questions if one.role == role]
+        for role in ("train", "test")
+    }
     assert sum(limits["train"]) == 100 and sum(limits["test"]) in (0, 24)
     assert config.contexts.per_question == 4 and config.samples.num_samples == 10
     assert config.name == f"{whole.name}-laptop" and not config.report.variants
@@ -65,7 +70,9 @@ def test_domain_without_questions_is_refused_with_those_there_are() -> None:
 
 def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["datastore", "--preset", "laptop", "--config", str(ROOT / "demo" / "datastore.yaml")])
+        cli.main(
+            ["datastore", "--preset", "laptop", "--config", str(ROOT / "demo" / "datastore.yaml")]
+        )
     assert ended.value.code == 2 and "arguments: --preset laptop" in capsys.readouterr().err
 
 
@@ -98,8 +105,12 @@ def test_commented_alternatives_load(path: Path, tmp_path: Path) -> None:
     assert config.evaluation_sets[-1].hub_config == "gpqa_diamond"
 
 
-def test_missing_block_is_named_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pair.yaml").write_text("name: x\ndraft: {}\nquestions: []\nequivalence: {model: y}\n")
+def test_missing_block_is_named_with_an_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pair.yaml").write_text(
+        "name: x\ndraft: {}\nquestions: []\nequivalence: {model: y}\n"
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--config", str(tmp_path / "pair.yaml")])
     [line] = capsys.readouterr().err.splitlines()
@@ -124,17 +135,26 @@ def arguments(job: Manifest) -> list[str]:
 
 
 def test_cluster_trains_the_pair_of_the_guide() -> None:
-    assert (DEPLOYMENT / "pair.yaml").read_text() == (ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml").read_text()
+    assert (DEPLOYMENT / "pair.yaml").read_text() == (
+        ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml"
+    ).read_text()
 
 
 def test_workers_share_all_shards_and_the_jobs_behind_them_wait() -> None:
     estimate, workers, report = jobs().values()
-    assert workers["completionMode"] == "Indexed" and workers["parallelism"] <= workers["completions"]
+    assert (
+        workers["completionMode"] == "Indexed" and workers["parallelism"] <= workers["completions"]
+    )
     num_workers, parse = workers["completions"], cli.parser().parse_args
     for index in range(num_workers):
-        own = parse([one.replace("$(JOB_COMPLETION_INDEX)", str(index)) for one in arguments(workers)])
+        own = parse(
+            [one.replace("$(JOB_COMPLETION_INDEX)", str(index)) for one in arguments(workers)]
+        )
         assert own.shard == (index, num_workers)
-    assert parse(arguments(estimate)).command == "estimate" and parse(arguments(report)).shard == (0, 1)
+    assert parse(arguments(estimate)).command == "estimate" and parse(arguments(report)).shard == (
+        0,
+        1,
+    )
     assert [job.get("suspend", False) for job in (estimate, workers, report)] == [False, True, True]
 
 
@@ -149,11 +169,20 @@ def test_failed_pods_are_tried_again_unless_the_command_line_is_wrong() -> None:
 def test_pods_are_confined_and_write_to_writable_mounts() -> None:
     pod = yaml.safe_load((DEPLOYMENT / "pod.yaml").read_text())["spec"]["template"]["spec"]
     [one] = pod["containers"]
-    assert pod["automountServiceAccountToken"] is False and pod["securityContext"]["runAsNonRoot"] is True
+    assert (
+        pod["automountServiceAccountToken"] is False
+        and pod["securityContext"]["runAsNonRoot"] is True
+    )
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert one["securityContext"] == CONFINED
-    writable = [Path(mount["mountPath"]) for mount in one["volumeMounts"] if not mount.get("readOnly")]
-    written = [entry["value"] for entry in one["env"] if entry["name"] in ("HOME", "HF_HOME", "MPLCONFIGDIR")]
+    writable = [
+        Path(mount["mountPath"]) for mount in one["volumeMounts"] if not mount.get("readOnly")
+    ]
+    written = [
+        entry["value"]
+        for entry in one["env"]
+        if entry["name"] in ("HOME", "HF_HOME", "MPLCONFIGDIR")
+    ]
     for path in map(Path, [*written, one["workingDir"]]):
         assert any(path.is_relative_to(mount) for mount in writable)
 
@@ -179,9 +208,20 @@ def yaml_blocks() -> list[str]:
 def test_train_commands_of_the_guide_parse() -> None:
     commands = [words[2:] for words in shell_commands() if words[:2] == ["semspec", "train"]]
     options = [cli.parser().parse_args(words) for words in commands]
-    assert [str(option.output) for option in options if option.command == "collect"] == ["traffic/r1"]
-    assert {option.command for option in options} == {"estimate", "run", "status", "check", "calibrate", "collect"}
-    assert all((ROOT / option.config).is_file() for option in options if option.command != "collect")
+    assert [str(option.output) for option in options if option.command == "collect"] == [
+        "traffic/r1"
+    ]
+    assert {option.command for option in options} == {
+        "estimate",
+        "run",
+        "status",
+        "check",
+        "calibrate",
+        "collect",
+    }
+    assert all(
+        (ROOT / option.config).is_file() for option in options if option.command != "collect"
+    )
 
 
 def test_serve_commands_of_the_guide_name_what_the_configuration_makes() -> None:

@@ -18,7 +18,12 @@ from semspec.training.files import read_rows
 
 QUESTIONS = {"python": "tests.training.support:solved", "id": "id", "limit": 12}
 Configured = Callable[..., DatastoreConfig]
-HELD_OUT = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "report"}, "id": "id", "limit": 4}
+HELD_OUT = {
+    "python": "semspec.demo.probe_data:questions",
+    "arguments": {"split": "report"},
+    "id": "id",
+    "limit": 4,
+}
 
 
 @pytest.fixture
@@ -44,12 +49,17 @@ def tokens_of(folder: Path) -> np.ndarray:
     return tokens
 
 
-def test_datastore_holds_the_targets_answers_to_all_but_test_questions(configured: Configured, tmp_path: Path) -> None:
+def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
+    configured: Configured, tmp_path: Path
+) -> None:
     config = configured()
     DatastoreBuild(config, tmp_path / "work").run()
     datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
     lm = CausalLM.load(config.target.model, None, "cpu", "auto")
-    assert datastore.card.model == lm.info.fingerprint and datastore.card.tokenizer == lm.info.tokenizer
+    assert (
+        datastore.card.model == lm.info.fingerprint
+        and datastore.card.tokenizer == lm.info.tokenizer
+    )
     rows = read_rows(tmp_path / "work" / "questions" / "00000.parquet")
     text = as_text(tokens)
     for row in rows:
@@ -61,11 +71,14 @@ def test_datastore_holds_the_targets_answers_to_all_but_test_questions(configure
 
 def test_given_answers_are_taken_from_the_data(configured: Configured, tmp_path: Path) -> None:
     config = configured(
-        questions=[QUESTIONS | {"trace": "solution"}, HELD_OUT | {"role": "test"}], answers={"source": "data"}
+        questions=[QUESTIONS | {"trace": "solution"}, HELD_OUT | {"role": "test"}],
+        answers={"source": "data"},
     )
     DatastoreBuild(config, tmp_path / "work").run()
     lm = CausalLM.load(config.target.model, None, "cpu", "auto")
-    [first, *_] = [row for row in read_rows(tmp_path / "work" / "questions" / "00000.parquet") if row["trace"]]
+    [first, *_] = [
+        row for row in read_rows(tmp_path / "work" / "questions" / "00000.parquet") if row["trace"]
+    ]
     assert as_text(lm.tokenizer.ids_of(first["trace"])) in as_text(tokens_of(config.output))
     without = configured(answers={"source": "data"}, output=tmp_path / "other")
     with pytest.raises(InvalidRequest, match="has no answer"):
@@ -93,19 +106,27 @@ def test_layer_the_target_lacks_is_refused(configured: Configured, tmp_path: Pat
         DatastoreBuild(configured(neighbours=True, layer=99), tmp_path / "work").run()
 
 
-def test_other_settings_in_the_same_folder_are_refused(configured: Configured, tmp_path: Path) -> None:
+def test_other_settings_in_the_same_folder_are_refused(
+    configured: Configured, tmp_path: Path
+) -> None:
     DatastoreBuild(configured(), tmp_path / "work").run()
     with pytest.raises(Mismatch, match="max_tokens"):
         DatastoreBuild(configured(answers={"max_tokens": 13}), tmp_path / "work").run()
 
 
 @pytest.mark.slow
-def test_shares_of_several_workers_make_the_same_datastore(configured: Configured, tmp_path: Path) -> None:
+def test_shares_of_several_workers_make_the_same_datastore(
+    configured: Configured, tmp_path: Path
+) -> None:
     whole, parts = configured(), configured(output=tmp_path / "parts")
     DatastoreBuild(whole, tmp_path / "work").run()
     DatastoreBuild(parts, tmp_path / "shared", shard=(1, 2)).run()
     assert not parts.output.exists()
-    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "shared" / "answers").glob("0*.json")}
+    finished = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "shared" / "answers").glob("0*.json")
+    }
     DatastoreBuild(parts, tmp_path / "shared").run()
-    assert finished and {path: path.stat().st_mtime_ns for path in finished} == finished, "a finished shard is kept"
+    assert finished and {path: path.stat().st_mtime_ns for path in finished} == finished, (
+        "a finished shard is kept"
+    )
     assert Datastore.load(whole.output).card.digest == Datastore.load(parts.output).card.digest

@@ -38,14 +38,22 @@ SIZES = {
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS])}
+    vocabulary = {
+        word: index for index, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
     )
 
 
@@ -54,7 +62,9 @@ def tiny_model(kind: str, labels: dict[int, str] = MNLI) -> PreTrainedModel:
     if kind == "v1":
         model: PreTrainedModel = DebertaForSequenceClassification(DebertaConfig(**SIZES, **names))
     else:
-        config = DebertaV2Config(**SIZES, **names, type_vocab_size=2, position_buckets=8, norm_rel_ebd="layer_norm")
+        config = DebertaV2Config(
+            **SIZES, **names, type_vocab_size=2, position_buckets=8, norm_rel_ebd="layer_norm"
+        )
         model = DebertaV2ForSequenceClassification(config)
     torch.manual_seed(5)
     for parameter in model.parameters():
@@ -84,7 +94,11 @@ def save_tiny(folder: Path, kind: str = "v2", labels: dict[int, str] = MNLI) -> 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_verdict_is_the_models_own_in_batches_of_any_size(kind: str, tmp_path: Path) -> None:
-    name, tokenizer, reference = save_tiny(tmp_path, kind), tiny_tokenizer(), tiny_model(kind).eval()
+    name, tokenizer, reference = (
+        save_tiny(tmp_path, kind),
+        tiny_tokenizer(),
+        tiny_model(kind).eval(),
+    )
     texts = [" ".join(WORDS[start : start + length]) for start in range(4) for length in (1, 3, 6)]
     wanted = []
     for premise, hypothesis in zip(texts, texts[::-1], strict=True):
@@ -114,7 +128,9 @@ def test_text_that_does_not_fit_is_not_truncated() -> None:
     tail = " ".join(["three"] * HALF)
     assert model.encode("one ", [f"one {tail}", f"two {tail}", "two"]) == [None, None, (4, 5)]
     fitting = " ".join(["two"] * (HALF - 2))
-    assert model.encode("one ", [fitting]) == [None] and model.encode("", [fitting]) == [(5,) * (HALF - 2)]
+    assert model.encode("one ", [fitting]) == [None] and model.encode("", [fitting]) == [
+        (5,) * (HALF - 2)
+    ]
 
 
 def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -> None:
@@ -128,7 +144,9 @@ def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -
 
 def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -> None:
     model = NliModel.load(on_cpu(save_tiny(tmp_path)))
-    cases = [(f"{word} " * 8, pair) for word in WORDS for pair in zip(WORDS, WORDS[3:], strict=False)]
+    cases = [
+        (f"{word} " * 8, pair) for word in WORDS for pair in zip(WORDS, WORDS[3:], strict=False)
+    ]
     verdicts = []
     for others in ([], ["one"], ["two three"], [" ".join(WORDS)], [" ".join(["ten"] * 100)]):
         sides = [model.encode(context, [*pair, *others]) for context, pair in cases]
@@ -233,7 +251,11 @@ def test_model_without_entailment_label_is_refused_until_it_is_named(tmp_path: P
 
 
 def test_model_that_cannot_be_loaded_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    name, pickled, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "pickled"), tmp_path / "bare"
+    name, pickled, bare = (
+        save_tiny(tmp_path / "whole"),
+        save_tiny(tmp_path / "pickled"),
+        tmp_path / "bare",
+    )
     (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
     tiny_model("v2").save_pretrained(bare)
     for config, words in (
@@ -250,7 +272,9 @@ def test_window_too_small_for_the_segments_is_refused(tmp_path: Path) -> None:
     name = save_tiny(tmp_path)
     longest = HALF - 32 // 8
     EntailmentEquivalence.load(on_cpu(name), 4 * longest)
-    with pytest.raises(Mismatch, match=f"texts of at most {longest} tokens, segments have up to {4 * longest + 1}"):
+    with pytest.raises(
+        Mismatch, match=f"texts of at most {longest} tokens, segments have up to {4 * longest + 1}"
+    ):
         EntailmentEquivalence.load(on_cpu(name), 4 * longest + 1)
     with pytest.raises(Mismatch, match="lower context_tokens"):
         EntailmentEquivalence.load(on_cpu(name, context_tokens=HALF))

@@ -25,7 +25,9 @@ class SameText:
 def clustered(equivalence: Equivalence, *written: str) -> list[list[int | None]]:
     """Clusters of groups such as `a|b.`: each segment is a letter and the mark of its end."""
     groups = [group(*text[::2]) for text in written]
-    return clusters_of_whole(equivalence, groups, [[ENDS[mark] for mark in text[1::2]] for text in written])
+    return clusters_of_whole(
+        equivalence, groups, [[ENDS[mark] for mark in text[1::2]] for text in written]
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,9 @@ def clustered(equivalence: Equivalence, *written: str) -> list[list[int | None]]
     ],
     ids=["equal-ends", "ends-of-turn", "order-of-appearance", "cut", "all-cut", "unknown"],
 )
-def test_segments_share_a_cluster_only_if_whole_and_of_one_end(written: str, clusters: list[int | None]) -> None:
+def test_segments_share_a_cluster_only_if_whole_and_of_one_end(
+    written: str, clusters: list[int | None]
+) -> None:
     assert clustered(SameText(), written) == [clusters]
 
 

@@ -41,22 +41,36 @@ def evidence(labels: Labels, noise: float = 1.0) -> Evidence:
         labels,
         guessed(labels, "served", noise),
         COST,
-        variants=[guessed(labels, "paper recipe", 4 * noise), guessed(labels, "surprisal alone", 0.9 * noise, seed=1)],
-        learning_curve=[(80, guessed(labels, "all", noise)), (20, guessed(labels, "quarter", 3 * noise))],
-        domains={str(name): guessed(labels, f"only {name}", noise) for name in np.unique(labels.domain)},
+        variants=[
+            guessed(labels, "paper recipe", 4 * noise),
+            guessed(labels, "surprisal alone", 0.9 * noise, seed=1),
+        ],
+        learning_curve=[
+            (80, guessed(labels, "all", noise)),
+            (20, guessed(labels, "quarter", 3 * noise)),
+        ],
+        domains={
+            str(name): guessed(labels, f"only {name}", noise) for name in np.unique(labels.domain)
+        },
         facts={"recipe": "cross"},
     )
 
 
 def test_measures_by_hand() -> None:
     ratio, right = dense_ranks(np.array([0.9, 0.8, 0.8, 0.1])), np.array([True, True, False, False])
-    assert wrong_accepted(ratio, right) == 0.5  # both right ones pass only from 0.8 on, with one of two wrong ones
+    assert (
+        wrong_accepted(ratio, right) == 0.5
+    )  # both right ones pass only from 0.8 on, with one of two wrong ones
     assert wrong_accepted(ratio, right, least_right=0.5) == 0
 
 
 def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> None:
     rng = np.random.default_rng(0)
-    label, predicted, weight = rng.integers(0, 5, 50) / 4, rng.random(50).round(1), rng.integers(0, 4, 50)
+    label, predicted, weight = (
+        rng.integers(0, 5, 50) / 4,
+        rng.random(50).round(1),
+        rng.integers(0, 4, 50),
+    )
     right = rng.random(50) < predicted
     repeated = np.repeat(np.arange(50), weight)
     weights = weight.astype(float)
@@ -66,16 +80,22 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     error = expected_calibration_error(label[repeated], predicted[repeated])
     assert expected_calibration_error(label, predicted, weights) == pytest.approx(error)
     once, likely = rng.integers(0, 2, 50).astype(float), predicted.clip(0.1, 0.9)
-    assert log_loss(once, likely, weights) == pytest.approx(sklearn_log_loss(once, likely, sample_weight=weights))
+    assert log_loss(once, likely, weights) == pytest.approx(
+        sklearn_log_loss(once, likely, sample_weight=weights)
+    )
 
 
 def test_rule_of_labels_is_chosen_by_held_out_log_loss() -> None:
     labels = made_up()
     [better], [worse] = (
-        label_rule(replace(evidence(labels), variants=[guessed(labels, "the paper's labels", noise)]))
+        label_rule(
+            replace(evidence(labels), variants=[guessed(labels, "the paper's labels", noise)])
+        )
         for noise in (0.1, 4.0)
     )
-    assert "with own" in better and better.endswith("set it.") and worse.endswith("the rule stands.")
+    assert (
+        "with own" in better and better.endswith("set it.") and worse.endswith("the rule stands.")
+    )
     assert label_rule(evidence(labels)) == []
 
 
@@ -85,7 +105,9 @@ def test_what_cannot_be_had_is_nan() -> None:
         auroc(ranks, np.array([True, True])),
         wrong_accepted(ranks, np.array([False, False])),
         Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).error,
-        Resampling.of(np.array([7])).measured(lambda weight: 1.0, np.array([], dtype=np.int64)).value,
+        Resampling.of(np.array([7]))
+        .measured(lambda weight: 1.0, np.array([], dtype=np.int64))
+        .value,
     ):
         assert isnan(value)
 
@@ -95,7 +117,10 @@ def test_standard_error_knows_that_segments_of_a_question_stand_together() -> No
     together, apart = (question % 2).astype(float), (np.arange(2500) % 2).astype(float)
     resampling = Resampling.of(question, num_resamples=400)
     errors = [
-        resampling.measured(lambda weight, values=values: float(weight @ values / weight.sum()), question)  # type: ignore[misc]
+        resampling.measured(
+            lambda weight, values=values: float(weight @ values / weight.sum()),  # type: ignore[misc]
+            question,
+        )
         for values in (together, apart)
     ]
     assert errors[0].value == errors[1].value == 0.5
@@ -106,8 +131,12 @@ def test_standard_error_knows_that_segments_of_a_question_stand_together() -> No
 def test_outcome_of_both_rules_by_hand() -> None:
     judged = drafts([2.0, 0.8, 0.1, 0.6, 0.5], [1, 1, 0, 0, nan])
     sample, threshold = outcome(judged, None, COST), outcome(judged, 0.6, COST)
-    assert sample.right_accepted == pytest.approx(0.9) and sample.wrong_accepted == pytest.approx(0.35)
-    assert sample.acceptance == pytest.approx(3.0 / 5) and sample.wrong_kept == pytest.approx(0.7 / 2.5)
+    assert sample.right_accepted == pytest.approx(0.9) and sample.wrong_accepted == pytest.approx(
+        0.35
+    )
+    assert sample.acceptance == pytest.approx(3.0 / 5) and sample.wrong_kept == pytest.approx(
+        0.7 / 2.5
+    )
     assert (threshold.right_accepted, threshold.wrong_accepted) == (1, 0.5)
     assert threshold.acceptance == 0.6 and threshold.wrong_kept == pytest.approx(1 / 3)
     # 10 tokens: 10 ms draft, 15 read, 5 judge, 40% of 100 ms rewritten, against 100 ms
@@ -117,7 +146,9 @@ def test_outcome_of_both_rules_by_hand() -> None:
 def test_recommended_rule_is_the_fastest_within_the_limit() -> None:
     judged = drafts([0.9, 0.62, 0.42, 0.32, 0.12, 0.01], [1, 1, 1, 0, 0, 0])
     recommended = recommend(judged, judged, COST, limit=0.4)
-    assert recommended.basis == "limit met" and recommended.chosen.rule == Acceptance("threshold", 0.15)
+    assert recommended.basis == "limit met" and recommended.chosen.rule == Acceptance(
+        "threshold", 0.15
+    )
     strict = recommend(judged, judged, COST, limit=0)
     assert strict.basis == "limit met" and strict.chosen.rule == Acceptance("threshold", 0.35)
 
@@ -125,10 +156,15 @@ def test_recommended_rule_is_the_fastest_within_the_limit() -> None:
 def test_recommended_rule_falls_back_on_the_fewest_wrong() -> None:
     judged = drafts([2, 0.9, 0.62, 3, 0.5], [1, 1, 1, 0, 0])
     recommended = recommend(judged, judged, COST, limit=0.1)
-    assert recommended.basis == "limit missed" and recommended.chosen.rule == Acceptance("threshold", 0.55)
+    assert recommended.basis == "limit missed" and recommended.chosen.rule == Acceptance(
+        "threshold", 0.55
+    )
     assert recommended.chosen.wrong_accepted == 0.5
     nothing_wrong = recommend(drafts([1, 0.2], [1, 1]), judged, COST)
-    assert nothing_wrong.basis == "nothing wrong to judge by" and nothing_wrong.chosen.rule == Acceptance("sample")
+    assert (
+        nothing_wrong.basis == "nothing wrong to judge by"
+        and nothing_wrong.chosen.rule == Acceptance("sample")
+    )
 
 
 def test_recommended_rule_has_not_seen_the_test_questions() -> None:
@@ -139,12 +175,17 @@ def test_recommended_rule_has_not_seen_the_test_questions() -> None:
         other = replace(
             labels,
             valid=labels.valid.copy(),
-            target_probability=np.where(test, 1 - labels.target_probability, labels.target_probability),
+            target_probability=np.where(
+                test, 1 - labels.target_probability, labels.target_probability
+            ),
             num_tokens=tokens,
         )
         other.valid[test] = valid
         changed = replace(evidence(labels), labels=other)
-        first, second = evaluate(evidence(labels), num_resamples=2), evaluate(changed, num_resamples=2)
+        first, second = (
+            evaluate(evidence(labels), num_resamples=2),
+            evaluate(changed, num_resamples=2),
+        )
         assert first.recommendation.chosen == second.recommendation.chosen
         assert first.criterion == second.criterion
         assert json.dumps(first.as_json()["variants"]) != json.dumps(second.as_json()["variants"])
@@ -152,29 +193,47 @@ def test_recommended_rule_has_not_seen_the_test_questions() -> None:
 
 def with_valid(valid: Callable[[Labels], object]) -> Labels:
     labels = made_up()
-    return replace(labels, valid=np.broadcast_to(np.asarray(valid(labels), np.float32), len(labels)))
+    return replace(
+        labels, valid=np.broadcast_to(np.asarray(valid(labels), np.float32), len(labels))
+    )
 
 
 @pytest.mark.parametrize(
     ("labels", "noise", "criterion", "headline"),
     [
         (made_up(), 0.4, "truth", "Good enough to serve."),
-        (made_up(), 2.5, "truth", r"Not good enough to serve\. Missed: AUROC, wrong segments accepted"),
+        (
+            made_up(),
+            2.5,
+            "truth",
+            r"Not good enough to serve\. Missed: AUROC, wrong segments accepted",
+        ),
         (with_valid(lambda _: nan), 0.4, "target says it", "Good enough to serve."),
-        (with_valid(lambda one: np.where(one.split == "test", 1, one.valid)), 0.4, "truth", "nothing to judge by"),
+        (
+            with_valid(lambda one: np.where(one.split == "test", 1, one.valid)),
+            0.4,
+            "truth",
+            "nothing to judge by",
+        ),
     ],
     ids=["good", "bad", "without truth", "without a wrong segment"],
 )
-def test_verdict_tells_good_probes_from_bad(labels: Labels, noise: float, criterion: str, headline: str) -> None:
+def test_verdict_tells_good_probes_from_bad(
+    labels: Labels, noise: float, criterion: str, headline: str
+) -> None:
     report = evaluate(evidence(labels, noise), num_resamples=5)
     verdict = report.verdicts[0]
-    assert report.criterion == verdict.criterion == criterion and re.search(headline, verdict.headline)
+    assert report.criterion == verdict.criterion == criterion and re.search(
+        headline, verdict.headline
+    )
     assert verdict.standing == ("good" if headline.startswith("Good") else "bad")
     assert [verdict.criterion for verdict in report.verdicts[1:]] == (
         ["target says it"] if criterion == "truth" else []
     )
     has_truth = criterion == "truth"
-    assert has_truth or (isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0)
+    assert has_truth or (
+        isnan(report.served.verifications["truth"].auroc.value) and report.counts.target_wrong == 0
+    )
 
 
 def shuffled_truth(labels: Labels) -> Labels:
@@ -191,17 +250,24 @@ def shuffled_truth(labels: Labels) -> Labels:
     ],
     ids=["agreeing", "disagreeing", "without truth"],
 )
-def test_each_criterion_has_a_verdict_by_bars_of_its_own(labels: Labels, standings: list[str]) -> None:
+def test_each_criterion_has_a_verdict_by_bars_of_its_own(
+    labels: Labels, standings: list[str]
+) -> None:
     report = evaluate(evidence(labels, noise=0.1), num_resamples=5)
     assert [verdict.standing for verdict in report.verdicts] == standings
     for verdict in report.verdicts:
         found, bars = report.served.verifications[verdict.criterion], BARS[verdict.criterion]
         auroc, wrong = verdict.claims[:2]
-        assert f"{found.auroc.value:.3f} ±" in auroc.text and f"at least {bars.least_auroc}" in auroc.text
+        assert (
+            f"{found.auroc.value:.3f} ±" in auroc.text
+            and f"at least {bars.least_auroc}" in auroc.text
+        )
         assert auroc.holds is (found.auroc.value >= bars.least_auroc)
         assert f"{found.wrong_accepted.value:.1%} ±" in wrong.text
         assert wrong.holds is (found.wrong_accepted.value <= bars.most_wrong_accepted)
-        assert verdict.headline in verdict.text and all(claim.text[1:] in verdict.text for claim in verdict.claims)
+        assert verdict.headline in verdict.text and all(
+            claim.text[1:] in verdict.text for claim in verdict.claims
+        )
 
 
 @pytest.mark.parametrize("name", ["surprisal alone", "likelihood", "paper recipe"])
@@ -211,7 +277,9 @@ def test_variant_without_states_that_is_as_good_is_named(name: str, noise: float
     rival = replace(evidence(labels), variants=[guessed(labels, name, noise, seed=1)])
     remarks = [" ".join(verdict.remarks) for verdict in evaluate(rival, num_resamples=5).verdicts]
     expected = noise < 1 and name != "paper recipe"
-    assert [f"{name}, which does not read them, has an AUROC of" in text for text in remarks] == [expected] * 2
+    assert [f"{name}, which does not read them, has an AUROC of" in text for text in remarks] == [
+        expected
+    ] * 2
 
 
 def test_counts_and_curves() -> None:
@@ -223,7 +291,9 @@ def test_counts_and_curves() -> None:
     assert report.counts.unknown > 0
     assert [point.num_contexts for point in report.learning_curve] == [20, 80]
     cells = {(cell.trained_on, cell.tested_on) for cell in report.domains}
-    assert cells == {(one, other) for one in ("algebra", "geometry") for other in ("algebra", "geometry")}
+    assert cells == {
+        (one, other) for one in ("algebra", "geometry") for other in ("algebra", "geometry")
+    }
     accepted = [one.acceptance for one in verification.thresholds]
     assert accepted == sorted(accepted, reverse=True) and accepted[0] == 1
     curve = card_curve(report.recommendation.curve)
@@ -233,7 +303,9 @@ def test_counts_and_curves() -> None:
 
 def test_one_domain_few_questions_and_no_calibration_split() -> None:
     labels = made_up(num_questions=48, domains=["all"])
-    labels = replace(labels, split=np.where(labels.split == "calibration", "validation", labels.split))
+    labels = replace(
+        labels, split=np.where(labels.split == "calibration", "validation", labels.split)
+    )
     report = evaluate(evidence(labels, noise=0.4), num_resamples=5)
     assert "calibration" not in report.counts.contexts and len(report.domains) == 1
     for verdict in report.verdicts:
@@ -242,10 +314,17 @@ def test_one_domain_few_questions_and_no_calibration_split() -> None:
         assert verdict.standing == "doubtful"
 
 
-def test_share_of_wrong_segments_that_could_be_on_either_side_of_its_bar_is_called_uncertain() -> None:
-    few, many = (evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdicts[0] for num in (24, 240))
+def test_share_of_wrong_segments_that_could_be_on_either_side_of_its_bar_is_called_uncertain() -> (
+    None
+):
+    few, many = (
+        evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdicts[0]
+        for num in (24, 240)
+    )
     for verdict, is_uncertain in ((few, True), (many, False)):
-        assert any("too uncertain to serve on" in remark for remark in verdict.remarks) is is_uncertain
+        assert (
+            any("too uncertain to serve on" in remark for remark in verdict.remarks) is is_uncertain
+        )
 
 
 def test_segments_the_probes_were_not_asked_about_are_refused() -> None:

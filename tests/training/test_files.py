@@ -49,12 +49,19 @@ except Unavailable as error:
 
 @pytest.mark.parametrize(
     ("writer", "content"),
-    [("write_rows", "[{'a': str(i) * 9} for i in range(99_999)]"), ("write_tensors", "{'a': torch.ones(99_999)}")],
+    [
+        ("write_rows", "[{'a': str(i) * 9} for i in range(99_999)]"),
+        ("write_tensors", "{'a': torch.ones(99_999)}"),
+    ],
 )
-def test_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, writer: str, content: str) -> None:
+def test_full_disk_is_told_in_one_line_and_leaves_nothing(
+    tmp_path: Path, writer: str, content: str
+) -> None:
     program = FILL.format(writer=writer, content=content)
     path = tmp_path / "00000.data"
-    result = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True
+    )
     assert "make room and run the same command again" in result.stdout, result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +84,9 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path)
     folder.claim({"samples": {"temperature": 0.6, "seed": 1}, "target": {"model": "a"}})
     folder.claim({"target": {"model": "a"}, "samples": {"seed": 1, "temperature": 0.6}})
-    with pytest.raises(Mismatch, match=r"samples\.temperature: 0\.6 there, 0\.8 now\); give another --work"):
+    with pytest.raises(
+        Mismatch, match=r"samples\.temperature: 0\.6 there, 0\.8 now\); give another --work"
+    ):
         folder.claim({"samples": {"temperature": 0.8, "seed": 1}, "target": {"model": "a"}})
 
 
@@ -89,6 +98,9 @@ def test_work_folder_of_another_format_is_refused_and_left_as_it_is(tmp_path: Pa
     assert read_json(recipe) == {"format": DATA_FORMAT, "a": 1}
     write_json(recipe, {"a": 1})  # as before there were formats
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(Mismatch, match=r"has format 1, .* left as it is: run `semspec train run` with another --work"):
+    with pytest.raises(
+        Mismatch,
+        match=r"has format 1, .* left as it is: run `semspec train run` with another --work",
+    ):
         check_format(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -22,7 +22,16 @@ from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.reduction import fit_reduction
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from semspec.types import Segmentation, SegmentScore, States
-from tests.training.samples import DRAFT_SHAPE, HIDDEN_SIZE, NUM_LAYERS, QUICK, WIDTH, Data, Watched, write_samples
+from tests.training.samples import (
+    DRAFT_SHAPE,
+    HIDDEN_SIZE,
+    NUM_LAYERS,
+    QUICK,
+    WIDTH,
+    Data,
+    Watched,
+    write_samples,
+)
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -42,7 +51,9 @@ def same(one: Probe, other: Probe) -> bool:
 def test_fit_learns_a_probability(tmp_path: Path, projection: int | None) -> None:
     data = Data(tmp_path / "samples", 400)
     recipe = FitRecipe(batch_size=64, projection=projection, device="cpu")
-    error = np.square(data.predict(data.fit(recipe)[0], recipe) - data.wanted()[data.rows("test")]).mean()
+    error = np.square(
+        data.predict(data.fit(recipe)[0], recipe) - data.wanted()[data.rows("test")]
+    ).mean()
     assert error < 0.35 * data.wanted().var()
 
 
@@ -59,7 +70,9 @@ def test_fit_holds_a_few_batches_of_whole_features(
 
 
 def test_projected_fit_does_not_depend_on_memory(data: Data) -> None:
-    recipes = [QUICK.model_copy(update={"projection": WIDTH, "memory_gib": size}) for size in (1.0, 1e-9)]
+    recipes = [
+        QUICK.model_copy(update={"projection": WIDTH, "memory_gib": size}) for size in (1.0, 1e-9)
+    ]
     (one, history), (other, others) = (data.fit(recipe) for recipe in recipes)
     assert same(one, other) and history == others
 
@@ -83,7 +96,9 @@ def test_folded_probe_is_the_projected_one(data: Data, features: str) -> None:
 def test_scaling_and_projection_make_unit_features(data: Data) -> None:
     recipe = QUICK.model_copy(update={"features": "states"})
     source, rows = data.source(recipe), data.rows("train")
-    plain, projected = (fit_reduction(source, data.labels, rows, projection, CPU) for projection in (None, WIDTH))
+    plain, projected = (
+        fit_reduction(source, data.labels, rows, projection, CPU) for projection in (None, WIDTH)
+    )
     features = source.read(data.labels, rows)
     torch.testing.assert_close(plain.mean, features.mean(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(plain.scale, features.std(0) + 1e-3, rtol=0, atol=0.02)
@@ -135,15 +150,21 @@ def test_states_beyond_float16_are_refused_with_the_remedy(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_large_feature_is_within_two_deviations_when_served(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_large_feature_is_within_two_deviations_when_served(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     labels = write_samples(tmp_path / "samples", 60, 1, torch.float32)
     path = tmp_path / "samples" / "00000.safetensors"
     tensors = load_file(path)
     served = tensors["target_states"]
-    served[:, 1, 2] = torch.normal(1000.0, 0.1, served[:, 1, 2].shape, generator=torch.Generator().manual_seed(1))
+    served[:, 1, 2] = torch.normal(
+        1000.0, 0.1, served[:, 1, 2].shape, generator=torch.Generator().manual_seed(1)
+    )
     save_file(tensors | {"target_states": served.to(dtype)}, path)
     source = FeatureSource(StateStore(tmp_path / "samples"), "target", "states", (1,))
-    reduction = fit_reduction(source, replace(labels, num_tokens=labels.num_tokens * 64), np.arange(480), None, CPU)
+    reduction = fit_reduction(
+        source, replace(labels, num_tokens=labels.num_tokens * 64), np.arange(480), None, CPU
+    )
     assert float(reduction(served[:, 1])[:, 2].abs().max()) <= 2
 
 
@@ -195,8 +216,13 @@ def test_calibration_without_segments_is_refused_with_the_remedy() -> None:
 
 async def test_verifier_serves_what_was_fitted(data: Data, tmp_path: Path) -> None:
     """Layers (0, 2) of the target, the last of the draft, a projection and a calibration: none of it shows."""
-    recipe = QUICK.model_copy(update={"layers": (0, 2), "draft_layers": "last", "projection": WIDTH})
-    shapes: dict[Role, tuple[int, int]] = {"target": (NUM_LAYERS, HIDDEN_SIZE), "draft": DRAFT_SHAPE}
+    recipe = QUICK.model_copy(
+        update={"layers": (0, 2), "draft_layers": "last", "projection": WIDTH}
+    )
+    shapes: dict[Role, tuple[int, int]] = {
+        "target": (NUM_LAYERS, HIDDEN_SIZE),
+        "draft": DRAFT_SHAPE,
+    }
     wanted, sent = dict[Role, NDArray[np.float32]](), dict[Role, list[States]]()
     rows = data.rows("test", "draft")
     for role, shape in shapes.items():
@@ -204,29 +230,50 @@ async def test_verifier_serves_what_was_fitted(data: Data, tmp_path: Path) -> No
         last_layer(probe).weight.mul_(4)  # far too sure, and too high
         last_layer(probe).bias.mul_(4).add_(1.5)
         label = data.wanted(role)[data.rows("calibration", role)]
-        probe = calibrate(probe, data.predict(probe, recipe, "calibration", role), label, "temperature")
+        probe = calibrate(
+            probe, data.predict(probe, recipe, "calibration", role), label, "temperature"
+        )
         features, layers = recipe.inputs(role)
-        card = ProbeCard(role, role, "tok", shape, features, layers, (Segmentation.PARAGRAPH,), "cross", "d")
-        save_probe(probe, replace(card, calibration="temperature"), tmp_path / f"{role}.safetensors")
+        card = ProbeCard(
+            role, role, "tok", shape, features, layers, (Segmentation.PARAGRAPH,), "cross", "d"
+        )
+        save_probe(
+            probe, replace(card, calibration="temperature"), tmp_path / f"{role}.safetensors"
+        )
         wanted[role] = predict(probe, data.source(recipe, role=role), data.labels, rows, "cpu")
         states = FeatureSource(data.store, role, "states", "all").read(data.labels, rows)
         sent[role] = [States(one.numpy().tobytes(), shape, role) for one in states]
     verifier = ProbeVerifier.load(tmp_path)
-    surprisal = FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
-    scores = [SegmentScore(one, tuple(own), 1, 1.0) for one, own in zip(sent["target"], surprisal, strict=True)]
+    surprisal = (
+        FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
+    )
+    scores = [
+        SegmentScore(one, tuple(own), 1, 1.0)
+        for one, own in zip(sent["target"], surprisal, strict=True)
+    ]
     judgements = await verifier.judge(sent["draft"], scores)
     # Standardisation is folded into the first layer: the last digits differ.
-    np.testing.assert_allclose([one.target_probability for one in judgements], wanted["target"], atol=1e-5)
-    np.testing.assert_allclose([one.draft_probability for one in judgements], wanted["draft"], atol=1e-5)
+    np.testing.assert_allclose(
+        [one.target_probability for one in judgements], wanted["target"], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        [one.draft_probability for one in judgements], wanted["draft"], atol=1e-5
+    )
 
 
 def test_half_precision_of_the_weights_leaves_the_scaling_whole(tmp_path: Path) -> None:
     probe = Probe(HIDDEN_SIZE)
     probe.mean.fill_(1000.3)
     probe.scale.fill_(0.1)
-    card = ProbeCard("m", "m", "t", (1, HIDDEN_SIZE), "states", "all", (Segmentation.PARAGRAPH,), "own", "d")
+    card = ProbeCard(
+        "m", "m", "t", (1, HIDDEN_SIZE), "states", "all", (Segmentation.PARAGRAPH,), "own", "d"
+    )
     save_probe(probe, card, tmp_path / "p.safetensors", torch.float16)
     loaded = load_probe(tmp_path / "p.safetensors").probe
-    features = 1000.3 + 0.1 * torch.randn(50, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0))
+    features = 1000.3 + 0.1 * torch.randn(
+        50, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0)
+    )
     torch.testing.assert_close(loaded(features), probe(features), rtol=0, atol=1e-3)
-    assert (tmp_path / "p.safetensors").stat().st_size < 2 * sum(p.numel() for p in probe.parameters()) + 2000
+    assert (tmp_path / "p.safetensors").stat().st_size < 2 * sum(
+        p.numel() for p in probe.parameters()
+    ) + 2000

@@ -22,7 +22,9 @@ COST = Cost(draft_ms_per_token=1.0, target_ms_per_token=10.0, read_ms=20.0, judg
 MODELS = {writer.value: FakeModel(writer).model_info for writer in (Writer.DRAFT, Writer.TARGET)}
 
 
-def pilot(num_questions: int = 60, missed: float = 0.0, wrong: float = 0.2, seed: int = 0) -> tuple[Pilot, np.ndarray]:
+def pilot(
+    num_questions: int = 60, missed: float = 0.0, wrong: float = 0.2, seed: int = 0
+) -> tuple[Pilot, np.ndarray]:
     """Forty segments a question, half of the draft's; which of them are truly wrong.
 
     The statistics of wrong segments are lower, by no more than what overlaps. The samples miss a share `missed` of what
@@ -45,7 +47,9 @@ def calibrate(of: Pilot, limit: float = 0.1) -> LikelihoodReport:
 
 @pytest.mark.parametrize("missed", [0.0, 0.08])
 @pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_threshold_accepts_the_stated_share_of_wrong_segments_of_others(missed: float, limit: float) -> None:
+def test_threshold_accepts_the_stated_share_of_wrong_segments_of_others(
+    missed: float, limit: float
+) -> None:
     """Also where the samples miss what is right: those segments are not taken for wrong ones."""
     found = calibrate(pilot(200, missed)[0], limit).calibration
     other, is_wrong = pilot(200, missed, seed=1)
@@ -63,7 +67,10 @@ def test_curve_is_nested_and_its_errors_shrink_with_questions() -> None:
             values = [getattr(point, name) for point in report.curve]
             values = values if name == "threshold" else [one.value for one in values]
             assert values == sorted(values, reverse=name != "threshold")
-        assert report.chosen in report.curve and report.calibration.threshold == report.chosen.threshold
+        assert (
+            report.chosen in report.curve
+            and report.calibration.threshold == report.chosen.threshold
+        )
         assert all(weight >= 0 for weight in report.calibration.weights)
     assert 0 < many.chosen.wrong_accepted.error < few.chosen.wrong_accepted.error
     assert many.auroc.value > 0.9
@@ -88,7 +95,10 @@ def test_pilot_leaves_the_reports_questions_out() -> None:
     labels = made_up()
     surprisal = np.zeros((len(labels), len(SURPRISAL_FEATURES)))
     own = Pilot.of(labels, surprisal, 30)
-    splits = {question: labels.split[labels.question == question][0] for question in np.unique(own.question)}
+    splits = {
+        question: labels.split[labels.question == question][0]
+        for question in np.unique(own.question)
+    }
     assert len(splits) == 30 and "test" not in splits.values()
     drafted = np.isin(labels.question, own.question) & labels.by_draft
     assert own.num_right == int((labels.target_probability[drafted] > 0).sum())
@@ -99,7 +109,9 @@ def test_prediction_for_the_probes_report_is_the_served_probability() -> None:
     surprisal = np.random.default_rng(0).normal(size=(len(labels), len(SURPRISAL_FEATURES)))
     found = calibrate(pilot()[0]).calibration
     told = predicted(labels, surprisal, found)
-    assert told.ratio[:50] == pytest.approx([found.probability(row) for row in surprisal[:50]], abs=1e-6)
+    assert told.ratio[:50] == pytest.approx(
+        [found.probability(row) for row in surprisal[:50]], abs=1e-6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +124,19 @@ def tiny(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def train(folder: Path, models: tuple[Path, Path], limit: int) -> object:
     """The exit code."""
-    questions = {"python": "tests.training.support:solved", "id": "id", "trace": "solution", "limit": limit}
+    questions = {
+        "python": "tests.training.support:solved",
+        "id": "id",
+        "trace": "solution",
+        "limit": limit,
+    }
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     config = support.config(
-        *models, folder / "out", questions=[questions], equivalence=equivalence, likelihood={"num_questions": 20}
+        *models,
+        folder / "out",
+        questions=[questions],
+        equivalence=equivalence,
+        likelihood={"num_questions": 20},
     )
     return support.semspec_train("calibrate", config, folder)
 
@@ -125,9 +146,14 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     assert found.num_questions == 20 and found.draft.fingerprint != found.target.fingerprint
     release = load_release(tiny / "out")
     assert (release.rule, release.target_probe) == ({"strategy": "likelihood", "gamma": 1}, "")
-    assert (release.likelihood, release.draft.fingerprint) == (found.digest, found.draft.fingerprint)
+    assert (release.likelihood, release.draft.fingerprint) == (
+        found.digest,
+        found.draft.fingerprint,
+    )
     report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
-    assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(found.curve)
+    assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(
+        found.curve
+    )
     page = (tiny / "work" / "likelihood" / "report.html").read_text()
     assert f"{found.threshold:.3f}" in page and "±" in page
 
@@ -139,7 +165,9 @@ def test_later_run_keeps_the_pilots_shards(tiny: Path) -> None:
     before = [pipeline.contexts.folder.file(number, ".json").stat().st_mtime_ns for number in pilot]
     pipeline.make("contexts")
     assert pipeline.contexts.folder.numbers() == list(range(len(pipeline.questions)))
-    assert [pipeline.contexts.folder.file(number, ".json").stat().st_mtime_ns for number in pilot] == before
+    assert [
+        pipeline.contexts.folder.file(number, ".json").stat().st_mtime_ns for number in pilot
+    ] == before
 
 
 def test_small_pilot_ends_in_one_line_and_writes_nothing(

@@ -21,7 +21,12 @@ from tests.checkpoints import loaded
 from tests.training import support
 
 pytestmark = pytest.mark.slow
-UNSOLVED = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "tune"}, "id": "id", "limit": 20}
+UNSOLVED = {
+    "python": "semspec.demo.probe_data:questions",
+    "arguments": {"split": "tune"},
+    "id": "id",
+    "limit": 20,
+}
 
 
 @pytest.fixture
@@ -39,21 +44,38 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
         assert info.draft_model == (await draft.info()).fingerprint
         assert info.target_model == (await target.info()).fingerprint
         context = Context((await target.encode([Message("user", "Tom has pens: 25. How many?")]),))
-        order = GenerationParams(SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
+        order = GenerationParams(
+            SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True
+        )
         [written] = [one async for one in draft.generate(context, order)]
         readings = await target.score(context, [written.segment])
     assert written.states is not None
     assert info.alternatives == ("last-hidden", "surprisal")
-    judged = [await verifier.judge([written.states], readings, name) for name in ("", *info.alternatives)]
-    assert all(0 < one.draft_probability <= 1 and 0 <= one.target_probability <= 1 for [one] in judged)
+    judged = [
+        await verifier.judge([written.states], readings, name) for name in ("", *info.alternatives)
+    ]
+    assert all(
+        0 < one.draft_probability <= 1 and 0 <= one.target_probability <= 1 for [one] in judged
+    )
     assert len({one.target_probability for [one] in judged}) == 3
-    cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]
-    assert [(card["features"], card["layers"]) for card in cards] == [("states", "last"), ("surprisal", "all")]
+    cards = [
+        json.loads((folder / name / "target.json").read_text())
+        for name in ("last-hidden", "surprisal")
+    ]
+    assert [(card["features"], card["layers"]) for card in cards] == [
+        ("states", "last"),
+        ("surprisal", "all"),
+    ]
     assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
     assert set(release.rule) == {"strategy", "gamma", "acceptance"}
-    assert release.foreign_probes(info) is None and release.place("draft") == str(models[0].resolve())
-    assert [model.fingerprint for model in (release.draft, release.target)] == [info.draft_model, info.target_model]
+    assert release.foreign_probes(info) is None and release.place("draft") == str(
+        models[0].resolve()
+    )
+    assert [model.fingerprint for model in (release.draft, release.target)] == [
+        info.draft_model,
+        info.target_model,
+    ]
 
 
 def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
@@ -67,7 +89,9 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     assert all(str(escape(verdict["headline"])) in page for verdict in report["verdicts"])
     card = json.loads((run / "out" / "target.json").read_text())
     stated = [(verdict["criterion"], verdict["standing"]) for verdict in report["verdicts"]]
-    assert [(verdict["criterion"], verdict["standing"]) for verdict in card["metrics"]["verdicts"]] == stated
+    assert [
+        (verdict["criterion"], verdict["standing"]) for verdict in card["metrics"]["verdicts"]
+    ] == stated
     assert "probes.labels: the log-loss" in page
     shutil.copytree(run / "work", tmp_path / "work")
     shutil.rmtree(tmp_path / "work" / "probes")
@@ -77,14 +101,20 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     again.make("report")
     for name in ("report/report.json", "report/acceptance.png"):
         assert (tmp_path / "work" / name).read_bytes() == (run / "work" / name).read_bytes()
-    delivered = [path.relative_to(run / "out") for path in (run / "out").rglob("*") if path.is_file()]
+    delivered = [
+        path.relative_to(run / "out") for path in (run / "out").rglob("*") if path.is_file()
+    ]
     assert len(delivered) == 13
     for path in delivered:
         assert (tmp_path / "out" / path).read_bytes() == (run / "out" / path).read_bytes()
 
 
 def test_finished_run_does_nothing_again(run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (run / "work").rglob("*") if path.suffix != ".json"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (run / "work").rglob("*")
+        if path.suffix != ".json"
+    }
     Pipeline(load_config(run / "pair.yaml"), run / "work").run()
     kept = [path for path in before if path.is_file() and "report" not in path.parts]
     assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
@@ -92,7 +122,11 @@ def test_finished_run_does_nothing_again(run: Path) -> None:
 
 def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None:
     work = run / "work"
-    splits = {row["id"]: row["split"] for path in (work / "questions").glob("*.parquet") for row in read_rows(path)}
+    splits = {
+        row["id"]: row["split"]
+        for path in (work / "questions").glob("*.parquet")
+        for row in read_rows(path)
+    }
     rows = [row for path in (work / "samples").glob("*.parquet") for row in read_rows(path)]
     sampled = Counter((row["context"], row["writer"]) for row in rows)
     for (context, writer), count in sampled.items():
@@ -100,7 +134,9 @@ def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None
         assert count == (8 if is_more else 6)
 
 
-def test_status_check_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_check_and_estimate(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
     monkeypatch.setattr("semspec.training.estimate.timed", lambda make: (make(), 1000.0))
     shutil.copytree(run / "work", tmp_path / "work")
@@ -111,11 +147,15 @@ def test_status_check_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytes
     assert pipeline.damaged() == [str(path)]
     estimate = pipeline.estimate(2)
     assert estimate.num_questions == 20
-    num_contexts = sum(pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions)))
+    num_contexts = sum(
+        pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions))
+    )
     assert 0.5 < estimate.num_contexts / num_contexts < 2
     states = sum(one.stat().st_size for one in (run / "work" / "samples").glob("*.safetensors"))
     assert 0.5 < estimate.states_bytes / states < 2
-    assert set(estimate.stage_s) == {"contexts", "samples", "clusters", "probes"} and "GB" in str(estimate)
+    assert set(estimate.stage_s) == {"contexts", "samples", "clusters", "probes"} and "GB" in str(
+        estimate
+    )
     assert all(seconds > 0 for seconds in estimate.stage_s.values())
 
 
@@ -154,17 +194,26 @@ def flipped(data: bytes) -> bytes:
     ],
 )
 def test_damaged_file_is_named_by_run_and_check_and_not_overwritten(
-    run: Path, unlabelled: Path, name: str, spoil: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+    run: Path,
+    unlabelled: Path,
+    name: str,
+    spoil: Callable[[bytes], bytes],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = unlabelled / name
     path.write_bytes(spoil(path.read_bytes()))
     before = {one: one.read_bytes() for one in unlabelled.rglob("*") if one.is_file()}
     for command, status in (("run", 2), ("check", 2 if path.name == "recipe.json" else 1)):
-        code, told = support.semspec_train_in(unlabelled, command, run / "pair.yaml"), capsys.readouterr()
+        code, told = (
+            support.semspec_train_in(unlabelled, command, run / "pair.yaml"),
+            capsys.readouterr(),
+        )
         lines = [line for line in (told.err + told.out).splitlines() if str(path) in line]
         assert (code, len(lines)) == (status, 1), told
         if status == 2:
-            assert lines[0].startswith(f"semspec train: {path} is damaged: ") and "delete" in lines[0]
+            assert (
+                lines[0].startswith(f"semspec train: {path} is damaged: ") and "delete" in lines[0]
+            )
     after = {one: one.read_bytes() for one in unlabelled.rglob("*") if one.is_file()}
     assert {one: after[one] for one in before} == before
 
@@ -200,7 +249,10 @@ def test_check_names_settings_that_the_recipe_lacks(run: Path, unlabelled: Path)
     [
         ({"draft": {"model": "/nowhere"}}, "there is no folder /nowhere"),
         ({"questions": [UNSOLVED]}, "has no reasoning trace; name the field that holds it"),
-        ({"samples": {"num_samples": 1}}, "samples.num_samples: Input should be greater than or equal to 2"),
+        (
+            {"samples": {"num_samples": 1}},
+            "samples.num_samples: Input should be greater than or equal to 2",
+        ),
         ({"sample": {}}, "sample: no such setting"),
         (
             {"questions": [{"file": "a", "hub": "b"}]},
@@ -217,7 +269,10 @@ def test_unusable_configuration_ends_in_one_line(
     complaint: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    content = support.config(*models, tmp_path / "out").model_dump(mode="json", exclude_none=True) | change
+    content = (
+        support.config(*models, tmp_path / "out").model_dump(mode="json", exclude_none=True)
+        | change
+    )
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(content))
     assert support.semspec_train_in(tmp_path / "work", "run", tmp_path / "pair.yaml") == 2
     [line] = support.complaints(capsys)

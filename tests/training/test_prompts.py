@@ -47,7 +47,9 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     rows, tensors = pair.sample(context)
     engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
-    served = await prompts_of(messages, asyncio.sleep(0, start.target), engine, info, pair.target.info)
+    served = await prompts_of(
+        messages, asyncio.sleep(0, start.target), engine, info, pair.target.info
+    )
     assert served == start
     base = derive_seed(config.samples.seed, "sample draft 7", 0)
     sampling = SamplingParams(1.0, 1.0, seed=derive_seed(base, "sample", 0))
@@ -60,10 +62,16 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     assert np.allclose(tensors["draft_states"][0].float().numpy(), states, atol=2e-2)
 
 
-def test_plain_question_and_an_old_trace_have_one_prompt(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_plain_question_and_an_old_trace_have_one_prompt(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     pair = Pair(support.config(*folders, tmp_path / "out"))
     start = prompts(QUESTION, PromptConfig(chat=False), pair.target.tokenizer, pair.draft.tokenizer)
     assert start.draft is None
     row = trace_row(0, [start.target], [0], None)
-    [context] = contexts_of({name: row[name] for name in ("question", "pieces", "depths")}, QUESTION)
-    assert context.read_by(Writer.DRAFT) == context.read_by(Writer.TARGET) == Context((start.target,))
+    [context] = contexts_of(
+        {name: row[name] for name in ("question", "pieces", "depths")}, QUESTION
+    )
+    assert (
+        context.read_by(Writer.DRAFT) == context.read_by(Writer.TARGET) == Context((start.target,))
+    )

@@ -34,12 +34,17 @@ def test_side_depends_on_the_question_alone(tmp_path: Path) -> None:
     )
     assert all(many[name] == side for name, side in few.items())
     shares = {side: list(many.values()).count(side) / len(many) for side in set(many.values())}
-    assert shares == pytest.approx({"train": 0.5, "validation": 0.2, "calibration": 0.1, "test": 0.2}, abs=0.04)
+    assert shares == pytest.approx(
+        {"train": 0.5, "validation": 0.2, "calibration": 0.1, "test": 0.2}, abs=0.04
+    )
 
 
 def test_question_of_an_evaluation_set_is_dropped_whatever_its_punctuation(tmp_path: Path) -> None:
     long = "A train leaves the station at nine and travels sixty miles every hour until it reaches the far coast."
-    repeated = [{"question": "what is   7 AND 8 ?", "id": "same"}, {"question": f"Hard: {long}", "id": "part"}]
+    repeated = [
+        {"question": "what is   7 AND 8 ?", "id": "same"},
+        {"question": f"Hard: {long}", "id": "part"},
+    ]
     evaluation = [{"problem": "What is 7 and 8?"}, {"problem": long}]
     questions, dropped = gather(
         [QuestionSource(file=write(tmp_path / "a", numbered(60) + repeated), id="id")],
@@ -64,19 +69,31 @@ def test_training_question_that_repeats_a_test_question_is_the_one_to_go(tmp_pat
 def test_dataset_folder_is_read_through_datasets(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
-    rows = [{"question": f"Why {n}?", "kind": "odd" if n % 2 else "even", "thoughts": f"{n}."} for n in range(60)]
+    rows = [
+        {"question": f"Why {n}?", "kind": "odd" if n % 2 else "even", "thoughts": f"{n}."}
+        for n in range(60)
+    ]
     write(folder / "train.jsonl", rows)
     source = QuestionSource(hub=str(folder), domain_field="kind", trace="thoughts", limit=50)
     questions, _ = gather([source], (), SHARES)
     assert len(questions) == 50
-    assert {(q.text, q.domain, q.trace) for q in questions} >= {("Why 3?", "odd", "3."), ("Why 4?", "even", "4.")}
+    assert {(q.text, q.domain, q.trace) for q in questions} >= {
+        ("Why 3?", "odd", "3."),
+        ("Why 4?", "even", "4."),
+    }
 
 
 def test_turns_of_a_collected_conversation_are_on_one_side(tmp_path: Path) -> None:
     write_json(tmp_path / "recipe.json", {"collection": 1})
     pieces = [{"text": "P", "token_ids": [1], "tokenizer": "t", "writer": "user"}]
     rows = [
-        {"id": f"{n}", "owner": "a", "conversation": f"{n % 30}", "question": f"Why {n}?", "pieces": pieces}
+        {
+            "id": f"{n}",
+            "owner": "a",
+            "conversation": f"{n % 30}",
+            "question": f"Why {n}?",
+            "pieces": pieces,
+        }
         for n in range(90)
     ]
     folder = StageFolder(tmp_path)
@@ -95,11 +112,19 @@ def test_turns_of_a_collected_conversation_are_on_one_side(tmp_path: Path) -> No
         ('{"question": "x"}', {"trace": "cot"}, "row 1, has no field cot; it has question"),
         ('{"question": "x"}', {}, "1 questions leave none for"),
         ("", {"file": None, "hub": "./none"}, "cannot load dataset"),
-        ("", {"file": None, "python": "semspec.demo.probe_data:no"}, "cannot find semspec.demo.probe_data:no"),
+        (
+            "",
+            {"file": None, "python": "semspec.demo.probe_data:no"},
+            "cannot find semspec.demo.probe_data:no",
+        ),
     ],
 )
 def test_unusable_source_is_refused_by_name(
-    tmp_path: Path, content: str, source: dict[str, str | None], complaint: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    content: str,
+    source: dict[str, str | None],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("questions.jsonl").write_text(content)

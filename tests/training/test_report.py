@@ -39,25 +39,40 @@ def report(labels: Labels) -> Report:
     variants = [guessed(labels, "<b>paper</b>", 2.0)]
     cost = Cost(0.7, 7.3, 11.4, 0.5)
     facts: dict[str, str | int] = {"recipe": "<u>cross</u>"}
-    return evaluate(Evidence("a<b", labels, served, cost, variants, curve, domains, facts), num_resamples=10)
+    return evaluate(
+        Evidence("a<b", labels, served, cost, variants, curve, domains, facts), num_resamples=10
+    )
 
 
-def test_page_is_whole_in_itself_and_escapes_what_models_wrote(labels: Labels, report: Report, tmp_path: Path) -> None:
+def test_page_is_whole_in_itself_and_escapes_what_models_wrote(
+    labels: Labels, report: Report, tmp_path: Path
+) -> None:
     write_report(report, tmp_path, examples(labels, report))
     text = (tmp_path / "report.html").read_text()
     assert num_pictures(text) == 1
     assert not re.search(r"https?://", text)
-    assert re.findall('class="headline ([a-z]+)"', text) == [verdict.standing for verdict in report.verdicts]
-    assert all(str(escape(verdict.sentence)) in text for verdict in report.verdicts) and len(report.verdicts) == 2
+    assert re.findall('class="headline ([a-z]+)"', text) == [
+        verdict.standing for verdict in report.verdicts
+    ]
+    assert (
+        all(str(escape(verdict.sentence)) in text for verdict in report.verdicts)
+        and len(report.verdicts) == 2
+    )
     assert text.count("<details>") == 6 and text.index("<img") < text.index("<details>")
     bare = replace(report, variants=report.variants[:1], learning_curve=(), domains=())
     folded = [one.title for one in sections(bare, Table((), ())) if one.is_folded]
     assert folded == ["What to keep in mind", "Acceptance rules", "How it was made"]
     assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 5
-    assert "&lt;u&gt;cross&lt;/u&gt;" in text and "Probes for a&lt;b" in text and "&lt;b&gt;paper&lt;/b&gt;" in text
+    assert (
+        "&lt;u&gt;cross&lt;/u&gt;" in text
+        and "Probes for a&lt;b" in text
+        and "&lt;b&gt;paper&lt;/b&gt;" in text
+    )
 
 
-def test_examples_are_of_every_kind_and_of_different_contexts(labels: Labels, report: Report) -> None:
+def test_examples_are_of_every_kind_and_of_different_contexts(
+    labels: Labels, report: Report
+) -> None:
     served, rows = guessed(labels, "served", 0.5), examples(labels, report).rows
     threshold = report.recommendation.expected.threshold
     assert threshold is not None and len(rows) >= 5

@@ -41,10 +41,14 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
     return {stage.folder.path.name: stage.folder.digest for stage in stages}
 
 
-def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(made: Pipeline, tmp_path: Path) -> None:
+def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(
+    made: Pipeline, tmp_path: Path
+) -> None:
     first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
     first.run()
-    with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"):
+    with pytest.raises(
+        InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"
+    ):
         first.make("labels")
     assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
     second.run()
@@ -83,23 +87,36 @@ def num_files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
-async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models: tuple[Path, Path]) -> None:
+async def test_states_on_disk_are_those_the_engines_serve(
+    made: Pipeline, models: tuple[Path, Path]
+) -> None:
     contexts = {context.id: context for context in made.contexts.contexts(1)}
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
     drafted = [row for row in rows if row["writer"] == "draft"]
-    assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(tensors["target_states"])
+    assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(
+        tensors["target_states"]
+    )
     async with loaded(*models) as (draft, target):
-        tokenizers = {"draft": draft.tokenizer.info.tokenizer, "target": target.tokenizer.info.tokenizer}
+        tokenizers = {
+            "draft": draft.tokenizer.info.tokenizer,
+            "target": target.tokenizer.info.tokenizer,
+        }
         for index in range(0, len(rows), 3):
             segment = segment_of(rows[index], tokenizers)
             [reading] = await target.score(contexts[rows[index]["context"]].context, [segment])
-            assert_same(tensors["target_states"][index].float(), tensor(reading.states), 1e-3)  # float16 on disk
-            assert reading.surprisal == pytest.approx(tensors["surprisal"][index].tolist(), rel=1e-3, abs=1e-3)
+            assert_same(
+                tensors["target_states"][index].float(), tensor(reading.states), 1e-3
+            )  # float16 on disk
+            assert reading.surprisal == pytest.approx(
+                tensors["surprisal"][index].tolist(), rel=1e-3, abs=1e-3
+            )
             assert reading.num_tokens == rows[index]["num_tokens"]
         for index in range(0, len(drafted), 3):
             segment = segment_of(drafted[index], tokenizers)
-            [reading] = await draft.score(contexts[drafted[index]["context"]].read_by(Writer.DRAFT), [segment])
+            [reading] = await draft.score(
+                contexts[drafted[index]["context"]].read_by(Writer.DRAFT), [segment]
+            )
             assert_same(tensors["draft_states"][index].float(), tensor(reading.states), 1e-3)
 
 
@@ -110,14 +127,21 @@ def segment_of(row: Row, tokenizers: dict[str, str]) -> Segment:
 
 def test_given_traces_are_read_as_they_stand(models: tuple[Path, Path], tmp_path: Path) -> None:
     lines = [
-        f'{{"question": "How many {n}?", "cot": "One {n}.\\n\\nTwo.\\n\\nThree.\\n\\nFour."}}\n' for n in range(40)
+        f'{{"question": "How many {n}?", "cot": "One {n}.\\n\\nTwo.\\n\\nThree.\\n\\nFour."}}\n'
+        for n in range(40)
     ]
     (tmp_path / "data.jsonl").write_text("".join(lines))
     source = {"file": str(tmp_path / "data.jsonl"), "trace": "cot"}
-    config = support.config(*models, tmp_path, questions=[source], contexts={"traces": "data", "per_question": 2})
+    config = support.config(
+        *models, tmp_path, questions=[source], contexts={"traces": "data", "per_question": 2}
+    )
     pipeline = Pipeline(config, tmp_path / "work")
     pipeline.make("contexts")
-    contexts = [context for number in range(len(pipeline.questions)) for context in pipeline.contexts.contexts(number)]
+    contexts = [
+        context
+        for number in range(len(pipeline.questions))
+        for context in pipeline.contexts.contexts(number)
+    ]
     assert len(contexts) == 80 and {context.depth for context in contexts} == {0, 1, 2, 3}
     for context in contexts:
         assert context.question.trace and context.question.trace.startswith(context.reasoning)
@@ -133,11 +157,18 @@ def test_depths_are_stratified() -> None:
 
 
 def rows(target: str, draft: str) -> list[Row]:
-    written = [("target", text) for text in target.split()] + [("draft", text) for text in draft.split()]
-    return [{"context": "q/0", "depth": 0, "writer": w, "text": t, "num_tokens": len(t)} for w, t in written]
+    written = [("target", text) for text in target.split()] + [
+        ("draft", text) for text in draft.split()
+    ]
+    return [
+        {"context": "q/0", "depth": 0, "writer": w, "text": t, "num_tokens": len(t)}
+        for w, t in written
+    ]
 
 
-def labelled(data: list[Row], clusters: Sequence[int | None], valid: Sequence[bool | None] = ()) -> Labels:
+def labelled(
+    data: list[Row], clusters: Sequence[int | None], valid: Sequence[bool | None] = ()
+) -> Labels:
     pairs = zip_longest(clusters, valid)
     found = [{"cluster": cluster, "valid": is_valid} for cluster, is_valid in pairs]
     return gather_labels([label(data, found, 7, {"q": 0})], [Question("q", "text", "all", "train")])
@@ -153,7 +184,12 @@ def test_labels_are_shares_of_each_models_other_samples() -> None:
     assert labels.by_draft.tolist() == [False] * 4 + [True] * 4
     assert labels.singletons == 3 / 8
     assert labels.valid[:4].tolist() == [1, 1, 1, 0] and np.isnan(labels.valid[7])
-    assert labels.row.tolist() == list(range(8)) and labels.draft_row.tolist() == [-1] * 4 + [0, 1, 2, 3]
+    assert labels.row.tolist() == list(range(8)) and labels.draft_row.tolist() == [-1] * 4 + [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert set(labels.shard.tolist()) == {7} and set(labels.split.tolist()) == {"train"}
 
 
@@ -168,7 +204,9 @@ def test_context_with_no_known_meaning_of_the_target_is_left_out() -> None:
     one, other = rows("? ?", "a b"), [row | {"context": "q/1"} for row in rows("a b", "a ?")]
     labels = labelled(one + other, [None, None, 0, 1, 0, 1, 0, None])
     assert labels.row.tolist() == [4, 5, 6] and labels.draft_row.tolist() == [-1, -1, 2]
-    with pytest.raises(InvalidRequest, match=r"no context has a sample .* raise max_segment_tokens"):
+    with pytest.raises(
+        InvalidRequest, match=r"no context has a sample .* raise max_segment_tokens"
+    ):
         labelled(one, [None, None, 0, 1])
 
 
@@ -176,7 +214,8 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
     ends, num_mixed, num_labelled = Counter[str](), 0, 0
     for number in made.samples.folder.numbers():
         samples, clusters = (
-            read_rows(stage.folder.file(number, ".parquet")) for stage in (made.samples, made.clusters)
+            read_rows(stage.folder.file(number, ".parquet"))
+            for stage in (made.samples, made.clusters)
         )
         found = defaultdict[tuple[str, int], set[str]](set)
         for row, cluster in zip(samples, clusters, strict=True):
@@ -192,10 +231,14 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
     assert len(made.labels) == num_labelled
 
 
-def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
+def test_one_meaning_everywhere_is_refused(
+    models: tuple[Path, Path], made: Pipeline, tmp_path: Path
+) -> None:
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
-    with pytest.raises(Mismatch, match=r"clusters was made with other settings \(equivalence\.object"):
+    with pytest.raises(
+        Mismatch, match=r"clusters was made with other settings \(equivalence\.object"
+    ):
         pipeline.make("clusters")
     with pytest.raises(InvalidRequest, match="fewer than two clusters"):
         labelled(rows("a a", "a a"), [0] * 4)

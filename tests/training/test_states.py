@@ -35,7 +35,12 @@ def store(tmp_path: Path, labels: Labels) -> StateStore:
     ],
 )
 def test_gathered_features_are_those_on_disk_in_the_order_asked(
-    tmp_path: Path, labels: Labels, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet
+    tmp_path: Path,
+    labels: Labels,
+    store: StateStore,
+    role: Role,
+    features: FeatureSet,
+    layers: LayerSet,
 ) -> None:
     source = FeatureSource(store, role, features, layers)
     indices = np.random.default_rng(0).permutation(np.flatnonzero(labels.by_draft))[:25]
@@ -52,7 +57,10 @@ def test_gathered_features_are_those_on_disk_in_the_order_asked(
 
 def test_batches_read_ahead_come_in_order(labels: Labels, store: StateStore) -> None:
     source = FeatureSource(store, "target", "states+surprisal", "all")
-    batches = [np.array(part) for part in np.array_split(np.random.default_rng(1).permutation(len(labels)), 9)]
+    batches = [
+        np.array(part)
+        for part in np.array_split(np.random.default_rng(1).permutation(len(labels)), 9)
+    ]
     for batch, rows in zip(batches, source.batches(labels, batches), strict=True):
         assert torch.equal(rows, source.read(labels, batch))
 

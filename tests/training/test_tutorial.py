@@ -19,7 +19,9 @@ from tests.processes import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL
+)
 TEMPLATE = """\
 {% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n' }}{% endif %}"""
@@ -46,7 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rows = map(json.dumps, islice(questions(split=source), number))
         (data / f"{split}.jsonl").write_text("\n".join(rows))
     monkeypatch.setenv("SEMSPEC_API_KEY", "sk-tutorial")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))  # which knows files by their names
+    monkeypatch.setenv(
+        "HF_DATASETS_CACHE", str(tmp_path / "cache")
+    )  # which knows files by their names
     return tmp_path
 
 
@@ -72,16 +76,29 @@ def ended(folder: Path, words: list[str]) -> str:
 
 
 def test_every_command_of_the_tutorial_runs(folder: Path, unused_tcp_port: int) -> None:
-    lines = [line for language, text in BLOCKS if language == "sh" for line in text.replace("\\\n", " ").splitlines()]
+    lines = [
+        line
+        for language, text in BLOCKS
+        if language == "sh"
+        for line in text.replace("\\\n", " ").splitlines()
+    ]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("semspec ")]
     [chat] = [words for words in commands if words[0] == "chat"]
     bare, calibrate, calibrated, run, probed = (
-        served(folder, words, chat, unused_tcp_port) if words[0] == "serve" else ended(folder, [*words, "--threads=1"])
+        served(folder, words, chat, unused_tcp_port)
+        if words[0] == "serve"
+        else ended(folder, [*words, "--threads=1"])
         for words in commands
         if words is not chat
     )
     assert "has no probes" in bare and "token-level" in bare
-    assert "has no probes" not in calibrated and "verifier" not in calibrated and "verifier" in probed
-    assert calibrate.index("together") < calibrate.index("Ctrl-C stops; the same") < calibrate.index("speed-up")
+    assert (
+        "has no probes" not in calibrated and "verifier" not in calibrated and "verifier" in probed
+    )
+    assert (
+        calibrate.index("together")
+        < calibrate.index("Ctrl-C stops; the same")
+        < calibrate.index("speed-up")
+    )
     assert "together" not in run  # the calibration has chosen how many questions there are
     assert (folder / ".work/probes-qwen-laptop/report/report.html").is_file()

@@ -18,7 +18,10 @@ LANE = pytest.StashKey[Lane]()
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the tests that run in vLLM's environment beside the others, which seldom use both cores."""
     functions = [item for item in session.items if isinstance(item, pytest.Function)]
-    if any("own_lane" in item.fixturenames for item in functions) and not session.config.option.collectonly:
+    if (
+        any("own_lane" in item.fixturenames for item in functions)
+        and not session.config.option.collectonly
+    ):
         session.config.stash[LANE] = Lane()
 
 

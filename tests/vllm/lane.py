@@ -14,7 +14,11 @@ class Lane:
     """Runs from the constructor on, in a process group of its own."""
 
     def __init__(self) -> None:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTEST_", "MAKE"))
+        }
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by `stop`)
         self._process = subprocess.Popen(
             ["nice", "-n", "10", "make", "test-vllm"],

@@ -69,10 +69,13 @@ def test_class_has_its_fields(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["execute_model_state", "use_aux_hidden_state_outputs", "input_batch", "query_start_loc"]
+    "name",
+    ["execute_model_state", "use_aux_hidden_state_outputs", "input_batch", "query_start_loc"],
 )
 def test_model_runner_has_its_attribute(name: str) -> None:
-    assert f"self.{name}" in inspect.getsource(GPUModelRunner), f"GPUModelRunner has no {name} any more"
+    assert f"self.{name}" in inspect.getsource(GPUModelRunner), (
+        f"GPUModelRunner has no {name} any more"
+    )
 
 
 def test_merged_outputs_keep_the_results_of_both() -> None:
@@ -86,5 +89,9 @@ def test_merged_outputs_keep_the_results_of_both() -> None:
 
 
 def output(results: list[int]) -> RequestOutput:
-    completion = CompletionOutput(index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None)
-    return RequestOutput("r", None, [], None, [completion], finished=False, kv_transfer_params={KEY: results})
+    completion = CompletionOutput(
+        index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
+    )
+    return RequestOutput(
+        "r", None, [], None, [completion], finished=False, kv_transfer_params={KEY: results}
+    )

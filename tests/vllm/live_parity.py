@@ -27,7 +27,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_STREAMS = 16
 
 
-async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_both_engines_name_the_same_model(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     one, other = await theirs.info(), await ours.info()
     assert replace(one, max_cache_bytes=0) == replace(other, max_cache_bytes=0)
 
@@ -48,28 +50,43 @@ async def test_streams_that_share_steps_write_what_ours_writes(
 
 
 @pytest.mark.parametrize("segmentation", list(Segmentation))
-async def test_one_call_equals_one_call_a_segment(theirs: VllmEngine, segmentation: Segmentation) -> None:
+async def test_one_call_equals_one_call_a_segment(
+    theirs: VllmEngine, segmentation: Segmentation
+) -> None:
     for seed, context in enumerate(await contexts(theirs, 4)):
         what = params(seed, segmentation=segmentation)
         whole, num_left = await written(theirs, context, what), what.max_tokens
         assert len(whole) > 1
         for one in whole:
-            [single] = await written(theirs, context, replace(what, max_segments=1, max_tokens=num_left))
+            [single] = await written(
+                theirs, context, replace(what, max_segments=1, max_tokens=num_left)
+            )
             assert single.segment == one.segment
             assert states_error(single.states, one.states) < 1e-5
             context, num_left = context.extended(one.segment), num_left - len(one.segment.token_ids)
 
 
-async def test_states_are_projected_beside_the_model_as_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_states_are_projected_beside_the_model_as_ours(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     """A projection that is not held gives whole states, and the folder is looked into again."""
     [digest, *_] = projections = (await theirs.info()).projections
     assert projections == (await ours.info()).projections
     for seed, context in enumerate(await contexts(ours, 4)):
         all_ = await written(theirs, context, params(seed, projection=digest))
-        read = [await engine.score(context, segments_of(all_), "", digest) for engine in (theirs, ours)]
+        read = [
+            await engine.score(context, segments_of(all_), "", digest) for engine in (theirs, ours)
+        ]
         for one, mine, other in zip(all_, *read, strict=True):
-            assert one.states and one.states.projection == digest and one.states.shape == mine.states.shape
-            assert states_error(one.states, other.states) < 1e-4 and states_error(mine.states, other.states) < 1e-4
+            assert (
+                one.states
+                and one.states.projection == digest
+                and one.states.shape == mine.states.shape
+            )
+            assert (
+                states_error(one.states, other.states) < 1e-4
+                and states_error(mine.states, other.states) < 1e-4
+            )
     [whole] = await theirs.score(context, segments_of(all_)[:1], "", "unknown")
     assert not whole.states.projection
     await theirs.read_probes()
@@ -97,7 +114,9 @@ async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
 async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
     [context] = await contexts(ours, 1)
     what = params(3, want_states=False, num_logprobs=3)
-    for one, other in zip(await written(theirs, context, what), await written(ours, context, what), strict=True):
+    for one, other in zip(
+        await written(theirs, context, what), await written(ours, context, what), strict=True
+    ):
         assert one.states is None and one.logprobs and other.logprobs
         assert len(one.logprobs) == len(one.segment.token_ids)
         for told, expected in zip(one.logprobs, other.logprobs, strict=True):
@@ -107,18 +126,26 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -
             assert one_row == pytest.approx(other_row, abs=1e-3)
 
 
-async def test_penalties_and_grammars_change_the_same_draws(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_penalties_and_grammars_change_the_same_draws(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     """By the prompt, by segments before the call, and by its own."""
     for seed, context in enumerate(await contexts(ours, 6)):
         grammar = "start: /[A-Z][a-z ]{4,30}\\.( [A-Z][a-z ]{4,9}[.!])*/" if seed % 2 else ""
         least = 0 if grammar else 50
-        what = params(seed, max_tokens=60, penalties=Penalties(0.4, 0.6, 1.3, ((5, 2.0),)), grammar=grammar)
+        what = params(
+            seed, max_tokens=60, penalties=Penalties(0.4, 0.6, 1.3, ((5, 2.0),)), grammar=grammar
+        )
         what = replace(what, min_tokens=least)
         expected = await written(ours, context, what)
-        assert segments_of(expected) != segments_of(await written(ours, context, params(seed, max_tokens=60)))
+        assert segments_of(expected) != segments_of(
+            await written(ours, context, params(seed, max_tokens=60))
+        )
         assert_same_segments(ours, context, what, await written(theirs, context, what), expected)
         grown, rest = context.extended(expected[0].segment), replace(what, max_tokens=20)
-        assert segments_of(await written(theirs, grown, rest)) == segments_of(await written(ours, grown, rest))
+        assert segments_of(await written(theirs, grown, rest)) == segments_of(
+            await written(ours, grown, rest)
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -127,9 +154,15 @@ async def test_proposals_and_their_verification_are_ours(
 ) -> None:
     """The target proposes with another random stream, so some tokens are rejected when they are sampled."""
     started, num_accepted = await contexts(ours, NUM_STREAMS), 0
-    drafting = [params(derive_seed(seed, "draft", 0), 1.3 * temperature) for seed in range(NUM_STREAMS)]
-    proposals = await asyncio.gather(*(ours.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True)))
-    found = await asyncio.gather(*(theirs.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True)))
+    drafting = [
+        params(derive_seed(seed, "draft", 0), 1.3 * temperature) for seed in range(NUM_STREAMS)
+    ]
+    proposals = await asyncio.gather(
+        *(ours.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True))
+    )
+    found = await asyncio.gather(
+        *(theirs.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True))
+    )
     for mine, expected in zip(found, proposals, strict=True):
         assert (mine.token_ids, mine.tokenizer) == (expected.token_ids, expected.tokenizer)
         for one, other in zip(mine.distributions, expected.distributions, strict=True):
@@ -138,16 +171,22 @@ async def test_proposals_and_their_verification_are_ours(
             np.testing.assert_allclose(told, wanted, atol=1e-5)
     for seed, (context, proposal) in enumerate(zip(started, proposals, strict=True)):
         what = params(seed, temperature)
-        verified, expected_tokens = [await one.verify_tokens(context, (), proposal, what) for one in (theirs, ours)]
+        verified, expected_tokens = [
+            await one.verify_tokens(context, (), proposal, what) for one in (theirs, ours)
+        ]
         assert replace(verified, duration_ms=0) == replace(expected_tokens, duration_ms=0)
         num_accepted += verified.num_accepted
     assert num_accepted == 6 * NUM_STREAMS if temperature == 0 else num_accepted > 3 * NUM_STREAMS
     gated = params(0, 0.0, gate=Gate(entropy=0.05, floor=0.001, top_k=0, density=1.0, window=4))
-    both = [await engine.verify_tokens(started[0], (), proposals[0], gated) for engine in (theirs, ours)]
+    both = [
+        await engine.verify_tokens(started[0], (), proposals[0], gated) for engine in (theirs, ours)
+    ]
     assert replace(both[0], duration_ms=0) == replace(both[1], duration_ms=0) and both[0].mismatches
 
 
-async def test_sentence_of_another_writer_goes_on_as_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_sentence_of_another_writer_goes_on_as_ours(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     """The first token after a sentence that a look-ahead ended begins with white space."""
     started = await contexts(ours, NUM_STREAMS)
     for seed, context in enumerate(started):
@@ -159,7 +198,9 @@ async def test_sentence_of_another_writer_goes_on_as_ours(theirs: VllmEngine, ou
         assert_same_segments(ours, context, again, mine, expected)
 
 
-async def test_window_ends_a_segment_at_the_same_token(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_window_ends_a_segment_at_the_same_token(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     window = (await ours.info()).max_context_tokens
     [context] = await contexts(ours, 1)
     piece = context.pieces[0]
@@ -175,7 +216,9 @@ async def test_window_ends_a_segment_at_the_same_token(theirs: VllmEngine, ours:
             await written(engine, Context((replace(full.pieces[0], token_ids=(*ids, *ids)),)), what)
 
 
-async def test_bad_input_is_refused_as_ours_refuses_it(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_bad_input_is_refused_as_ours_refuses_it(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     [context] = await contexts(ours, 1)
     for engine in (theirs, ours):
         for grammar, flaw in (("start: ]", "grammar: "), (grammar_of(MANY), "continuations")):

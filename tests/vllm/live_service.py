@@ -37,7 +37,9 @@ STALL_S = 5.0
 async def served() -> AsyncIterator[Stack]:
     """`SEMSPEC_TARGET_ENGINE=vllm semspec serve`: the CPU build has no attention for the draft's small heads."""
     environment = {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_STALL_S": str(STALL_S)}
-    async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
+    async with Stack(
+        StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)
+    ) as stack:
         yield stack
 
 
@@ -54,7 +56,9 @@ async def answers(stack: Stack, number: int, **fields: Any) -> list[str]:
 
 
 def client(stack: Stack) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False
+    )
 
 
 def body(index: int) -> dict[str, Any]:
@@ -75,7 +79,9 @@ async def streaming(stack: Stack) -> AsyncIterator["asyncio.Future[list[str]]"]:
 
 async def _text(http: httpx.AsyncClient, index: int, begun: asyncio.Barrier) -> str:
     text, last = "", ""
-    async with http.stream("POST", "/v1/chat/completions", json=body(index) | {"stream": True}) as response:
+    async with http.stream(
+        "POST", "/v1/chat/completions", json=body(index) | {"stream": True}
+    ) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
             if line.startswith("data: "):
@@ -91,7 +97,11 @@ async def _text(http: httpx.AsyncClient, index: int, begun: asyncio.Barrier) -> 
 def core_of(stack: Stack) -> psutil.Process:
     """The target's process that runs the model."""
     family = psutil.Process(stack.processes["target"].pid).children(recursive=True)
-    [core] = [one for one in family if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())]
+    [core] = [
+        one
+        for one in family
+        if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())
+    ]
     return core
 
 
@@ -100,17 +110,24 @@ async def readiness(stack: Stack) -> tuple[int, str]:
     async with client(stack) as http:
         response = await http.get("/ready")
     told = response.json()
-    return response.status_code, told["detail"] if response.status_code == 200 else told["error"]["message"]
+    return response.status_code, told["detail"] if response.status_code == 200 else told["error"][
+        "message"
+    ]
 
 
 async def test_gateway_answers_with_the_same_text_over_either_engine(served: Stack) -> None:
     """A differing text is allowed where a draw is within 1e-5 of a boundary, which `live_parity` checks: rare enough
     that at most one of these answers may differ."""
     number = 3
-    strategies: list[dict[str, Any]] = [{"semspec": {"strategy": one}} for one in ("target", "semantic")]
+    strategies: list[dict[str, Any]] = [
+        {"semspec": {"strategy": one}} for one in ("target", "semantic")
+    ]
     async with Stack(StackConfig(start_timeout_s=START_TIMEOUT_S)) as ours:
         for fields in (*strategies, {"temperature": 0}):
-            mine, expected = await answers(served, number, **fields), await answers(ours, number, **fields)
+            mine, expected = (
+                await answers(served, number, **fields),
+                await answers(ours, number, **fields),
+            )
             assert all(expected)
             assert sum(a != b for a, b in zip(mine, expected, strict=True)) <= 1
 
@@ -144,13 +161,17 @@ async def test_streams_outlast_a_core_that_freezes_and_one_that_is_killed(served
 async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path, moment: str) -> None:
     port = tmp_path / "port"
     own = environment(TARGET, {}) | {"SEMSPEC_PORT_FILE": str(port)}
-    service = subprocess.Popen(COMMAND, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    service = subprocess.Popen(
+        COMMAND, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     family, is_time, deadline = [], False, time.monotonic() + START_TIMEOUT_S
     while service.poll() is None and not is_time and time.monotonic() < deadline:
         with suppress(psutil.NoSuchProcess):  # vLLM also runs commands that end
             family = psutil.Process(service.pid).children(recursive=True)
             has_core = any("spawn_main" in " ".join(one.cmdline()) for one in family)
-            is_time = port.exists() if moment == "it serves" else has_core  # then the core has another name
+            is_time = (
+                port.exists() if moment == "it serves" else has_core
+            )  # then the core has another name
         time.sleep(0.02)
     assert service.poll() is None and family and is_time
     service.kill()
@@ -162,10 +183,16 @@ async def test_doctor_names_vllm_and_a_model_of_other_numbers() -> None:
     command = [sys.executable, "-m", "semspec.cli", "doctor", "--json", "--port", "0"]
     for options, level, said in (
         ("{}", "ok", f"vLLM {version('vllm')}, 7.4 M weights"),
-        ('{"kv_cache_dtype": "fp8"}', "fail", "the release semspec-demo@1 has the target ../target"),
+        (
+            '{"kv_cache_dtype": "fp8"}',
+            "fail",
+            "the release semspec-demo@1 has the target ../target",
+        ),
     ):
         own = os.environ | {"SEMSPEC_TARGET_ENGINE": "vllm", "SEMSPEC_TARGET_VLLM_OPTIONS": options}
-        ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        ended = subprocess.run(
+            command, env=own, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        )
         [check] = [one for one in json.loads(ended.stdout)["checks"] if one["name"] == "target"]
         assert check["level"] == level and said in check["message"]
 
@@ -186,10 +213,17 @@ async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
     assert re.search(named, lines[-1]), lines[-1]
 
 
-async def test_checkpoint_that_it_cannot_read_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    pickled = shutil.copytree(TARGET, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+async def test_checkpoint_that_it_cannot_read_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    pickled = shutil.copytree(
+        TARGET, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors")
+    )
     (pickled / "pytorch_model.bin").touch()
-    for model, reason in ((checkpoints["qwen2"], "has no attention for heads of"), (pickled, "has no safetensors")):
+    for model, reason in (
+        (checkpoints["qwen2"], "has no attention for heads of"),
+        (pickled, "has no safetensors"),
+    ):
         code, lines = start(model, {})
         assert code == EXIT_ENGINE_ENDED and reason in lines[-1]
 
@@ -203,6 +237,11 @@ def environment(model: Path, settings: dict[str, str]) -> dict[str, str]:
 def start(model: Path, settings: dict[str, str]) -> tuple[int, list[str]]:
     """Exit code and log of a target service that must not start."""
     ended = subprocess.run(
-        COMMAND, env=environment(model, settings), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        COMMAND,
+        env=environment(model, settings),
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
     )
     return ended.returncode, ended.stderr.strip().splitlines()

@@ -31,23 +31,33 @@ async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
     """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
     prompts = await contexts(ours, NUM_STREAMS)
     lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
-    started = [one for one, length in zip(prompts, lengths, strict=True) if length <= 0.8 * SMALL_TOKENS]
+    started = [
+        one for one, length in zip(prompts, lengths, strict=True) if length <= 0.8 * SMALL_TOKENS
+    ]
     wanted = [params(seed, max_tokens=120) for seed in range(len(started))]
     mine = await asyncio.gather(*map(written, [small] * len(started), started, wanted))
-    num_tokens = lengths[len(started) - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
+    num_tokens = lengths[len(started) - 1] + sum(
+        len(one.segment.token_ids) for all_ in mine for one in all_
+    )
     assert num_tokens > SMALL_TOKENS
     for context, what, one in zip(started, wanted, mine, strict=True):
         assert_same_segments(ours, context, what, one, await written(ours, context, what))
 
 
-async def test_segments_longer_than_a_chunk_are_scored_as_ours(small: VllmEngine, ours: TransformersEngine) -> None:
+async def test_segments_longer_than_a_chunk_are_scored_as_ours(
+    small: VllmEngine, ours: TransformersEngine
+) -> None:
     [context] = await contexts(ours, 1)
-    segments = segments_of(await written(ours, context, params(5, max_tokens=200, max_segment_tokens=200)))
+    segments = segments_of(
+        await written(ours, context, params(5, max_tokens=200, max_segment_tokens=200))
+    )
     assert sum(len(one.token_ids) for one in segments) > 64
     assert_same_scores(await small.score(context, segments), await ours.score(context, segments))
 
 
-async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_cancelled_requests_leave_the_others_as_they_are(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
     started = await contexts(ours, NUM_STREAMS)
     cancelled = [asyncio.create_task(written(theirs, one, params(1))) for one in started]
     kept = [asyncio.create_task(written(theirs, one, params(2))) for one in started]
@@ -62,12 +72,19 @@ async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngin
     assert all(isinstance(one, asyncio.CancelledError) for one in ends)
 
 
-async def test_metrics_of_vllm_count_every_token_of_streams_that_share_steps(theirs: VllmEngine) -> None:
+async def test_metrics_of_vllm_count_every_token_of_streams_that_share_steps(
+    theirs: VllmEngine,
+) -> None:
     """A request draws at most two tokens that no segment has: behind a look-ahead, and behind its last one."""
     started, name = await contexts(theirs, NUM_STREAMS), "vllm:generation_tokens_total"
     before = vllm_metrics()
-    streams = await asyncio.gather(*(written(theirs, one, params(seed)) for seed, one in enumerate(started)))
-    num_tokens, after = sum(len(one.segment.token_ids) for stream in streams for one in stream), vllm_metrics()
+    streams = await asyncio.gather(
+        *(written(theirs, one, params(seed)) for seed, one in enumerate(started))
+    )
+    num_tokens, after = (
+        sum(len(one.segment.token_ids) for stream in streams for one in stream),
+        vllm_metrics(),
+    )
     assert num_tokens <= after[name] - before[name] <= num_tokens + 2 * NUM_STREAMS
     assert asked_of_services("vllm:") <= after.keys()
 

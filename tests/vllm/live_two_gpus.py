@@ -14,7 +14,11 @@ from tests.checkpoints import edit_json
 from tests.vllm.support import KV_BYTES, TARGET
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/two-gpus.md").read_text()
-BLOCKS = [text for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make setup" not in text]
+BLOCKS = [
+    text
+    for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    if "make setup" not in text
+]
 [EXPECTED] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_command_of_the_page_runs(folder: Path, unused_tcp_port: int) -> None:
     def ended(block: str) -> str:
-        done = subprocess.run(["sh", "-ec", block], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sh", "-ec", block], cwd=folder, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -43,21 +49,39 @@ def test_every_command_of_the_page_runs(folder: Path, unused_tcp_port: int) -> N
     ended(plan)
     planned = folder / "two-gpus.env"
     names = re.findall(r"^(SEMSPEC_\w+=)", EXPECTED, re.MULTILINE)
-    assert re.findall(r"^(\w+=)", planned.read_text(), re.MULTILINE) == names and "# colocated, 6" in EXPECTED
+    assert (
+        re.findall(r"^(\w+=)", planned.read_text(), re.MULTILINE) == names
+        and "# colocated, 6" in EXPECTED
+    )
     assert "no CUDA device here" in ended(measure)
-    smaller = {"DEVICE=.*": "DEVICE=cpu", "TOKENS=.*": "TOKENS=2048", "KV_BYTES=.*": f"KV_BYTES={KV_BYTES}"}
+    smaller = {
+        "DEVICE=.*": "DEVICE=cpu",
+        "TOKENS=.*": "TOKENS=2048",
+        "KV_BYTES=.*": f"KV_BYTES={KV_BYTES}",
+    }
     for pattern, own in (smaller | {".*VLLM_OPTIONS=.*\n": ""}).items():
         planned.write_text(re.sub(pattern, own, planned.read_text()))
     begin, shown = ["sh", "-ec", f"{serve.rstrip()} --port {unused_tcp_port}"], ""
-    with subprocess.Popen(begin, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+    with subprocess.Popen(
+        begin, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
         while run.stdout and "Ctrl-C stops it" not in shown:
             line = run.stdout.readline()
             assert line, shown
             shown += line
         url = f"http://127.0.0.1:{unused_tcp_port}"
-        asked = ended(ask.replace("http://127.0.0.1:8080", url).replace("semspec chat", f"semspec chat --url {url}"))
+        asked = ended(
+            ask.replace("http://127.0.0.1:8080", url).replace(
+                "semspec chat", f"semspec chat --url {url}"
+            )
+        )
         os.killpg(run.pid, signal.SIGINT)
         run.communicate(timeout=60)
-    assert "This pair has no probes: requests that name no strategy are answered by token-level" in shown
+    assert (
+        "This pair has no probes: requests that name no strategy are answered by token-level"
+        in shown
+    )
     ready, *answer = asked.splitlines()
-    assert "is ready and serves DeepSeek-R1-Distill-Qwen-32B" in ready and "".join(answer[3:]).strip()
+    assert (
+        "is ready and serves DeepSeek-R1-Distill-Qwen-32B" in ready and "".join(answer[3:]).strip()
+    )

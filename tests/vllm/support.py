@@ -43,9 +43,16 @@ SMALL_TOKENS = 480
 async def vllm_engine(**settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
     """The engine over vLLM with the bundled target, and why vLLM ended if it did by itself."""
     reasons: list[str] = []
-    values: dict[str, Any] = {"model": str(TARGET), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
+    values: dict[str, Any] = {
+        "model": str(TARGET),
+        "engine": "vllm",
+        "kv_bytes": KV_BYTES,
+        "threads": 1,
+    }
     own = ModelSettings(**(values | settings))
-    async with aclosing(await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)) as engine:
+    async with aclosing(
+        await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
+    ) as engine:
         yield engine, reasons
 
 
@@ -56,11 +63,18 @@ async def contexts(engine: LocalEngine, number: int) -> list[Context]:
 
 
 def params(seed: int, temperature: float = 0.6, **fields: Any) -> GenerationParams:
-    wanted = {"max_segments": 0, "max_tokens": 80, "max_segment_tokens": 40, "want_states": True} | fields
+    wanted = {
+        "max_segments": 0,
+        "max_tokens": 80,
+        "max_segment_tokens": 40,
+        "want_states": True,
+    } | fields
     return GenerationParams(SamplingParams(temperature, 0.95, 0, seed), **wanted)
 
 
-async def written(engine: LocalEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
+async def written(
+    engine: LocalEngine, context: Context, what: GenerationParams
+) -> list[GeneratedSegment]:
     return [one async for one in engine.generate(context, what)]
 
 
@@ -87,12 +101,18 @@ def assert_same_segments(
     expected: Sequence[GeneratedSegment],
 ) -> int:
     """Equal up to the first token whose draw is near a boundary. Returns the number of tokens that were compared."""
-    tokens, others = ([t for one in all_ for t in one.segment.token_ids] for all_ in (mine, expected))
+    tokens, others = (
+        [t for one in all_ for t in one.segment.token_ids] for all_ in (mine, expected)
+    )
     if tokens != others:
         start = ours.tokenizer.context_ids(context)
-        number = next(i for i, (a, b) in enumerate(zip([*tokens, -1], [*others, -1], strict=False)) if a != b)
+        number = next(
+            i for i, (a, b) in enumerate(zip([*tokens, -1], [*others, -1], strict=False)) if a != b
+        )
         distance = boundary_distance(ours, [*start, *others[:number]], what.sampling)
-        assert distance < NEAR, f"token {number} differs, and its draw is {distance:.2g} from a boundary"
+        assert distance < NEAR, (
+            f"token {number} differs, and its draw is {distance:.2g} from a boundary"
+        )
         return number
     for one, other in zip(mine, expected, strict=True):
         assert one.segment == other.segment
@@ -101,15 +121,23 @@ def assert_same_segments(
     return len(tokens)
 
 
-def boundary_distance(ours: TransformersEngine, tokens: list[int], sampling: SamplingParams) -> float:
+def boundary_distance(
+    ours: TransformersEngine, tokens: list[int], sampling: SamplingParams
+) -> float:
     """By how much a probability must change for the draw after `tokens` to give another token; greedy: a logit."""
     logits = ours.lm.forward(tokens, ours.lm.new_kv()).logits[-1:]
     if sampling.temperature == 0:
         first, second = logits[0].topk(2).values.tolist()
         return float(first - second)
     weights = filtered(logits, sampling)[0].double()
-    to_draw = (weights.cumsum(0) / weights.sum() - uniform(sampling.seed, "token", len(tokens))).abs().min()
-    descending = torch.softmax(logits[0].double() / sampling.temperature, -1).sort(descending=True).values
+    to_draw = (
+        (weights.cumsum(0) / weights.sum() - uniform(sampling.seed, "token", len(tokens)))
+        .abs()
+        .min()
+    )
+    descending = (
+        torch.softmax(logits[0].double() / sampling.temperature, -1).sort(descending=True).values
+    )
     to_filter = (descending.cumsum(0) - sampling.top_p).abs().min()
     return float(min(to_draw, to_filter))
 

@@ -9,5 +9,7 @@ END = "<eos>"
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A new tokenizer of some 400 words, without a chat template that keeps turns."""
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(Path(__file__).parent)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        Path(__file__).parent
+    )
     return tokenizer

@@ -14,7 +14,16 @@ from semspec.errors import InvalidRequest
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.questions import Question
 from semspec.training.files import Row
-from semspec.types import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
+from semspec.types import (
+    Context,
+    Message,
+    Piece,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+    derive_seed,
+)
 
 
 class SegmentWriter(Protocol):
@@ -60,7 +69,9 @@ def _read_by(model: Writer, pieces: Sequence[Piece], draft_prompt: Piece | None)
     return Context((draft_prompt, *pieces[1:]))
 
 
-def prompts(question: Question, config: PromptConfig, target: ModelTokenizer, draft: ModelTokenizer) -> Prompts:
+def prompts(
+    question: Question, config: PromptConfig, target: ModelTokenizer, draft: ModelTokenizer
+) -> Prompts:
     """The question as each model's prompt, rendered as by the gateway."""
     text = config.template.replace("{question}", question.text)
     messages = [Message("user", text)]
@@ -71,11 +82,18 @@ def prompts(question: Question, config: PromptConfig, target: ModelTokenizer, dr
 
 
 def mixed_trace(
-    question: Question, start: Prompts, writers: dict[Writer, SegmentWriter], config: ContextsConfig, seed: int
+    question: Question,
+    start: Prompts,
+    writers: dict[Writer, SegmentWriter],
+    config: ContextsConfig,
+    seed: int,
 ) -> list[Piece]:
     """A trace in which draft or target, chosen at random, writes each segment, right or wrong. Returns the target's
     prompt and every segment but the last: to the answer's end, where the limits allow."""
-    draft_share, num_tokens = config.draft_share if config.traces == "mixture" else 0.0, len(start.target.token_ids)
+    draft_share, num_tokens = (
+        config.draft_share if config.traces == "mixture" else 0.0,
+        len(start.target.token_ids),
+    )
     rng = random.Random(f"trace {seed} {question.id}")
     pieces = [start.target]
     for index in range(config.max_segments):
@@ -110,7 +128,9 @@ def collected_trace(collected: str, limit: int) -> tuple[list[Piece], Piece | No
     """The target's prompt and at most `limit` segments of a collected answer, as they were served, and the draft's
     prompt where it has its own; `collected`: of a `Question`."""
     row = json.loads(collected)
-    return [_piece(piece) for piece in row["pieces"][: limit + 1]], row["draft_prompt"] and _piece(row["draft_prompt"])
+    return [_piece(piece) for piece in row["pieces"][: limit + 1]], row["draft_prompt"] and _piece(
+        row["draft_prompt"]
+    )
 
 
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:
@@ -123,7 +143,9 @@ def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[
     return [rng.randrange(low, high) for low, high in pairwise(bounds)]
 
 
-def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int], draft_prompt: Piece | None) -> Row:
+def trace_row(
+    number: int, pieces: Sequence[Piece], depths: Sequence[int], draft_prompt: Piece | None
+) -> Row:
     """A trace as stored on disk: question number, prompts, segments, and the chosen depths."""
     return {
         "question": number,
@@ -143,7 +165,12 @@ def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
 
 def _piece_row(piece: Piece) -> Row:
     writer = piece.writer.value if isinstance(piece, Segment) else Writer.USER.value
-    return {"text": piece.text, "token_ids": list(piece.token_ids), "tokenizer": piece.tokenizer, "writer": writer}
+    return {
+        "text": piece.text,
+        "token_ids": list(piece.token_ids),
+        "tokenizer": piece.tokenizer,
+        "writer": writer,
+    }
 
 
 def _piece(row: Row) -> Piece:

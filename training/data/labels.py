@@ -54,7 +54,9 @@ class Labels:
     @property
     def singletons(self) -> float:
         """Share of the segments that no other sample of their writer means: their own label is 0."""
-        return float((np.where(self.by_draft, self.draft_probability, self.target_probability) == 0).mean())
+        return float(
+            (np.where(self.by_draft, self.draft_probability, self.target_probability) == 0).mean()
+        )
 
 
 _STORED: dict[type, tuple[str, ...]] = {
@@ -65,7 +67,9 @@ _STORED: dict[type, tuple[str, ...]] = {
 """Fields that a row of `label` has as it is, by their types."""
 
 
-def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]) -> Iterator[Row]:
+def label(
+    rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]
+) -> Iterator[Row]:
     """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
 
     A segment without a cluster (cut by a token budget, or beyond what the equivalence compares) has no label, but
@@ -91,8 +95,12 @@ def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: d
                     "question": questions[context.rpartition("/")[0]],
                     "depth": row["depth"],
                     "by_draft": by_draft,
-                    "target_probability": _share(samples[Writer.TARGET], cluster["cluster"], not by_draft),
-                    "draft_probability": _share(samples[Writer.DRAFT], cluster["cluster"], by_draft),
+                    "target_probability": _share(
+                        samples[Writer.TARGET], cluster["cluster"], not by_draft
+                    ),
+                    "draft_probability": _share(
+                        samples[Writer.DRAFT], cluster["cluster"], by_draft
+                    ),
                     "valid": np.nan if cluster["valid"] is None else float(cluster["valid"]),
                     "num_tokens": row["num_tokens"],
                     "shard": shard,
@@ -123,7 +131,9 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
 
 def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
     """The labels in `rows` as arrays."""
-    contexts = {name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))}
+    contexts = {
+        name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))
+    }
     own = [questions[row["question"]] for row in rows]
 
     columns = {
@@ -138,7 +148,9 @@ def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
 
 def write_labels(path: Path, labels: Labels) -> None:
     with replacing(path) as partial:
-        pq.write_table(pa.table({field.name: getattr(labels, field.name) for field in fields(Labels)}), partial)
+        pq.write_table(
+            pa.table({field.name: getattr(labels, field.name) for field in fields(Labels)}), partial
+        )
 
 
 def read_labels(path: Path) -> Labels:

@@ -22,7 +22,15 @@ from semspec.remote.segmenter import TextSegmenter
 from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext, SegmentWriter
 from semspec.training.files import Row
-from semspec.types import Context, GenerationParams, ModelInfo, Segment, Segmentation, Writer, derive_seed
+from semspec.types import (
+    Context,
+    GenerationParams,
+    ModelInfo,
+    Segment,
+    Segmentation,
+    Writer,
+    derive_seed,
+)
 
 
 class EngineWriter:
@@ -40,7 +48,11 @@ class EngineWriter:
             part = seeds[start : start + self._model.rows_at_once]
             for written in batch.sample(params.sampling, part, rule, limit, is_after_end):
                 text = batch.text_of(written.token_ids)
-                segments.append(Segment(text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end))
+                segments.append(
+                    Segment(
+                        text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end
+                    )
+                )
         return segments
 
 
@@ -68,10 +80,19 @@ class ServerWriter:
     server returns text only, which is tokenized here, so it needs no feature beyond streaming."""
 
     def __init__(
-        self, config: ServerSampler, writer: Writer, params: GenerationParams, tokenizer: ModelTokenizer
+        self,
+        config: ServerSampler,
+        writer: Writer,
+        params: GenerationParams,
+        tokenizer: ModelTokenizer,
     ) -> None:
         """`tokenizer` is that of the local copy of the same model, which reads the server's text."""
-        self._config, self._writer, self._params, self._tokenizer = config, writer, params, tokenizer
+        self._config, self._writer, self._params, self._tokenizer = (
+            config,
+            writer,
+            params,
+            tokenizer,
+        )
         self._server = Server(
             config.backend,
             config.base_url,
@@ -87,32 +108,45 @@ class ServerWriter:
         prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         sampling, limit = self._params.sampling, self._params.max_segment_tokens
         sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
-        return asyncio.run(self._segments([Completion(prompt, sampling, limit, seed) for seed in sent]))
+        return asyncio.run(
+            self._segments([Completion(prompt, sampling, limit, seed) for seed in sent])
+        )
 
     async def _segments(self, completions: Sequence[Completion]) -> list[Segment]:
         semaphore = asyncio.Semaphore(self._config.concurrency)
         async with aclosing(connect(self._server)) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._segment(client, item, semaphore)) for item in completions]
+                    tasks = [
+                        group.create_task(self._segment(client, item, semaphore))
+                        for item in completions
+                    ]
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first failure, which has cancelled the other tasks
+                raise errors.exceptions[
+                    0
+                ] from None  # the first failure, which has cancelled the other tasks
         return [task.result() for task in tasks]
 
-    async def _segment(self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore) -> Segment:
+    async def _segment(
+        self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore
+    ) -> Segment:
         segmenter = TextSegmenter(self._tokenizer, self._writer, self._params, 0, completion.prompt)
         async with semaphore, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
                 for segment in segmenter.take(delta.text, delta.end):
                     return segment
-        raise Unavailable(f"{self._config.base_url} broke off without an end; run the same command again")
+        raise Unavailable(
+            f"{self._config.base_url} broke off without an end; run the same command again"
+        )
 
 
 def _key(config: ServerSampler) -> str | None:
     if config.api_key_env is None:
         return None
     if config.api_key_env not in os.environ:
-        raise InvalidRequest(f"sampler.api_key_env: {config.api_key_env} is not set in the environment", "sampler")
+        raise InvalidRequest(
+            f"sampler.api_key_env: {config.api_key_env} is not set in the environment", "sampler"
+        )
     return os.environ[config.api_key_env]
 
 
@@ -120,7 +154,9 @@ def to_disk(states: Tensor) -> Tensor:
     """`states` as kept on disk: in float16, which rounds finer than models in bfloat16 compute, or in float32 where one
     exceeds its range. Raises: InvalidRequest when they are not finite."""
     if not bool(states.isfinite().all()):
-        raise InvalidRequest("states are not finite; set dtype of both models to bfloat16 or float32", "dtype")
+        raise InvalidRequest(
+            "states are not finite; set dtype of both models to bfloat16 or float32", "dtype"
+        )
     kept = states.half()
     return kept if bool(kept.isfinite().all()) else states
 
@@ -147,7 +183,10 @@ class Pair:
     def models(self) -> dict[Writer, CachedModel]:
         configs = {Writer.DRAFT: self._config.draft, Writer.TARGET: self._config.target}
         rows_at_once = self._config.samples.rows_at_once
-        return {writer: CachedModel(load_model(config), rows_at_once) for writer, config in configs.items()}
+        return {
+            writer: CachedModel(load_model(config), rows_at_once)
+            for writer, config in configs.items()
+        }
 
     @cached_property
     def writers(self) -> dict[Writer, SegmentWriter]:
@@ -164,13 +203,17 @@ class Pair:
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
         """Rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1, hidden],
         `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
-        segments = {writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)}
+        segments = {
+            writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)
+        }
         all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
         ids = self._ids(Writer.TARGET, context, all_segments)
         states, surprisal = self._read(Writer.TARGET, context, ids)
         draft_ids = self._ids(Writer.DRAFT, context, segments[Writer.DRAFT])
         draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
-        rows = [_row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)]
+        rows = [
+            _row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)
+        ]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
@@ -182,7 +225,9 @@ class Pair:
         seeds = [derive_seed(base, "sample", index) for index in range(num_samples)]
         return self.writers[writer].generate(context.read_by(writer), seeds)
 
-    def _ids(self, reader: Writer, context: ProbeContext, segments: Sequence[Segment]) -> list[list[int]]:
+    def _ids(
+        self, reader: Writer, context: ProbeContext, segments: Sequence[Segment]
+    ) -> list[list[int]]:
         """Return alternatives after a context in the reader's tokens.
 
         An empty segment, which a server may send, becomes end-of-sequence.
@@ -191,7 +236,9 @@ class Pair:
         eos, before = [tokenizer.end_of_turn], context.read_by(reader).pieces[-1].text
         return [list(tokenizer.read_ids(segment, before)) or eos for segment in segments]
 
-    def _read(self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]
+    ) -> tuple[Tensor, Tensor]:
         model = self.models[reader]
         batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
@@ -225,9 +272,13 @@ def load_model(config: ModelConfig) -> CausalLM:
 
 
 def info_json(info: ModelInfo) -> dict[str, Any]:
-    return asdict(info) | {"segmentations": [str(segmentation) for segmentation in info.segmentations]}
+    return asdict(info) | {
+        "segmentations": [str(segmentation) for segmentation in info.segmentations]
+    }
 
 
 def info_of(fields: dict[str, Any]) -> ModelInfo:
     """The inverse of `info_json`."""
-    return ModelInfo(**fields | {"segmentations": tuple(Segmentation(name) for name in fields["segmentations"])})
+    return ModelInfo(
+        **fields | {"segmentations": tuple(Segmentation(name) for name in fields["segmentations"])}
+    )

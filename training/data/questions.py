@@ -17,7 +17,15 @@ from typing import Any
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.training.config import QuestionSource, Shares, WorkConfig
-from semspec.training.files import Row, StageFolder, json_lines, read_json, read_rows, write_json, write_rows
+from semspec.training.files import (
+    Row,
+    StageFolder,
+    json_lines,
+    read_json,
+    read_rows,
+    write_json,
+    write_rows,
+)
 from semspec.training.progress import Reporter
 
 NGRAM_WORDS = 8
@@ -75,7 +83,11 @@ def gather(
                 continue
             seen.add(text, f"{_title(source)} ({identifier})")
             domain = str(row[source.domain_field]) if source.domain_field else source.domain
-            split = "test" if source.role == "test" else sides(row["conversation"] if source.collection else identifier)
+            split = (
+                "test"
+                if source.role == "test"
+                else sides(row["conversation"] if source.collection else identifier)
+            )
             trace = str(row[source.trace]) if source.trace else None
             collected = row["collected"] if source.collection else None
             questions.append(Question(identifier, text, domain, split, trace, collected))
@@ -92,14 +104,18 @@ def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list
         write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
         write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
         folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
-        reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
+        reporter.say(
+            f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json"
+        )
     return [Question(**row) for row in folder.rows(0)]
 
 
 def questions_recipe(config: WorkConfig) -> Row:
     recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
     for source in (*recipe["questions"], *recipe["evaluation_sets"]):
-        if source["collection"] is None:  # as work folders have it that were begun before there were collections
+        if (
+            source["collection"] is None
+        ):  # as work folders have it that were begun before there were collections
             del source["collection"]
     return recipe
 
@@ -118,7 +134,9 @@ def _check(questions: Sequence[Question]) -> None:
             "questions",
         )
     if len({question.id for question in questions}) != len(questions):
-        raise InvalidRequest("two questions have the same id; name another field as id, or none", "questions.id")
+        raise InvalidRequest(
+            "two questions have the same id; name another field as id, or none", "questions.id"
+        )
 
 
 def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
@@ -180,7 +198,9 @@ def _title(source: QuestionSource) -> str:
 
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
-    wanted = [name for name in (source.question, source.id, source.trace, source.domain_field) if name]
+    wanted = [
+        name for name in (source.question, source.id, source.trace, source.domain_field) if name
+    ]
     if source.file:
         rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
     elif source.collection:
@@ -220,10 +240,13 @@ def opened(path: Path) -> tuple[StageFolder, Row]:
     recipe = read_json(path / "recipe.json") if (path / "recipe.json").exists() else {}
     if (found := recipe.get("collection")) is None:
         raise InvalidRequest(
-            f"{path} is no collection; `semspec train collect --output {path}` makes one", "collection"
+            f"{path} is no collection; `semspec train collect --output {path}` makes one",
+            "collection",
         )
     if found != COLLECTION_FORMAT:
-        raise Mismatch(f"{path} is a collection of format {found}, this version reads format {COLLECTION_FORMAT}")
+        raise Mismatch(
+            f"{path} is a collection of format {found}, this version reads format {COLLECTION_FORMAT}"
+        )
     return StageFolder(path), recipe
 
 
@@ -232,10 +255,16 @@ def collected_rows(path: Path) -> Iterator[Row]:
     none, Mismatch naming a shard that is not what its manifest says."""
     folder, _ = opened(path)
     if not folder.numbers():
-        raise InvalidRequest(f"{path} has no answers yet; run `semspec train collect --output {path}`", "collection")
+        raise InvalidRequest(
+            f"{path} has no answers yet; run `semspec train collect --output {path}`", "collection"
+        )
     for number in folder.numbers():
         if names := folder.damaged(number):
             manifest = folder.file(number, ".json")
-            raise Mismatch(f"{path}: {', '.join(names)} is damaged; delete {manifest} to leave this shard out")
+            raise Mismatch(
+                f"{path}: {', '.join(names)} is damaged; delete {manifest} to leave this shard out"
+            )
         for row in read_rows(folder.file(number, ".parquet")):
-            yield row | {"collected": json.dumps({name: row[name] for name in ("pieces", "draft_prompt")})}
+            yield row | {
+                "collected": json.dumps({name: row[name] for name in ("pieces", "draft_prompt")})
+            }

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from semspec.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole, resolve
+from semspec.clustering.equivalence import (
+    WHOLE,
+    Alternatives,
+    Equivalence,
+    clusters_of_whole,
+    resolve,
+)
 from semspec.clustering.loading import load_equivalence
 from semspec.files import digest_of
 from semspec.training.config import PipelineConfig
@@ -69,7 +75,9 @@ class Stage(ABC):
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
         """Those of `numbers` whose shards are not there, or are made from other inputs."""
-        return [number for number in numbers if not self.folder.is_done(number, self.inputs(number))]
+        return [
+            number for number in numbers if not self.folder.is_done(number, self.inputs(number))
+        ]
 
     def make(self, numbers: Sequence[int], reporter: Reporter) -> None:
         """Make the missing shards among `numbers`. Raises: Mismatch when others were made with other settings."""
@@ -95,7 +103,9 @@ class Questions:
 
     def pilot(self, num_questions: int) -> list[int]:
         """Numbers of the shards that hold the first `num_questions` questions that are not of the split `test`."""
-        others = [number for number, question in enumerate(self.all) if question.split != "test"][:num_questions]
+        others = [number for number, question in enumerate(self.all) if question.split != "test"][
+            :num_questions
+        ]
         return sorted({number // self._per_shard for number in others})
 
     def numbers(self, shard: int) -> range:
@@ -108,17 +118,29 @@ class ContextsStage(Stage):
 
     name, unit = "contexts", "questions"
 
-    def __init__(self, work: Path, config: PipelineConfig, questions: Questions, pair: Pair) -> None:
+    def __init__(
+        self, work: Path, config: PipelineConfig, questions: Questions, pair: Pair
+    ) -> None:
         super().__init__(work, config)
         self.questions, self._pair = questions, pair
 
     def recipe(self) -> dict[str, Any]:
-        names = {"draft", "target", "prompt", "segmentation", "max_segment_tokens", "contexts", "shard_questions"}
+        names = {
+            "draft",
+            "target",
+            "prompt",
+            "segmentation",
+            "max_segment_tokens",
+            "contexts",
+            "shard_questions",
+        }
         recipe = self._config.model_dump(mode="json", include=names)
         return _without_devices(recipe) | {"samples": _sampling(self._config)}
 
     def inputs(self, number: int) -> str:
-        return digest_of([question_row(self.questions.all[index]) for index in self.questions.numbers(number)])
+        return digest_of(
+            [question_row(self.questions.all[index]) for index in self.questions.numbers(number)]
+        )
 
     def size(self, number: int) -> int:
         return len(self.questions.numbers(number))
@@ -132,11 +154,20 @@ class ContextsStage(Stage):
         return {"num_contexts": sum(len(row["depths"]) for row in rows)}
 
     def _trace(self, index: int) -> Row:
-        question, target, contexts = self.questions.all[index], self._pair.target.tokenizer, self._config.contexts
+        question, target, contexts = (
+            self.questions.all[index],
+            self._pair.target.tokenizer,
+            self._config.contexts,
+        )
         pieces, draft_prompt = self._pieces(question)
-        while len(pieces) > 1 and len(target.context_ids(Context(tuple(pieces)))) > contexts.max_tokens:
+        while (
+            len(pieces) > 1
+            and len(target.context_ids(Context(tuple(pieces)))) > contexts.max_tokens
+        ):
             pieces.pop()
-        depths = choose_depths(len(pieces) - 1, contexts, f"{self._config.samples.seed} {question.id}")
+        depths = choose_depths(
+            len(pieces) - 1, contexts, f"{self._config.samples.seed} {question.id}"
+        )
         return trace_row(index, pieces, depths, draft_prompt)
 
     def _pieces(self, question: Question) -> tuple[list[Piece], Piece | None]:
@@ -146,13 +177,21 @@ class ContextsStage(Stage):
             return collected_trace(question.collected, contexts.max_segments)
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
-            return given_trace(question, start.target, target, config.segmentation, contexts.max_segments), start.draft
-        return mixed_trace(question, start, self._pair.writers, contexts, config.samples.seed), start.draft
+            return given_trace(
+                question, start.target, target, config.segmentation, contexts.max_segments
+            ), start.draft
+        return mixed_trace(
+            question, start, self._pair.writers, contexts, config.samples.seed
+        ), start.draft
 
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""
         rows = self.folder.rows(number)
-        return [context for row in rows for context in contexts_of(row, self.questions.all[row["question"]])]
+        return [
+            context
+            for row in rows
+            for context in contexts_of(row, self.questions.all[row["question"]])
+        ]
 
     def num_contexts(self, number: int) -> int:
         manifest = self.folder.manifest(number)
@@ -164,7 +203,9 @@ class SamplesStage(Stage):
 
     name, suffixes = "samples", (".parquet", ".safetensors")
 
-    def __init__(self, work: Path, config: PipelineConfig, contexts: ContextsStage, pair: Pair) -> None:
+    def __init__(
+        self, work: Path, config: PipelineConfig, contexts: ContextsStage, pair: Pair
+    ) -> None:
         super().__init__(work, config)
         self.before = self.contexts = contexts
         self._pair = pair
@@ -201,7 +242,9 @@ class ClustersStage(Stage):
         self.contexts = samples.contexts
         self._equivalence: Equivalence | None = None
         self._truth: Truth | None = resolve(config.truth) if config.truth else None
-        self._reference: Equivalence | None = resolve(config.reference)() if config.reference else None
+        self._reference: Equivalence | None = (
+            resolve(config.reference)() if config.reference else None
+        )
 
     def recipe(self) -> dict[str, Any]:
         recipe = self._config.model_dump(mode="json", include={"equivalence", "truth", "reference"})
@@ -212,7 +255,9 @@ class ClustersStage(Stage):
     def load(self) -> Equivalence:
         """The equivalence, loaded once."""
         if self._equivalence is None:
-            self._equivalence = load_equivalence(self._config.equivalence, self._config.max_segment_tokens)
+            self._equivalence = load_equivalence(
+                self._config.equivalence, self._config.max_segment_tokens
+            )
         return self._equivalence
 
     def write(self, number: int, advance: Advance) -> dict[str, Any]:
@@ -233,8 +278,12 @@ class ClustersStage(Stage):
         }
         if self._reference:
             references = clusters_of_whole(self._reference, groups, ends)
-            facts["adjusted_rand"] = sum(_agreement(*pair) for pair in zip(references, clusters, strict=True))
-        take_counts = getattr(equivalence, "take_counts", dict)  # such as forward passes of an NLI model
+            facts["adjusted_rand"] = sum(
+                _agreement(*pair) for pair in zip(references, clusters, strict=True)
+            )
+        take_counts = getattr(
+            equivalence, "take_counts", dict
+        )  # such as forward passes of an NLI model
         return facts | take_counts()
 
     def labels(self, number: int) -> Iterator[Row]:
@@ -258,7 +307,9 @@ class ClustersStage(Stage):
         for name, group in groupby(rows, key=lambda row: row["context"]):
             context, own = contexts[name], list(group)
             texts = tuple(str(row["text"]) for row in own)
-            groups.append(Alternatives(context.question.id, context.question.text, context.reasoning, texts))
+            groups.append(
+                Alternatives(context.question.id, context.question.text, context.reasoning, texts)
+            )
             ends.append([SegmentEnd(row["end"]) for row in own])
         return groups, ends
 

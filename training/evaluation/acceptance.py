@@ -30,7 +30,12 @@ class Cost:
     def speed_up(self, num_tokens: float, acceptance: float) -> float:
         """Speed-up of a round over the target writing the same tokens, without draft-ahead and network."""
         target_ms = self.target_ms_per_token * num_tokens
-        round_ms = self.draft_ms_per_token * num_tokens + self.read_ms + self.judge_ms + (1 - acceptance) * target_ms
+        round_ms = (
+            self.draft_ms_per_token * num_tokens
+            + self.read_ms
+            + self.judge_ms
+            + (1 - acceptance) * target_ms
+        )
         return target_ms / round_ms if round_ms > 0 else nan
 
 
@@ -80,7 +85,11 @@ class Outcome:
 
     @property
     def rule(self) -> Acceptance:
-        return Acceptance("sample") if self.threshold is None else Acceptance("threshold", self.threshold)
+        return (
+            Acceptance("sample")
+            if self.threshold is None
+            else Acceptance("threshold", self.threshold)
+        )
 
 
 def outcome(drafts: Drafts, threshold: float | None, cost: Cost) -> Outcome:
@@ -128,7 +137,9 @@ class Recommendation:
 def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
     """The rule in `pair.json`."""
     acceptance = {
-        name: value for name, value in (("rule", rule.rule), ("threshold", rule.threshold)) if value is not None
+        name: value
+        for name, value in (("rule", rule.rule), ("threshold", rule.threshold))
+        if value is not None
     }
     return {"strategy": "semantic", "gamma": gamma, "acceptance": acceptance}
 
@@ -143,7 +154,9 @@ def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) 
     basis, chosen = _choose(candidates, limit)
     expected = outcome(test, chosen.threshold, cost)
     curve = tuple(outcome(test, threshold, cost) for threshold in (*THRESHOLDS, None))
-    return Recommendation(basis, limit, chosen, chosen_on.num_right, chosen_on.num_wrong, expected, curve)
+    return Recommendation(
+        basis, limit, chosen, chosen_on.num_right, chosen_on.num_wrong, expected, curve
+    )
 
 
 def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome]:
@@ -151,8 +164,12 @@ def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome
         return "nothing wrong to judge by", candidates[0]
     within = [candidate for candidate in candidates if candidate.wrong_accepted <= limit]
     if within:
-        return "limit met", max(within, key=lambda candidate: (candidate.speed_up, -candidate.wrong_accepted))
-    return "limit missed", min(candidates, key=lambda candidate: (candidate.wrong_accepted, -candidate.speed_up))
+        return "limit met", max(
+            within, key=lambda candidate: (candidate.speed_up, -candidate.wrong_accepted)
+        )
+    return "limit missed", min(
+        candidates, key=lambda candidate: (candidate.wrong_accepted, -candidate.speed_up)
+    )
 
 
 def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -152,22 +152,32 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, rounded; null for what could not be computed. `error` is named `standard_error`."""
-        fields = asdict(self, dict_factory=lambda items: {_NAMES.get(name, name): value for name, value in items})
+        fields = asdict(
+            self,
+            dict_factory=lambda items: {_NAMES.get(name, name): value for name, value in items},
+        )
         values: dict[str, Any] = plain(fields, 5)
         return values
 
 
-def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples: int = 200) -> Report:
+def evaluate(
+    evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples: int = 200
+) -> Report:
     """Compute all numbers. `max_wrong_accepted` limits the recommended rule, which is chosen without test questions.
     Raises: InvalidRequest when predictions are missing for segments of questions that a probe was not trained on."""
     labels, served = evidence.labels, evidence.served
     criterion = choose_criterion(labels)
     test, chosen_on = labels.split == "test", np.isin(labels.split, ["validation", "calibration"])
     resampling = Resampling.of(labels.question[test], num_resamples)
-    variants = tuple(evaluate_variant(labels, one, evidence.cost, resampling) for one in (served, *evidence.variants))
+    variants = tuple(
+        evaluate_variant(labels, one, evidence.cost, resampling)
+        for one in (served, *evidence.variants)
+    )
     curve = learning_curve(labels, evidence.learning_curve, criterion, resampling)
     judged = drafts(labels, served, test, criterion)
-    recommendation = recommend(drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted)
+    recommendation = recommend(
+        drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted
+    )
     verdicts = judge_by_each(variants, criterion, len(resampling.questions))
     return Report(
         name=evidence.name,
@@ -203,7 +213,11 @@ def label_rule(evidence: Evidence) -> list[str]:
         return of_p + log_loss(labels.draft_probability[rows], one.draft_probability[rows])
 
     served = loss(evidence.served)
-    others = {LABEL_VARIANTS[one.name]: loss(one) for one in evidence.variants if one.name in LABEL_VARIANTS}
+    others = {
+        LABEL_VARIANTS[one.name]: loss(one)
+        for one in evidence.variants
+        if one.name in LABEL_VARIANTS
+    }
     return [
         f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(other)} "
         f"with {rule}, {decimal(served)} as served: {'set it' if other < served else 'the rule stands'}."
@@ -212,19 +226,27 @@ def label_rule(evidence: Evidence) -> list[str]:
 
 
 def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
-    splits = [split for split in ("train", "validation", "calibration", "test") if (labels.split == split).any()]
+    splits = [
+        split
+        for split in ("train", "validation", "calibration", "test")
+        if (labels.split == split).any()
+    ]
     written = labels.valid[(labels.split == "test") & ~labels.by_draft]
     written = written[~np.isnan(written)] if criterion == "truth" else np.ones(1)
     return Counts(
         contexts={split: len(np.unique(labels.context[labels.split == split])) for split in splits},
-        questions={split: len(np.unique(labels.question[labels.split == split])) for split in splits},
+        questions={
+            split: len(np.unique(labels.question[labels.split == split])) for split in splits
+        },
         draft_segments=len(judged),
         unknown=len(judged) - int(judged.known.sum()),
         target_wrong=float((written == 0).mean()) if len(written) else float("nan"),
     )
 
 
-def judge_by_each(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> tuple[Verdict, ...]:
+def judge_by_each(
+    variants: Sequence[Variant], criterion: Criterion, num_questions: int
+) -> tuple[Verdict, ...]:
     """Judge the served probes by the report's `criterion`, then, if the truth is known, by "the target says it"."""
     criteria = CRITERIA if criterion == "truth" else (criterion,)
     return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
@@ -233,25 +255,39 @@ def judge_by_each(variants: Sequence[Variant], criterion: Criterion, num_questio
 def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> Verdict:
     """Judge the served probes, the first of `variants`, by `criterion` on `num_questions` test questions."""
     claims = tuple(_claims(variants[0], criterion))
-    cautions = tuple(_cautions(variants[0].verifications[criterion], BARS[criterion], num_questions))
-    standing: Tone = "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
+    cautions = tuple(
+        _cautions(variants[0].verifications[criterion], BARS[criterion], num_questions)
+    )
+    standing: Tone = (
+        "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
+    )
     headline = {
         "good": GOOD_ENOUGH,
         "doubtful": "Every bar is cleared, on too few segments to rely on.",
         "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
     }[standing]
-    return Verdict(criterion, standing, headline, claims, (*cautions, *_equals_without_states(variants, criterion)))
+    return Verdict(
+        criterion,
+        standing,
+        headline,
+        claims,
+        (*cautions, *_equals_without_states(variants, criterion)),
+    )
 
 
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
     verification = served.verifications[criterion]
     if not verification.num_right or not verification.num_wrong:
         known = f"{verification.num_right} right and {verification.num_wrong} wrong"
-        text = f"the test questions have {known} draft-written segments, so nothing can be said of p/q"
+        text = (
+            f"the test questions have {known} draft-written segments, so nothing can be said of p/q"
+        )
         yield Claim("nothing to judge by", text, False)
     else:
         auroc, wrong, bars = verification.auroc, verification.wrong_accepted, BARS[criterion]
-        text = f"the AUROC of p/q is {measured_decimal(auroc)}, the bar is at least {bars.least_auroc}"
+        text = (
+            f"the AUROC of p/q is {measured_decimal(auroc)}, the bar is at least {bars.least_auroc}"
+        )
         yield Claim("AUROC", text, auroc.value >= bars.least_auroc)
         text = (
             f"{measured_share(wrong)} of the wrong segments are accepted where {LEAST_RIGHT_ACCEPTED:.0%} of the right "
@@ -271,7 +307,10 @@ def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) ->
     served, *others = variants
     for variant in others:
         found = variant.verifications[criterion]
-        if variant.name in WITHOUT_TARGET_STATES and found.auroc.value >= served.verifications[criterion].auroc.value:
+        if (
+            variant.name in WITHOUT_TARGET_STATES
+            and found.auroc.value >= served.verifications[criterion].auroc.value
+        ):
             yield (
                 f"The target's states bring nothing by this criterion: {variant.name}, which does not read them, has "
                 f"an AUROC of {measured_decimal(found.auroc)} and accepts {measured_share(found.wrong_accepted)} of "
@@ -280,8 +319,16 @@ def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) ->
 
 
 def _rule(recommendation: Recommendation) -> str:
-    expected, limit, least = recommendation.expected, recommendation.limit, recommendation.expected.threshold
-    name = "accept with probability min(1, p/q)" if least is None else f"accept where p/q is at least {least:g}"
+    expected, limit, least = (
+        recommendation.expected,
+        recommendation.limit,
+        recommendation.expected.threshold,
+    )
+    name = (
+        "accept with probability min(1, p/q)"
+        if least is None
+        else f"accept where p/q is at least {least:g}"
+    )
     why = {
         "limit met": f"the fastest rule that accepted at most {limit:.0%} of the wrong segments",
         "limit missed": f"no rule accepted as few as {limit:.0%} of the wrong segments, this one the fewest",
@@ -308,7 +355,9 @@ def _gains(verdict: Verdict, curve: Sequence[LearningPoint]) -> Iterator[str]:
         f"from {before.num_contexts} to {after.num_contexts} contexts the AUROC went from {auroc}, "
         f"the wrong segments accepted from {wrong}"
     )
-    fewer_wrong = after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
+    fewer_wrong = (
+        after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
+    )
     if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
         yield f"More contexts is the cheapest gain: {step}."
     else:

@@ -49,7 +49,13 @@ class Pilot:
         questions = np.unique(labels.question[labels.split != "test"])[:num_questions]
         rows = np.flatnonzero(np.isin(labels.question, questions))
         said = labels.target_probability[rows] > 0
-        return cls(surprisal[rows], labels.by_draft[rows], said, labels.question[rows], labels.num_tokens[rows])
+        return cls(
+            surprisal[rows],
+            labels.by_draft[rows],
+            said,
+            labels.question[rows],
+            labels.num_tokens[rows],
+        )
 
     @property
     def num_questions(self) -> int:
@@ -75,18 +81,23 @@ class Pilot:
         """Share of the wrong segments that are accepted; nan if there are none."""
         wrong = self.wrong_share(weight)
         unsaid, missed = self._unsaid(accepted, weight)
-        return float(np.clip((unsaid - missed * (1 - wrong)) / wrong, 0, 1)) if wrong else float("nan")
+        return (
+            float(np.clip((unsaid - missed * (1 - wrong)) / wrong, 0, 1)) if wrong else float("nan")
+        )
 
     def _unsaid(self, mask: Mask, weight: Floats) -> tuple[float, float]:
         """Shares of the draft's and of the target's segments that are unsaid and in `mask`."""
-        draft, target = (_share(mask & ~self.said, weight * writer) for writer in (self.by_draft, ~self.by_draft))
+        draft, target = (
+            _share(mask & ~self.said, weight * writer) for writer in (self.by_draft, ~self.by_draft)
+        )
         return np.nan_to_num(draft), np.nan_to_num(target)
 
     def check(self) -> None:
         """Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only."""
         if reason := too_small_reason(self.num_questions, self.num_right, self.num_wrong):
             raise InvalidRequest(
-                f"{reason}; raise likelihood.num_questions, or name more questions", "likelihood.num_questions"
+                f"{reason}; raise likelihood.num_questions, or name more questions",
+                "likelihood.num_questions",
             )
 
 
@@ -139,7 +150,10 @@ def calibrated(
     probability, resampling = held_out(pilot), Resampling.of(pilot.question)
     limits = {*LIMITS, max_wrong_accepted}
     thresholds = thresholds_at(pilot, probability, limits)
-    points = {one: _point(pilot, probability, one, cost, resampling) for one in sorted(set(thresholds.values()))}
+    points = {
+        one: _point(pilot, probability, one, cost, resampling)
+        for one in sorted(set(thresholds.values()))
+    }
     drafted = pilot.by_draft
     calibration = Calibration(
         draft=CalibratedModel.of(models["draft"]),
@@ -200,14 +214,18 @@ def held_out(pilot: Pilot) -> Floats:
     for fold in np.array_split(questions, NUM_FOLDS):
         own = np.isin(pilot.question, fold)
         others = ~own & pilot.by_draft
-        result[own] = probabilities(pilot.surprisal[own], *fit(pilot.surprisal[others], pilot.said[others]))
+        result[own] = probabilities(
+            pilot.surprisal[own], *fit(pilot.surprisal[others], pilot.said[others])
+        )
     return result
 
 
 def thresholds_at(pilot: Pilot, probability: Floats, limits: set[float]) -> dict[float, float]:
     """For each limit the lowest threshold from which on no more than this share of the wrong segments is accepted."""
     unsaid = np.unique(probability[pilot.by_draft & ~pilot.said])
-    candidates = unsaid[np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)]
+    candidates = unsaid[
+        np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)
+    ]
     weight = np.ones(len(probability))
     shares = np.array([pilot.wrong_accepted(probability > one, weight) for one in candidates])
     most_from_here = np.maximum.accumulate(shares[::-1])[::-1]
@@ -230,7 +248,9 @@ def _features(surprisal: Floats) -> Floats:
     return surprisal[:, chosen].astype(np.float64)
 
 
-def _point(pilot: Pilot, probability: Floats, threshold: float, cost: Cost, resampling: Resampling) -> LikelihoodPoint:
+def _point(
+    pilot: Pilot, probability: Floats, threshold: float, cost: Cost, resampling: Resampling
+) -> LikelihoodPoint:
     accepted, drafted = probability >= threshold, pilot.by_draft
 
     def share_of(mask: Mask) -> Measured:

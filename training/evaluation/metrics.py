@@ -32,7 +32,9 @@ def auroc(score: Ranks, right: Mask, weight: Floats | None = None) -> float:
     return float(rights @ (wrongs.cumsum() - wrongs / 2) / num_pairs) if num_pairs > 0 else nan
 
 
-def wrong_accepted(score: Ranks, right: Mask, weight: Floats | None = None, least_right: float = 0.95) -> float:
+def wrong_accepted(
+    score: Ranks, right: Mask, weight: Floats | None = None, least_right: float = 0.95
+) -> float:
     """Share of wrong segments above the strictest threshold that accepts `least_right` of the right ones."""
     rights, wrongs = _masses(score, right, weight)
     if not rights.sum() or not wrongs.sum():
@@ -42,7 +44,9 @@ def wrong_accepted(score: Ranks, right: Mask, weight: Floats | None = None, leas
     return float(wrongs[::-1].cumsum()[strictest] / wrongs.sum())
 
 
-def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
+def expected_calibration_error(
+    label: Floats, predicted: Floats, weight: Floats | None = None
+) -> float:
     """Mean distance between prediction and label over equally wide bins of the prediction, weighted by their size."""
     weight = _weights(weight, label)
     bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
@@ -68,11 +72,15 @@ class Resampling:
     """`[num_resamples, num_questions]`: how often each was drawn, the same for all metrics: differences are paired."""
 
     @classmethod
-    def of(cls, question: NDArray[np.int64], num_resamples: int = 200, seed: int = 0) -> "Resampling":
+    def of(
+        cls, question: NDArray[np.int64], num_resamples: int = 200, seed: int = 0
+    ) -> "Resampling":
         """A resampling of the distinct values of `question`."""
         questions = np.unique(question)
         share = np.full(len(questions), 1 / max(1, len(questions)))
-        return cls(questions, np.random.default_rng(seed).multinomial(len(questions), share, num_resamples))
+        return cls(
+            questions, np.random.default_rng(seed).multinomial(len(questions), share, num_resamples)
+        )
 
     def measured(self, measure: Measure, question: NDArray[np.int64]) -> Measured:
         """`measure` of segments of these questions, with its standard error."""
@@ -95,5 +103,7 @@ def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, F
     """Weights of right and of wrong segments, one entry per score."""
     weight = _weights(weight, score)
     size = int(score.max()) + 1 if len(score) else 0
-    rights, wrongs = (np.bincount(score, weight * mask, size).astype(np.float64) for mask in (right, ~right))
+    rights, wrongs = (
+        np.bincount(score, weight * mask, size).astype(np.float64) for mask in (right, ~right)
+    )
     return rights, wrongs

@@ -13,12 +13,44 @@ from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Outcome, Recommendation, acceptance_of
-from semspec.training.evaluation.evaluate import BARS, CRITERION_NAMES, LEAST_RIGHT_ACCEPTED, Report, Verdict
+from semspec.training.evaluation.evaluate import (
+    BARS,
+    CRITERION_NAMES,
+    LEAST_RIGHT_ACCEPTED,
+    Report,
+    Verdict,
+)
 from semspec.training.evaluation.likelihood import LikelihoodPoint, LikelihoodReport
-from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
+from semspec.training.evaluation.verification import (
+    Criterion,
+    DomainCell,
+    LearningPoint,
+    Predicted,
+    rightness,
+)
 from semspec.training.files import plain, write_json
-from semspec.training.report.document import Block, Bullets, Section, Table, Text, as_html, write_pictures, write_text
-from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, name_points, panels
+from semspec.training.report.document import (
+    Block,
+    Bullets,
+    Section,
+    Table,
+    Text,
+    as_html,
+    write_pictures,
+    write_text,
+)
+from semspec.training.report.drawing import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PERCENT,
+    PURPLE,
+    RED,
+    SKY,
+    Picture,
+    name_points,
+    panels,
+)
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
 STYLES = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, "-"))
@@ -32,11 +64,17 @@ RIGHT_MEANS: dict[Criterion, str] = {
 
 
 def examples_table(
-    labels: Labels, served: Predicted, report: Report, texts: Callable[[int, int], tuple[str, str]], num_each: int = 2
+    labels: Labels,
+    served: Predicted,
+    report: Report,
+    texts: Callable[[int, int], tuple[str, str]],
+    num_each: int = 2,
 ) -> Table:
     """Draft-written segments of test questions, drawn at random: at most `num_each` of each kind, one a context.
     `texts`: the end of the text before the segment of a shard's row, and the segment."""
-    order = np.random.default_rng(0).permutation(np.flatnonzero(labels.by_draft & (labels.split == "test")))
+    order = np.random.default_rng(0).permutation(
+        np.flatnonzero(labels.by_draft & (labels.split == "test"))
+    )
     accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
     right, rows = rightness(labels, report.criterion)[order], []
     for (decision, is_accepted), (truth, value) in product(DECISIONS.items(), TRUTHS.items()):
@@ -45,9 +83,15 @@ def examples_table(
         for index in chosen[np.sort(first)[:num_each]].tolist():
             before, segment = texts(int(labels.shard[index]), int(labels.row[index]))
             p, q = served.target_probability[index], served.draft_probability[index]
-            numbers = decimal(float(p)), decimal(float(q)), share(float(labels.target_probability[index]))
+            numbers = (
+                decimal(float(p)),
+                decimal(float(q)),
+                share(float(labels.target_probability[index])),
+            )
             rows.append((f"{decision}, {truth}", *numbers, f"… {before.strip()}", segment.strip()))
-    return Table(("kind", "p", "q", "samples that mean the same", "end of the context", "segment"), rows)
+    return Table(
+        ("kind", "p", "q", "samples that mean the same", "end of the context", "segment"), rows
+    )
 
 
 def write_report(report: Report, folder: Path, examples: Table) -> None:
@@ -60,7 +104,9 @@ def write_report(report: Report, folder: Path, examples: Table) -> None:
 
 def sections(report: Report, examples: Table) -> list[Section]:
     """Return the page's sections: verdicts, remarks and picture, then folded those that have contents."""
-    drawn = Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
+    drawn = Text(
+        "Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion."
+    )
     folded: dict[str, Sequence[Block]] = {
         "What to keep in mind": (Bullets(tuple(_cautions(report))),),
         "Variants": tuple(_variants(report)) if len(report.variants) > 1 else (),
@@ -78,7 +124,9 @@ def sections(report: Report, examples: Table) -> list[Section]:
 
 
 def _verdict(verdict: Verdict) -> tuple[Block, ...]:
-    claims = tuple(f"{'✓ holds' if claim.holds else '✗ fails'}: {claim.text}" for claim in verdict.claims)
+    claims = tuple(
+        f"{'✓ holds' if claim.holds else '✗ fails'}: {claim.text}" for claim in verdict.claims
+    )
     return Text(verdict.sentence), Bullets((*claims, *verdict.remarks))
 
 
@@ -86,7 +134,8 @@ def _remarks(report: Report) -> Iterator[Block]:
     counts = report.counts
     yield Bullets(report.remarks)
     definitions = (
-        f"{CRITERION_NAMES[verdict.criterion]}, {RIGHT_MEANS[verdict.criterion]}. " for verdict in report.verdicts
+        f"{CRITERION_NAMES[verdict.criterion]}, {RIGHT_MEANS[verdict.criterion]}. "
+        for verdict in report.verdicts
     )
     yield Text(
         f"All figures are from {counts.questions.get('test', 0)} test questions ({counts.contexts.get('test', 0)} "
@@ -138,7 +187,14 @@ def _rule(report: Report) -> Iterator[Block]:
         f"{share(chosen.chosen.wrong_accepted)} of them. The table is from the test questions, which had no say."
     )
     yield Table(
-        ("rule", "accepted", "right accepted", "wrong accepted", "wrong among accepted", "speed-up (estimate)"),
+        (
+            "rule",
+            "accepted",
+            "right accepted",
+            "wrong accepted",
+            "wrong among accepted",
+            "speed-up (estimate)",
+        ),
         [_rule_row(one, one.threshold == chosen.expected.threshold) for one in chosen.curve],
     )
     yield Text(
@@ -155,7 +211,11 @@ def _rule_name(one: Outcome) -> str:
 def _rule_row(one: Outcome, is_chosen: bool) -> tuple[str, ...]:
     name = _rule_name(one)
     shares = (one.acceptance, one.right_accepted, one.wrong_accepted, one.wrong_kept)
-    return (f"{name}, recommended" if is_chosen else name, *map(share, shares), f"{decimal(one.speed_up, 2)}x")
+    return (
+        f"{name}, recommended" if is_chosen else name,
+        *map(share, shares),
+        f"{decimal(one.speed_up, 2)}x",
+    )
 
 
 def _partial(report: Report) -> Iterator[Block]:
@@ -164,13 +224,19 @@ def _partial(report: Report) -> Iterator[Block]:
         yield Text("Probes fitted on shares of the training questions:")
         yield learning_table(report.learning_curve)
     if report.domains:
-        yield Text("AUROC of p/q of probes that learned from one domain, on the test questions of another:")
+        yield Text(
+            "AUROC of p/q of probes that learned from one domain, on the test questions of another:"
+        )
         yield domain_table(report.domains)
 
 
 def _cautions(report: Report) -> Iterator[str]:
     counts, expected = report.counts, report.recommendation.expected
-    own = f"; of the target's own {share(counts.target_wrong)} are" if report.criterion == "truth" else ""
+    own = (
+        f"; of the target's own {share(counts.target_wrong)} are"
+        if report.criterion == "truth"
+        else ""
+    )
     yield (
         "Semantic acceptance is lossy: what is accepted may be wrong. Of the draft-written segments that the "
         f"recommended rule accepts {share(expected.wrong_kept)} are wrong{own}. Only pass@1 of whole answers, "
@@ -192,14 +258,22 @@ def _cautions(report: Report) -> Iterator[str]:
 def _origin(report: Report) -> Iterator[Block]:
     counts = report.counts
     rows = {"questions": counts.questions, "contexts": counts.contexts}
-    yield Table(("", *counts.contexts), [(name, *(f"{n:,}" for n in of.values())) for name, of in rows.items()])
+    yield Table(
+        ("", *counts.contexts),
+        [(name, *(f"{n:,}" for n in of.values())) for name, of in rows.items()],
+    )
     if report.facts:
-        yield Table(("setting", "value"), [(name, str(value)) for name, value in report.facts.items()])
+        yield Table(
+            ("setting", "value"), [(name, str(value)) for name, value in report.facts.items()]
+        )
 
 
 def learning_table(curve: Sequence[LearningPoint]) -> Table:
     """What more contexts bring."""
-    rows = [(f"{one.num_contexts:,}", measured_decimal(one.auroc), measured_share(one.wrong_accepted)) for one in curve]
+    rows = [
+        (f"{one.num_contexts:,}", measured_decimal(one.auroc), measured_share(one.wrong_accepted))
+        for one in curve
+    ]
     return Table(("contexts learned from", *MEASURES), rows)
 
 
@@ -236,20 +310,54 @@ def _drawn(report: Report) -> Figure:
     figure, (whole, corner, speed) = panels(3, (12.5, 4.3))
     served, *others = report.variants
     for axes in (whole, corner):
-        for variant, (colour, line) in (*zip(others, cycle(STYLES), strict=False), (served, (BLUE, "-"))):
-            found, width = variant.verifications[report.criterion], 2.4 if variant is served else 1.4
+        for variant, (colour, line) in (
+            *zip(others, cycle(STYLES), strict=False),
+            (served, (BLUE, "-")),
+        ):
+            found, width = (
+                variant.verifications[report.criterion],
+                2.4 if variant is served else 1.4,
+            )
             points = [(one.right_accepted, one.wrong_accepted) for one in found.thresholds]
-            axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=width, label=variant.name)
-            axes.plot(found.sample.right_accepted, found.sample.wrong_accepted, "s", color=colour, markersize=5)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                linestyle=line,
+                linewidth=width,
+                label=variant.name,
+            )
+            axes.plot(
+                found.sample.right_accepted,
+                found.sample.wrong_accepted,
+                "s",
+                color=colour,
+                markersize=5,
+            )
         expected = report.recommendation.expected
         point = ([expected.right_accepted], [expected.wrong_accepted])
-        axes.plot(*point, "o", color="black", markersize=10, fillstyle="none", label="recommended rule", zorder=5)
+        axes.plot(
+            *point,
+            "o",
+            color="black",
+            markersize=10,
+            fillstyle="none",
+            label="recommended rule",
+            zorder=5,
+        )
         axes.set(xlabel="right segments accepted")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
-    bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, BARS[report.criterion].most_wrong_accepted
-    corner.add_patch(Rectangle(*bar, facecolor=GREEN, alpha=0.18, label="the bar: pass through here"))
-    whole.set(ylabel="wrong segments accepted", xlim=(0, 1.01), ylim=(-0.01, 1.01), title="whole range")
+    bar = (
+        (LEAST_RIGHT_ACCEPTED, 0),
+        1 - LEAST_RIGHT_ACCEPTED,
+        BARS[report.criterion].most_wrong_accepted,
+    )
+    corner.add_patch(
+        Rectangle(*bar, facecolor=GREEN, alpha=0.18, label="the bar: pass through here")
+    )
+    whole.set(
+        ylabel="wrong segments accepted", xlim=(0, 1.01), ylim=(-0.01, 1.01), title="whole range"
+    )
     corner.set(xlim=(0.8, 1.003), ylim=(-0.004, 0.2), title="the corner that matters")
     corner.xaxis.set_major_locator(MultipleLocator(0.05))
     corner.yaxis.set_major_locator(MultipleLocator(0.05))
@@ -262,8 +370,21 @@ def _draw_speed(axes: Axes, chosen: Recommendation) -> None:
     """Wrong segments accepted against speed-up: every second candidate rule and the recommended one, each named."""
     rules = [one for one in chosen.curve[1::2] if one.threshold != chosen.expected.threshold]
     rules = sorted([*rules, chosen.expected], key=lambda one: one.speed_up)
-    axes.plot([one.speed_up for one in rules], [one.wrong_accepted for one in rules], ".-", color=BLUE, linewidth=0.8)
-    axes.plot(chosen.expected.speed_up, chosen.expected.wrong_accepted, "o", color="black", ms=10, fillstyle="none")
+    axes.plot(
+        [one.speed_up for one in rules],
+        [one.wrong_accepted for one in rules],
+        ".-",
+        color=BLUE,
+        linewidth=0.8,
+    )
+    axes.plot(
+        chosen.expected.speed_up,
+        chosen.expected.wrong_accepted,
+        "o",
+        color="black",
+        ms=10,
+        fillstyle="none",
+    )
     axes.set(xlabel="estimated speed-up", title="what each rule costs and brings")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     name_points(axes, [(_rule_name(one), one.speed_up, one.wrong_accepted) for one in rules], 0.07)
@@ -312,4 +433,8 @@ def _calibration(report: LikelihoodReport) -> Iterator[Block]:
 def _point_row(point: LikelihoodPoint, is_chosen: bool) -> tuple[str, ...]:
     name = f"{point.threshold:.3f}"
     shares = (point.acceptance, point.right_accepted, point.wrong_accepted)
-    return (f"{name}, served" if is_chosen else name, *map(measured_share, shares), f"{decimal(point.speed_up, 2)}x")
+    return (
+        f"{name}, served" if is_chosen else name,
+        *map(measured_share, shares),
+        f"{decimal(point.speed_up, 2)}x",
+    )

@@ -46,13 +46,17 @@ class Predicted:
     @property
     def ratio(self) -> NDArray[np.float32]:
         """p/q, with the verifier's lower bound on q."""
-        ratio: NDArray[np.float32] = self.target_probability / self.draft_probability.clip(LEAST_PROBABILITY)
+        ratio: NDArray[np.float32] = self.target_probability / self.draft_probability.clip(
+            LEAST_PROBABILITY
+        )
         return ratio
 
 
 def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
     """1 right, 0 wrong, nan unknown; one entry per segment."""
-    return labels.valid if criterion == "truth" else (labels.target_probability > 0).astype(np.float32)
+    return (
+        labels.valid if criterion == "truth" else (labels.target_probability > 0).astype(np.float32)
+    )
 
 
 def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterion) -> Drafts:
@@ -60,7 +64,9 @@ def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterio
     rows = np.flatnonzero(labels.by_draft & mask)
     ratio = predicted.ratio[rows]
     _check(predicted, ratio)
-    return Drafts(ratio, rightness(labels, criterion)[rows], labels.num_tokens[rows], labels.question[rows])
+    return Drafts(
+        ratio, rightness(labels, criterion)[rows], labels.num_tokens[rows], labels.question[rows]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,9 @@ class Variant:
     verifications: dict[Criterion, Verification]
 
 
-def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resampling: Resampling) -> Variant:
+def evaluate_variant(
+    labels: Labels, predicted: Predicted, cost: Cost, resampling: Resampling
+) -> Variant:
     """Evaluate one pair of probes on the test questions. Raises: InvalidRequest when predictions are missing."""
     test = labels.split == "test"
     drafted, written = test & labels.by_draft, test & ~labels.by_draft
@@ -102,12 +110,17 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
         _check(predicted, values[mask])
     ece, loss = (
         {
-            use: resampling.measured(partial(measure, wanted[mask], values[mask]), labels.question[mask])
+            use: resampling.measured(
+                partial(measure, wanted[mask], values[mask]), labels.question[mask]
+            )
             for use, (wanted, values, mask) in uses.items()
         }
         for measure in (expected_calibration_error, log_loss)
     )
-    verifications = {one: verification(drafts(labels, predicted, test, one), cost, resampling) for one in CRITERIA}
+    verifications = {
+        one: verification(drafts(labels, predicted, test, one), cost, resampling)
+        for one in CRITERIA
+    }
     return Variant(predicted.name, ece, loss, verifications)
 
 
@@ -141,12 +154,17 @@ class LearningPoint:
 
 
 def learning_curve(
-    labels: Labels, fitted: Sequence[tuple[int, Predicted]], criterion: Criterion, resampling: Resampling
+    labels: Labels,
+    fitted: Sequence[tuple[int, Predicted]],
+    criterion: Criterion,
+    resampling: Resampling,
 ) -> tuple[LearningPoint, ...]:
     """Results on the test questions, by ascending number of contexts."""
     test = labels.split == "test"
     return tuple(
-        LearningPoint(num_contexts, *separation(drafts(labels, predicted, test, criterion), resampling))
+        LearningPoint(
+            num_contexts, *separation(drafts(labels, predicted, test, criterion), resampling)
+        )
         for num_contexts, predicted in sorted(fitted, key=lambda pair: pair[0])
     )
 
@@ -166,9 +184,14 @@ def domain_matrix(
 ) -> tuple[DomainCell, ...]:
     """The cells, row by row."""
     test = labels.split == "test"
-    masks = {domain: test & (labels.domain == domain) for domain in np.unique(labels.domain[test]).tolist()}
+    masks = {
+        domain: test & (labels.domain == domain)
+        for domain in np.unique(labels.domain[test]).tolist()
+    }
     return tuple(
-        DomainCell(trained_on, domain, *separation(drafts(labels, predicted, mask, criterion), resampling))
+        DomainCell(
+            trained_on, domain, *separation(drafts(labels, predicted, mask, criterion), resampling)
+        )
         for trained_on, predicted in fitted.items()
         for domain, mask in masks.items()
     )
@@ -176,4 +199,6 @@ def domain_matrix(
 
 def _check(predicted: Predicted, values: Floats) -> None:
     if num_missing := int(np.isnan(values).sum()):
-        raise InvalidRequest(f"{predicted.name}: nothing predicted for {num_missing} of {len(values)} segments")
+        raise InvalidRequest(
+            f"{predicted.name}: nothing predicted for {num_missing} of {len(values)} segments"
+        )

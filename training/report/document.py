@@ -94,7 +94,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_pictures(folder: Path, sections: Iterable[Section]) -> None:
     """Write a PNG file for each picture in the sections."""
-    for picture in (block for section in sections for block in section.blocks if isinstance(block, Picture)):
+    for picture in (
+        block for section in sections for block in section.blocks if isinstance(block, Picture)
+    ):
         with replacing(folder / f"{picture.name}.png") as partial:
             partial.write_bytes(picture.png)
 
@@ -110,7 +112,9 @@ def _inline(text: str) -> Markup:
 def _text(text: str) -> str:
     """`text` with tags escaped outside code, where GitHub would interpret them."""
     parts = text.split("`")
-    return "`".join(part if index % 2 else _TAG.sub("&lt;", part) for index, part in enumerate(parts))
+    return "`".join(
+        part if index % 2 else _TAG.sub("&lt;", part) for index, part in enumerate(parts)
+    )
 
 
 def _cell(text: str) -> str:

@@ -38,7 +38,13 @@ class Picture:
 
     @classmethod
     def drawn(
-        cls, name: str, title: str, caption: str, alt: str, draw: Callable[[Any], Figure], numbers: Any
+        cls,
+        name: str,
+        title: str,
+        caption: str,
+        alt: str,
+        draw: Callable[[Any], Figure],
+        numbers: Any,
     ) -> "Picture":
         """The picture of `draw(numbers)`, in the reports' style."""
         with styled():
@@ -75,7 +81,9 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def panels(num_columns: int, size: tuple[float, float], num_rows: int = 1) -> tuple[Figure, list[Axes]]:
+def panels(
+    num_columns: int, size: tuple[float, float], num_rows: int = 1
+) -> tuple[Figure, list[Axes]]:
     """A figure outside pyplot's global state, `size` in inches."""
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)

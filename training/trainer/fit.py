@@ -32,7 +32,10 @@ class Descent:
         """Squared errors on validation, one an epoch, and the network with the lowest."""
         self._recipe, self._device = recipe, device
         self._optimizer = torch.optim.AdamW(
-            self.network.parameters(), recipe.learning_rate, recipe.betas, weight_decay=recipe.weight_decay
+            self.network.parameters(),
+            recipe.learning_rate,
+            recipe.betas,
+            weight_decay=recipe.weight_decay,
         )
 
     @property
@@ -54,7 +57,9 @@ class Descent:
         for step, (features, targets) in enumerate(examples.batches(batches)):
             share = (number + step / len(batches)) / self._recipe.num_epochs
             for group in self._optimizer.param_groups:
-                group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2  # half a cosine, to 0
+                group["lr"] = (
+                    self._recipe.learning_rate * (1 + cos(pi * share)) / 2
+                )  # half a cosine, to 0
             self._loss(features, targets).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -65,7 +70,9 @@ class Descent:
         """Add the squared error to the history, and keep the network if it is the best so far."""
         total = 0.0
         for features, targets in examples.in_order():
-            total += float((torch.sigmoid(self._logits(features)) - targets).double().square().sum())
+            total += float(
+                (torch.sigmoid(self._logits(features)) - targets).double().square().sum()
+            )
         error = total / len(examples)
         if error < self.best_error:
             self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
@@ -103,9 +110,13 @@ def fit(
     descent = Descent(reduction.num_outputs, recipe, device)
     free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
-    held_out = Examples(source, labels, labels_array, validation_idx, reduction, free_bytes - train.num_bytes)
+    held_out = Examples(
+        source, labels, labels_array, validation_idx, reduction, free_bytes - train.num_bytes
+    )
     while not descent.is_finished:
-        descent.epoch(train, lambda share: progress((len(descent.history) + share) / recipe.num_epochs))
+        descent.epoch(
+            train, lambda share: progress((len(descent.history) + share) / recipe.num_epochs)
+        )
         descent.validate(held_out)
     progress(1.0)
     return _probe(descent, reduction, source.num_features, recipe), descent.history

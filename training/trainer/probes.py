@@ -75,12 +75,22 @@ class Variants:
         }  # fmt: skip
         others, own = changes.items() if report.variants else (), recipe.domain
         if own not in (None, *domains):
-            raise InvalidRequest(f"probes.domain: {own}: no questions to train on; there are {', '.join(domains)}")
+            raise InvalidRequest(
+                f"probes.domain: {own}: no questions to train on; there are {', '.join(domains)}"
+            )
         return cls(
             Variant(SERVED, recipe, domain=own),
-            tuple(Variant(name, recipe.model_copy(update=update), domain=own) for name, update in others),
-            tuple(Variant(f"{share:.1%} of the questions", recipe, share, own) for share in report.learning_curve),
-            tuple(Variant(f"only {name}", recipe, domain=name) for name in domains) if domains[1:] else (),
+            tuple(
+                Variant(name, recipe.model_copy(update=update), domain=own)
+                for name, update in others
+            ),
+            tuple(
+                Variant(f"{share:.1%} of the questions", recipe, share, own)
+                for share in report.learning_curve
+            ),
+            tuple(Variant(f"only {name}", recipe, domain=name) for name in domains)
+            if domains[1:]
+            else (),
         )
 
     @property
@@ -93,9 +103,16 @@ def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[st
     left_out = {"features", "layers", "draft_layers", "device", "memory_gib"}
     features, layers = variant.recipe.inputs(role)
     training = variant.recipe.model_dump(mode="json", exclude=left_out)
-    training |= {"features": features, "layers": layers, "share": variant.share, "domain": variant.domain}
+    training |= {
+        "features": features,
+        "layers": layers,
+        "share": variant.share,
+        "domain": variant.domain,
+    }
     return dict[str, Any](
-        json.loads(json.dumps(training | {"equivalence": config.equivalence.model_dump(mode="json")}))
+        json.loads(
+            json.dumps(training | {"equivalence": config.equivalence.model_dump(mode="json")})
+        )
     )
 
 
@@ -119,7 +136,9 @@ class Fitter:
         return Predicted(
             variant.name,
             target_probability=self._probabilities("target", variant, held_out),
-            draft_probability=self._probabilities("draft", variant, held_out & self.labels.by_draft),
+            draft_probability=self._probabilities(
+                "draft", variant, held_out & self.labels.by_draft
+            ),
         )
 
     def fitted(self, role: Role, variant: Variant) -> Artifact:
@@ -128,7 +147,9 @@ class Fitter:
         path = self._path(role, training)
         if path.exists():
             return load_probe(path)
-        save_probe(self._fit(role, variant), self._card(role, variant, training), path, torch.float16)
+        save_probe(
+            self._fit(role, variant), self._card(role, variant, training), path, torch.float16
+        )
         return self.fitted(role, variant)
 
     def _fit(self, role: Role, variant: Variant) -> Probe:
@@ -153,7 +174,9 @@ class Fitter:
         predicted = predict(probe, source, labels, calibration)
         return calibrate(probe, predicted, targets[calibration], recipe.calibration)
 
-    def _probabilities(self, role: Role, variant: Variant, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def _probabilities(
+        self, role: Role, variant: Variant, mask: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
         name = self._path(role, training_of(self.config, role, variant)).stem
         if name not in self._predicted:
             rows = np.flatnonzero(mask)
@@ -177,8 +200,12 @@ class Fitter:
         if variant.domain is not None:
             mask &= labels.domain == variant.domain
         if split == "train" and variant.share < 1:
-            questions = np.random.default_rng(0).permutation(np.unique(labels.question[labels.split == "train"]))
-            mask &= np.isin(labels.question, questions[: max(1, round(variant.share * len(questions)))])
+            questions = np.random.default_rng(0).permutation(
+                np.unique(labels.question[labels.split == "train"])
+            )
+            mask &= np.isin(
+                labels.question, questions[: max(1, round(variant.share * len(questions)))]
+            )
         return np.flatnonzero(mask)
 
     def num_contexts(self, variant: Variant) -> int:
@@ -201,7 +228,9 @@ class Fitter:
             segmentations=(self.config.segmentation,),
             recipe=variant.recipe.labels if role == "target" else "own",
             data_digest=self.data_digest,
-            calibration=variant.recipe.calibration if len(self._rows(role, variant, "calibration")) else "none",
+            calibration=variant.recipe.calibration
+            if len(self._rows(role, variant, "calibration"))
+            else "none",
             training=training,
         )
 
@@ -211,7 +240,9 @@ def with_own(shares: NDArray[np.float32], num_samples: int) -> NDArray[np.float3
     return ((shares * (num_samples - 1) + 1) / num_samples).astype(np.float32)
 
 
-def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind: CalibrationKind) -> Probe:
+def calibrate(
+    probe: Probe, predicted: Probabilities, label: Probabilities, kind: CalibrationKind
+) -> Probe:
     """A copy of `probe`, calibrated on what it `predicted` for the calibration split and the `label`s there.
 
     "temperature": scale and shift of the logit (Platt, 1999) with the least cross-entropy, folded into the last layer.
@@ -250,6 +281,10 @@ def _platt(predicted: Probabilities, label: Probabilities) -> tuple[float, float
 
     limit = np.log(SCALE_LIMIT)
     result: Any = minimize(
-        loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-SCALE_LIMIT, SCALE_LIMIT)]
+        loss,
+        np.zeros(2),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-limit, limit), (-SCALE_LIMIT, SCALE_LIMIT)],
     )
     return float(np.exp(result.x[0])), float(result.x[1])

@@ -54,7 +54,9 @@ class Reduction(nn.Module):
             return features
         layers = features[:, : self._num_states].unflatten(1, self.matrix.shape[:2]).transpose(0, 1)
         projected = torch.bmm(layers, self.matrix).transpose(0, 1).flatten(1)
-        return torch.cat((projected.sub_(self.offset).div_(self.spread), features[:, self._num_states :]), 1)
+        return torch.cat(
+            (projected.sub_(self.offset).div_(self.spread), features[:, self._num_states :]), 1
+        )
 
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Weight and bias for standardised raw features, equivalent to the given ones for this module's outputs."""
@@ -63,26 +65,40 @@ class Reduction(nn.Module):
         projected, passed = weight.double().tensor_split([self.num_projected], 1)
         projected = projected / self.spread
         layers = projected.unflatten(1, (-1, self.width)).transpose(0, 1)
-        wide = torch.cat([(w @ m.T.double()).float() for w, m in zip(layers, self.matrix, strict=True)], 1)
-        return torch.cat((wide, passed.float()), 1), (bias - projected @ self.offset.double()).float()
+        wide = torch.cat(
+            [(w @ m.T.double()).float() for w, m in zip(layers, self.matrix, strict=True)], 1
+        )
+        return torch.cat((wide, passed.float()), 1), (
+            bias - projected @ self.offset.double()
+        ).float()
 
 
 def fit_reduction(
-    source: FeatureSource, labels: Labels, indices: Indices, projection: int | None, device: torch.device
+    source: FeatureSource,
+    labels: Labels,
+    indices: Indices,
+    projection: int | None,
+    device: torch.device,
 ) -> Reduction:
     """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision. Raises:
     InvalidRequest when the features are not finite."""
     reduction = Reduction(source, projection).to(device)
     mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
-        raise InvalidRequest("features are not finite: states beyond the range of float16; sample again")
+        raise InvalidRequest(
+            "features are not finite: states beyond the range of float16; sample again"
+        )
     reduction.mean.copy_(mean)
     # A mean of n numbers of a model in bfloat16, which may serve whatever sampled, as rounded on disk.
-    error = roundoff(torch.bfloat16) * sqrt(np.mean(1 / labels.num_tokens[indices])) + source.rounding
+    error = (
+        roundoff(torch.bfloat16) * sqrt(np.mean(1 / labels.num_tokens[indices])) + source.rounding
+    )
     reduction.scale.copy_(deviation + (error * mean.abs()).clamp_min(SMALLEST_SCALE))
     if reduction.width:
         drawn = torch.randn(reduction.matrix.shape, generator=torch.Generator().manual_seed(0))
-        reduction.matrix.copy_(drawn / sqrt(source.shape[1]))  # approximately preserves unit variance
+        reduction.matrix.copy_(
+            drawn / sqrt(source.shape[1])
+        )  # approximately preserves unit variance
         mean, deviation = _moments(reduction, source, labels, indices, device)
         reduction.offset.copy_(mean[: reduction.num_projected])
         reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
@@ -96,7 +112,11 @@ def chunks(indices: Indices, num_features: int) -> Iterator[Indices]:
 
 
 def _moments(
-    view: Callable[[Tensor], Tensor], source: FeatureSource, labels: Labels, indices: Indices, device: torch.device
+    view: Callable[[Tensor], Tensor],
+    source: FeatureSource,
+    labels: Labels,
+    indices: Indices,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each number in `view` of the features."""
     total: Tensor | float = 0.0
@@ -105,7 +125,10 @@ def _moments(
         values = view(features.to(device)).double()
         total = total + values.sum(0)
         squares = squares + values.square_().sum(0)
-    mean, mean_square = torch.as_tensor(total) / len(indices), torch.as_tensor(squares) / len(indices)
+    mean, mean_square = (
+        torch.as_tensor(total) / len(indices),
+        torch.as_tensor(squares) / len(indices),
+    )
     variance = (mean_square - mean.square()) * len(indices) / max(1, len(indices) - 1)
     return mean, variance.clamp_min(0).sqrt()
 
@@ -123,7 +146,12 @@ class Examples:
         reduction: Reduction,
         memory_bytes: int,
     ) -> None:
-        self._source, self._labels, self._indices, self._reduction = source, labels, indices, reduction
+        self._source, self._labels, self._indices, self._reduction = (
+            source,
+            labels,
+            indices,
+            reduction,
+        )
         self._device = reduction.mean.device
         self.probabilities = torch.from_numpy(probabilities[indices]).to(self._device)
         size = 2 * len(indices) * reduction.num_outputs
@@ -148,13 +176,18 @@ class Examples:
 
     def _features(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         if self._cached is None:
-            return (part.float() for part in self._read(self._indices[batch.numpy()] for batch in batches))
+            return (
+                part.float()
+                for part in self._read(self._indices[batch.numpy()] for batch in batches)
+            )
         cached = self._cached
         return (cached[batch].to(self._device).float() for batch in batches)
 
     def _reduced(self) -> Tensor:
         cached = torch.empty((len(self), self._reduction.num_outputs), dtype=torch.float16)
-        for part, features in zip(self._chunks(), self._read(self._indices[c] for c in self._chunks()), strict=True):
+        for part, features in zip(
+            self._chunks(), self._read(self._indices[c] for c in self._chunks()), strict=True
+        ):
             cached[torch.from_numpy(part)] = features.cpu()
         return cached
 

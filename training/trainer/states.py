@@ -54,7 +54,9 @@ def _mapped(path: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             return {name: file.get_slice(name)[:] for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise Mismatch(f"cannot read {path}: {error}; delete it and run the same command again") from error
+        raise Mismatch(
+            f"cannot read {path}: {error}; delete it and run the same command again"
+        ) from error
 
 
 def roundoff(dtype: torch.dtype) -> float:
@@ -65,17 +67,24 @@ def roundoff(dtype: torch.dtype) -> float:
 class FeatureSource:
     """A probe's input features of labelled segments, read on demand; the system's cache of files keeps what fits."""
 
-    def __init__(self, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet) -> None:
+    def __init__(
+        self, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet
+    ) -> None:
         """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
-            raise InvalidRequest(f"features {features!r} of the draft, which has states only; use those", "features")
+            raise InvalidRequest(
+                f"features {features!r} of the draft, which has states only; use those", "features"
+            )
         self.role, self.features, self.layers = role, features, layers
         self._store, self._name = store, f"{role}_states"
         states = store.tensor(store.shards[0], self._name)
         self.shape: tuple[int, int] = (states.shape[1], states.shape[2])
-        self.rounding = max(roundoff(store.tensor(shard, self._name).dtype) for shard in store.shards)
+        self.rounding = max(
+            roundoff(store.tensor(shard, self._name).dtype) for shard in store.shards
+        )
         self._layers = torch.tensor(
-            () if features == "surprisal" else layer_indices(layers, self.shape[0]), dtype=torch.int64
+            () if features == "surprisal" else layer_indices(layers, self.shape[0]),
+            dtype=torch.int64,
         )
         self.num_features = num_features(features, layers, self.shape)
 
@@ -87,12 +96,22 @@ class FeatureSource:
     def read(self, labels: Labels, indices: Indices) -> Tensor:
         """`[num_segments, num_features]` fp32 of the segments `indices` of `labels`, in that order, as
         `semspec.probes.probe.assemble`. Only selected rows and layers of a shard are read."""
-        shards, rows = labels.shard[indices], (labels.row if self.role == "target" else labels.draft_row)[indices]
+        shards, rows = (
+            labels.shard[indices],
+            (labels.row if self.role == "target" else labels.draft_row)[indices],
+        )
         if (rows < 0).any():
-            raise InvalidRequest("the draft has no states of target-written segments; leave those out")
-        result, num_states = torch.empty((len(rows), self.num_features)), self.num_layers * self.shape[1]
+            raise InvalidRequest(
+                "the draft has no states of target-written segments; leave those out"
+            )
+        result, num_states = (
+            torch.empty((len(rows), self.num_features)),
+            self.num_layers * self.shape[1],
+        )
         order = np.lexsort((rows, shards))  # files are read sequentially
-        for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
+        for places in (
+            np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ()
+        ):
             shard, own = int(shards[places[0]]), torch.from_numpy(rows[places])
             if num_states:
                 states = self._store.tensor(shard, self._name)[own[:, None], self._layers]

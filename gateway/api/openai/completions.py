@@ -24,7 +24,13 @@ from semspec.gateway.api.openai.requests import (
 from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.idempotency import Key
-from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
+from semspec.gateway.api.shared.resolver import (
+    EFFORT,
+    EFFORT_PARAMETER,
+    AnswerOptions,
+    ClientRequest,
+    variables_of,
+)
 from semspec.gateway.api.shared.sse import Format, Responder
 from semspec.gateway.generation.choice import Choice, Ended, Kept, Written, usage
 from semspec.gateway.generation.parsers import Delta
@@ -58,7 +64,9 @@ def router(responder: Responder) -> APIRouter:
     @routes.post("/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
         """Refuse by name what clients of this API may expect."""
-        raise InvalidRequest("embeddings are not supported: this server's models generate text", "model")
+        raise InvalidRequest(
+            "embeddings are not supported: this server's models generate text", "model"
+        )
 
     return routes
 
@@ -68,8 +76,12 @@ def chat_request(body: ChatRequest) -> ClientRequest:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
-    choice = body.tool_choice.function if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+        raise InvalidRequest(
+            "max_tokens is another name for max_completion_tokens; give one of them", "max_tokens"
+        )
+    choice = (
+        body.tool_choice.function if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    )
     tools = offered([tool.function for tool in body.tools or ()], choice)
     format = format_grammar(body.response_format)
     fields = {"prompt": "messages", "grammar": "tools" if tools else "response_format"}
@@ -105,7 +117,9 @@ def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
     if ids := tuple(token for token in given if isinstance(token, int)):
         return (TokenIds(ids),)
     several = (prompt for prompt in given if not isinstance(prompt, int))
-    return tuple(prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several)
+    return tuple(
+        prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several
+    )
 
 
 class _OpenAIFormat(Format):
@@ -115,7 +129,9 @@ class _OpenAIFormat(Format):
     _chunk_body: type[BaseModel]
     _whole_body: type[BaseModel]
 
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+    def __init__(
+        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+    ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._head = {
             "id": request.id,
@@ -127,21 +143,38 @@ class _OpenAIFormat(Format):
     def drafted(self, event: Drafted) -> list[BaseModel]:
         if not self._options.trace:
             return []
-        segments = [{"text": segment.text, "num_tokens": len(segment.token_ids)} for segment in event.segments]
+        segments = [
+            {"text": segment.text, "num_tokens": len(segment.token_ids)}
+            for segment in event.segments
+        ]
         drafted = {"index": event.index, "segments": segments}
         return [self._chunk([], semspec=answers.ChunkDrafted(drafted=drafted))]
 
     def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
-            return [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
+            return (
+                [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
+            )
         choice = self._piece(index, event.delta, self._logprobs(event.logprobs, event.offset))
         if isinstance(event, Written):
-            own = answers.ChunkWriting(writing=event.place.num_segments) if self._options.trace else None
+            own = (
+                answers.ChunkWriting(writing=event.place.num_segments)
+                if self._options.trace
+                else None
+            )
             return [self._chunk([choice], semspec=own)]
-        if event.was_shown and event.delta == Delta() and not (event.logprobs or self._options.trace):
+        if (
+            event.was_shown
+            and event.delta == Delta()
+            and not (event.logprobs or self._options.trace)
+        ):
             return []
         if self._options.trace:
-            return [self._chunk([choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record)))]
+            return [
+                self._chunk(
+                    [choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record))
+                )
+            ]
         return [self._chunk([choice])]
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
@@ -155,21 +188,28 @@ class _OpenAIFormat(Format):
 
     def response(self, choices: Sequence[Choice]) -> BaseModel:
         return self._whole_body(
-            choices=list(map(self._choice, choices)), usage=usage(choices), **self._head, **self.statistics(choices)
+            choices=list(map(self._choice, choices)),
+            usage=usage(choices),
+            **self._head,
+            **self.statistics(choices),
         )
 
     def _chunk(self, choices: Sequence[BaseModel], **fields: Any) -> BaseModel:
         return self._chunk_body(choices=choices, **self._head, **{"usage": None, **fields})
 
     @abstractmethod
-    def _piece(self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None) -> BaseModel:
+    def _piece(
+        self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None
+    ) -> BaseModel:
         """The next part of a choice; its last one has the `reason` for its end."""
 
     @abstractmethod
     def _choice(self, choice: Choice) -> BaseModel: ...
 
     @abstractmethod
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
+    def _logprobs(
+        self, tokens: Sequence[TokenLogprob] | None, offset: int
+    ) -> dict[str, Any] | None:
         """`offset` is the position of the first token in the whole text, in characters."""
 
 
@@ -178,7 +218,9 @@ class ChatFormat(_OpenAIFormat):
 
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
 
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+    def __init__(
+        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+    ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_calls = [0] * request.num_choices
         """Calls of tools so far in the stream, by choice."""
@@ -191,26 +233,37 @@ class ChatFormat(_OpenAIFormat):
     ) -> answers.ChunkChoice:
         if reason is not None:
             ending = _ending(reason, self._num_calls[index])
-            return answers.ChunkChoice(index=index, delta=answers.NoDelta(), logprobs=None, finish_reason=ending)
+            return answers.ChunkChoice(
+                index=index, delta=answers.NoDelta(), logprobs=None, finish_reason=ending
+            )
         first = self._num_calls[index]
         self._num_calls[index] += len(delta.calls)
         calls = [{"index": first + i, **call.openai} for i, call in enumerate(delta.calls)] or None
         message = answers.AssistantMessage(**_message(delta), tool_calls=calls)
-        return answers.ChunkChoice(index=index, delta=message, logprobs=logprobs, finish_reason=None)
+        return answers.ChunkChoice(
+            index=index, delta=message, logprobs=logprobs, finish_reason=None
+        )
 
     def _choice(self, choice: Choice) -> answers.ChatChoice:
         calls = [call.openai for call in choice.seen.calls]
         return answers.ChatChoice(
             index=choice.index,
-            message=answers.ChoiceMessage(**_message(choice.seen), tool_calls=calls or None, refusal=None),
+            message=answers.ChoiceMessage(
+                **_message(choice.seen), tool_calls=calls or None, refusal=None
+            ),
             logprobs=self._logprobs(choice.logprobs, 0),
             finish_reason=_ending(choice.finish_reason, len(calls)),
         )
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
+    def _logprobs(
+        self, tokens: Sequence[TokenLogprob] | None, offset: int
+    ) -> dict[str, Any] | None:
         if tokens is None:
             return None
-        content = [{**_token(token), "top_logprobs": list(map(_token, token.alternatives))} for token in tokens]
+        content = [
+            {**_token(token), "top_logprobs": list(map(_token, token.alternatives))}
+            for token in tokens
+        ]
         return {"content": content, "refusal": None}
 
 
@@ -222,19 +275,27 @@ class CompletionFormat(_OpenAIFormat):
     def _piece(
         self, index: int, delta: Delta, logprobs: Any = None, reason: FinishReason | None = None
     ) -> answers.CompletionChoice:
-        return answers.CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=reason)
+        return answers.CompletionChoice(
+            index=index, text=delta.content, logprobs=logprobs, finish_reason=reason
+        )
 
     def _choice(self, choice: Choice) -> answers.CompletionChoice:
-        return self._piece(choice.index, choice.seen, self._logprobs(choice.logprobs, 0), choice.finish_reason)
+        return self._piece(
+            choice.index, choice.seen, self._logprobs(choice.logprobs, 0), choice.finish_reason
+        )
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
+    def _logprobs(
+        self, tokens: Sequence[TokenLogprob] | None, offset: int
+    ) -> dict[str, Any] | None:
         if tokens is None:
             return None
         texts = [_text(token) for token in tokens]
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{_text(other): other.logprob for other in token.alternatives} for token in tokens],
+            "top_logprobs": [
+                {_text(other): other.logprob for other in token.alternatives} for token in tokens
+            ],
             "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         }
 
@@ -249,7 +310,9 @@ def _message(text: Delta) -> dict[str, Any]:
     }
 
 
-def _ending(reason: FinishReason | None, num_calls: int) -> FinishReason | Literal["tool_calls"] | None:
+def _ending(
+    reason: FinishReason | None, num_calls: int
+) -> FinishReason | Literal["tool_calls"] | None:
     return "tool_calls" if num_calls and reason is FinishReason.STOP else reason
 
 

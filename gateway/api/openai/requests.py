@@ -60,15 +60,19 @@ class RefusalPart(CompatibleRequestModel):
 
 def select_part(part: object) -> str:
     """Return the tag of a part's model, in angle brackets, so that errors can leave it out of a field's path."""
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)  # a model when it is serialized
+    kind = (
+        part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    )  # a model when it is serialized
     return "<refusal>" if kind == "refusal" else "<text>"
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(select_part),
 ]
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[Part], items(), Tag("<list>")], Discriminator(text_or_list)
+    Annotated[Text, Tag("<text>")] | Annotated[list[Part], items(), Tag("<list>")],
+    Discriminator(text_or_list),
 ]
 
 
@@ -79,7 +83,9 @@ def _write_arguments(arguments: object) -> object:
     try:
         return json.dumps(arguments) if isinstance(arguments, dict) else arguments
     except RecursionError:
-        raise ValueError("Input should be the JSON text of an object: it is nested too deep") from None
+        raise ValueError(
+            "Input should be the JSON text of an object: it is nested too deep"
+        ) from None
 
 
 def _check_arguments(text: str) -> str:
@@ -103,7 +109,9 @@ Arguments = Annotated[
 
 def _require_function(kind: object) -> object:
     if kind != "function":
-        raise ValueError("Input should be 'function', the only type of tools that is served; leave out other tools")
+        raise ValueError(
+            "Input should be 'function', the only type of tools that is served; leave out other tools"
+        )
     return kind
 
 
@@ -170,7 +178,9 @@ class ChatMessage(CompatibleRequestModel):
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         if self.role != "assistant" and (self.tool_calls or self.function_call or self.refusal):
-            raise ValueError("only an assistant's message has tool_calls, a function_call or a refusal")
+            raise ValueError(
+                "only an assistant's message has tool_calls, a function_call or a refusal"
+            )
         if self.tool_calls and self.function_call:
             raise ValueError("function_call is the older name of tool_calls; give one of them")
         if self.tool_call_id is not None and self.role != "tool":
@@ -207,7 +217,9 @@ def _countable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-SchemaObject = Annotated[dict[str, Any], AfterValidator(_countable), Field(description="a JSON schema")]
+SchemaObject = Annotated[
+    dict[str, Any], AfterValidator(_countable), Field(description="a JSON schema")
+]
 
 
 class JsonSchema(RequestModel):
@@ -272,7 +284,8 @@ def word_or_tool(value: object) -> str:
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedTool, Tag("<tool>")],
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedTool, Tag("<tool>")],
     Discriminator(word_or_tool),
 ]
 
@@ -334,21 +347,31 @@ def format_grammar(format: ResponseFormat | None) -> str:
     return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, field)
 
 
-def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | None) -> list[Function]:
+def offered(
+    functions: Sequence[Function] | None, choice: str | NamedFunction | None
+) -> list[Function]:
     """The functions that the model gets to see; none if it may not call any. Raises: InvalidRequest."""
     functions = list(functions or ())
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: two of them have the same name", "tools")
     if isinstance(choice, NamedFunction) and choice.name not in names:
-        raise InvalidRequest(f"tool_choice: there is no tool {choice.name!r} in tools", "tool_choice")
+        raise InvalidRequest(
+            f"tool_choice: there is no tool {choice.name!r} in tools", "tool_choice"
+        )
     if choice == "required" and not functions:
-        raise InvalidRequest("tool_choice: 'required' needs tools; give some, or leave it out", "tool_choice")
+        raise InvalidRequest(
+            "tool_choice: 'required' needs tools; give some, or leave it out", "tool_choice"
+        )
     return [] if choice == "none" else functions
 
 
 def answer_grammar(
-    functions: Sequence[Function], choice: str | NamedFunction | None, is_parallel: bool | None, format: str, field: str
+    functions: Sequence[Function],
+    choice: str | NamedFunction | None,
+    is_parallel: bool | None,
+    format: str,
+    field: str,
 ) -> str:
     """The grammar of an answer that may call `functions` or must; without any, that of its `format`, which `field` has.
 
@@ -359,15 +382,24 @@ def answer_grammar(
     if format:
         raise InvalidRequest(f"{field} is only served without tools; leave out one of them", field)
     name = choice.name if isinstance(choice, NamedFunction) else None
-    numbered = [(index, function) for index, function in enumerate(functions) if name in (None, function.name)]
+    numbered = [
+        (index, function)
+        for index, function in enumerate(functions)
+        if name in (None, function.name)
+    ]
     fields = [f"tools.{index}.function.parameters" for index, _ in numbered]
     is_required = name is not None or choice == "required"
     is_parallel = is_parallel is not False and name is None
-    return tools_grammar([one.model_dump() for _, one in numbered], is_required, is_parallel, fields)
+    return tools_grammar(
+        [one.model_dump() for _, one in numbered], is_required, is_parallel, fields
+    )
 
 
 def tools_json(functions: Sequence[Function]) -> str:
     """The functions as a chat template takes them; empty if there are none."""
     fields = {"name", "description", "parameters"}
-    given = [{"type": "function", "function": one.model_dump(exclude_none=True, include=fields)} for one in functions]
+    given = [
+        {"type": "function", "function": one.model_dump(exclude_none=True, include=fields)}
+        for one in functions
+    ]
     return json.dumps(given, ensure_ascii=False) if given else ""

@@ -11,7 +11,11 @@ from pydantic import BaseModel
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
 from semspec.gateway.api.openai import responses_answers as bodies
-from semspec.gateway.api.openai.responses_requests import ResponseOptions, ResponseRequest, response_request
+from semspec.gateway.api.openai.responses_requests import (
+    ResponseOptions,
+    ResponseRequest,
+    response_request,
+)
 from semspec.gateway.api.shared.bodies import BodyRoute
 from semspec.gateway.api.shared.document import STORED, generating
 from semspec.gateway.api.shared.idempotency import Key
@@ -34,7 +38,12 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.store.store import Store, reading
 from semspec.types import FinishReason, Message
 
-_STATUSES = {"running": "in_progress", "interrupted": "incomplete", "failed": "failed", "cancelled": "cancelled"}
+_STATUSES = {
+    "running": "in_progress",
+    "interrupted": "incomplete",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
 
 
 def router(responder: Responder, readiness: Readiness, store: Store) -> APIRouter:
@@ -79,10 +88,14 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
         """A stored response, as far as it is written."""
         status, choice = await stored(id, owner)
-        written = ResponsesFormat(choice.request, json.loads(choice.request.answer), "").written(choice)
+        written = ResponsesFormat(choice.request, json.loads(choice.request.answer), "").written(
+            choice
+        )
         if status == "finished":
             return written
-        failure = bodies.ResponseFailure(code="server_error", message="the generation failed; send the request again")
+        failure = bodies.ResponseFailure(
+            code="server_error", message="the generation failed; send the request again"
+        )
         own = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
         return written.model_copy(update={**own, "incomplete_details": None})
 
@@ -90,8 +103,14 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
 
 
 Kind = Literal["reasoning", "message"]
-_PARTS: dict[Kind, type[bodies.Part]] = {"reasoning": bodies.ReasoningPart, "message": bodies.OutputText}
-_TEXTS: dict[Kind, str] = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
+_PARTS: dict[Kind, type[bodies.Part]] = {
+    "reasoning": bodies.ReasoningPart,
+    "message": bodies.OutputText,
+}
+_TEXTS: dict[Kind, str] = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+}
 
 
 class ResponsesFormat(Format):
@@ -99,7 +118,9 @@ class ResponsesFormat(Format):
 
     options = ResponseOptions
 
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+    def __init__(
+        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+    ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_events = self._num_items = 0
         self._open: tuple[Kind, str] | None = None
@@ -119,14 +140,19 @@ class ResponsesFormat(Format):
         response = self.response(choices)
         events = [] if self._num_items else list(self._opened("message"))
         events += self._closed(response.output[-1].status)
-        return [*events, self._event(bodies.ResponseState, f"response.{response.status}", response=response)]
+        return [
+            *events,
+            self._event(bodies.ResponseState, f"response.{response.status}", response=response),
+        ]
 
     def response(self, choices: Sequence[Choice]) -> bodies.ModelResponse:
         return self.written(choices[0]).model_copy(update=self.statistics(choices))
 
     def written(self, choice: Choice) -> bodies.ModelResponse:
         """A response without statistics, whose times are not stored."""
-        status: bodies.ItemStatus = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
+        status: bodies.ItemStatus = (
+            "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
+        )
         calls = [_call_item(call, call.arguments, "completed") for call in choice.seen.calls]
         texts = _split(choice.seen) or ([] if calls else [("message", "")])
         statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
@@ -147,7 +173,9 @@ class ResponsesFormat(Format):
             created_at=request.created,
             status=status,
             error=None,
-            incomplete_details=bodies.Incomplete(reason="max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=bodies.Incomplete(reason="max_output_tokens")
+            if status == "incomplete"
+            else None,
             instructions=request.instructions or None,
             max_output_tokens=request.max_tokens,
             model=request.model,
@@ -167,7 +195,9 @@ class ResponsesFormat(Format):
                 yield from self._closed("completed")
                 yield from self._opened(kind)
             self._open = (kind, self._open[1] + text if self._open else text)
-            yield self._event(bodies.ResponseText, f"{_TEXTS[kind]}.delta", delta=text, **self._place(kind))
+            yield self._event(
+                bodies.ResponseText, f"{_TEXTS[kind]}.delta", delta=text, **self._place(kind)
+            )
         for call in delta.calls:
             yield from self._called(call)
 
@@ -175,16 +205,24 @@ class ResponsesFormat(Format):
         """The events of a call, which closes the text before it."""
         yield from self._closed("completed")
         index, self._num_items = self._num_items, self._num_items + 1
-        begun, done = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
+        begun, done = (
+            _call_item(call, "", "in_progress"),
+            _call_item(call, call.arguments, "completed"),
+        )
         yield self._item_event("added", index, begun)
         place: dict[str, Any] = {"item_id": begun.id, "output_index": index}
-        kind, whole = "response.function_call_arguments", {"name": call.name, "arguments": call.arguments}
+        kind, whole = (
+            "response.function_call_arguments",
+            {"name": call.name, "arguments": call.arguments},
+        )
         yield self._event(bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **place)
         yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **place)
         yield self._item_event("done", index, done)
 
     def _item_event(self, name: str, index: int, item: bodies.Item) -> BaseModel:
-        return self._event(bodies.ResponseItem, f"response.output_item.{name}", output_index=index, item=item)
+        return self._event(
+            bodies.ResponseItem, f"response.output_item.{name}", output_index=index, item=item
+        )
 
     def _event(self, event: type[BaseModel], type: str, **fields: Any) -> BaseModel:
         self._num_events += 1
@@ -194,7 +232,9 @@ class ResponsesFormat(Format):
         self._num_items, self._open = self._num_items + 1, (kind, "")
         item, place = self._item(kind, None, "in_progress"), self._place(kind)
         yield self._item_event("added", place["output_index"], item)
-        yield self._event(bodies.ResponsePart, "response.content_part.added", part=_PARTS[kind](text=""), **place)
+        yield self._event(
+            bodies.ResponsePart, "response.content_part.added", part=_PARTS[kind](text=""), **place
+        )
 
     def _closed(self, status: bodies.ItemStatus) -> Iterator[BaseModel]:
         """The events that end the open item, if there is one."""
@@ -203,12 +243,18 @@ class ResponsesFormat(Format):
         kind, text = self._open
         self._open, place = None, self._place(kind)
         yield self._event(bodies.ResponseText, f"{_TEXTS[kind]}.done", text=text, **place)
-        yield self._event(bodies.ResponsePart, "response.content_part.done", part=_PARTS[kind](text=text), **place)
+        yield self._event(
+            bodies.ResponsePart, "response.content_part.done", part=_PARTS[kind](text=text), **place
+        )
         yield self._item_event("done", place["output_index"], self._item(kind, text, status))
 
     def _place(self, kind: Kind) -> dict[str, Any]:
         """Where the text of the last item is."""
-        return {"item_id": self._item_id(kind), "output_index": self._num_items - 1, "content_index": 0}
+        return {
+            "item_id": self._item_id(kind),
+            "output_index": self._num_items - 1,
+            "content_index": 0,
+        }
 
     def _item_id(self, kind: str) -> str:
         return f"{'rs' if kind == 'reasoning' else 'msg'}-{self._request.id.partition('-')[2]}"
@@ -216,12 +262,16 @@ class ResponsesFormat(Format):
     def _item(self, kind: str, text: str | None, status: bodies.ItemStatus) -> bodies.Item:
         """An item with its one part; without any, if `text` is None."""
         item = bodies.ReasoningItem if kind == "reasoning" else bodies.MessageItem
-        return item(id=self._item_id(kind), content=[] if text is None else [{"text": text}], status=status)
+        return item(
+            id=self._item_id(kind), content=[] if text is None else [{"text": text}], status=status
+        )
 
 
 def _call_item(call: ToolCall, arguments: str, status: bodies.ItemStatus) -> bodies.CallItem:
     id = f"fc-{call.id.partition('-')[2]}"
-    return bodies.CallItem(id=id, call_id=call.id, name=call.name, arguments=arguments, status=status)
+    return bodies.CallItem(
+        id=id, call_id=call.id, name=call.name, arguments=arguments, status=status
+    )
 
 
 def _split(text: Delta) -> list[tuple[Kind, str]]:

@@ -5,7 +5,12 @@ from typing import Literal
 from pydantic import Field
 
 from semspec.gateway.api.openai.responses_requests import ResponseTool, ResponseToolChoice
-from semspec.gateway.api.shared.answers import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
+from semspec.gateway.api.shared.answers import (
+    AnswerMetrics,
+    CompletionTokens,
+    PromptTokens,
+    Statistics,
+)
 from semspec.gateway.api.shared.requests import Effort
 from semspec.records import Body, if_any
 
@@ -130,7 +135,9 @@ class _Event(Body):
 class ResponseState(_Event):
     """The response begins or ends."""
 
-    type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"]
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete"
+    ]
     response: ModelResponse
 
 

@@ -42,7 +42,12 @@ from semspec.gateway.api.shared.requests import (
     items,
     text_or_list,
 )
-from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
+from semspec.gateway.api.shared.resolver import (
+    EFFORT_PARAMETER,
+    AnswerOptions,
+    ClientRequest,
+    variables_of,
+)
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar
 from semspec.gateway.options import RequestModel
 from semspec.types import Message, Role
@@ -62,16 +67,20 @@ class InputText(CompatibleRequestModel):
 
 
 InputPart = Annotated[
-    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(select_part)
+    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(select_part),
 ]
 InputContent = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], items(), Tag("<list>")], Discriminator(text_or_list)
+    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], items(), Tag("<list>")],
+    Discriminator(text_or_list),
 ]
 
 
 def _require_message(kind: object) -> object:
     if kind != "message":
-        raise ValueError(f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items")
+        raise ValueError(
+            f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items"
+        )
     return kind
 
 
@@ -126,7 +135,9 @@ class InputCallOutput(CompatibleRequestModel):
 
 
 def _kind_of_item(item: object) -> str:
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
+    kind = (
+        item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    )  # a model when it is serialized
     return f"<{kind}>" if kind in ITEMS else "<message>"
 
 
@@ -152,7 +163,9 @@ class TextFormat(RequestModel):
     def _has_its_schema(self) -> Self:
         given = (self.name, self.description, self.schema_, self.strict)
         if self.type != "json_schema" and given != (None, None, None, None):
-            raise ValueError("name, description, schema and strict go with the type 'json_schema' only")
+            raise ValueError(
+                "name, description, schema and strict go with the type 'json_schema' only"
+            )
         if self.type == "json_schema" and (self.name is None or self.schema_ is None):
             raise ValueError("the type 'json_schema' needs a name and a schema")
         return self
@@ -194,7 +207,8 @@ class NamedResponseTool(NamedFunction, OfFunction):
 
 
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedResponseTool, Tag("<tool>")],
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedResponseTool, Tag("<tool>")],
     Discriminator(word_or_tool),
 ]
 
@@ -223,7 +237,8 @@ class ResponseRequest(TextRequest):
     labels = RESPONSES_LABELS
 
     input: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), items(), Tag("<list>")],
+        Annotated[Text, Tag("<text>")]
+        | Annotated[list[InputItem], Field(min_length=1), items(), Tag("<list>")],
         Discriminator(text_or_list),
     ]
     instructions: Text | None = None
@@ -258,7 +273,8 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
     is_kept = body.store is not False
     shared = GenerationRequest(
-        **{name: getattr(body, name) for name in TextRequest.model_fields}, store=None if is_kept else False
+        **{name: getattr(body, name) for name in TextRequest.model_fields},
+        store=None if is_kept else False,
     )
     tools = offered(body.tools, body.tool_choice)
     format = body.text.format.grammar if body.text and body.text.format else ""
@@ -284,7 +300,9 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             store=is_kept,
         ),
         is_kept=is_kept,
-        grammar=answer_grammar(tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"),
+        grammar=answer_grammar(
+            tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"
+        ),
         instructions=body.instructions or "",
         tools=tools_json(tools),
         variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
@@ -301,13 +319,17 @@ def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
             case InputMessage():
                 messages.append(ChatMessage(role=item.role, content=joined(item.content or "")))
             case InputCallOutput():
-                messages.append(ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id))
+                messages.append(
+                    ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id)
+                )
             case InputCall():
                 function = FunctionCall(name=item.name, arguments=item.arguments)
                 call = ToolCall(id=item.call_id, function=function)
                 if messages and messages[-1].role == "assistant":
                     last = messages.pop()
-                    messages.append(last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]}))
+                    messages.append(
+                        last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
+                    )
                 else:
                     messages.append(ChatMessage(role="assistant", tool_calls=[call]))
     return messages

@@ -61,7 +61,10 @@ class Bodies:
         self.max_bytes_per_owner = self.max_bytes // 2
         self.least_bytes = self.max_bytes_per_owner // (max_connections() // OWNER_SHARE)
         self.max_size = JsonSize(
-            *(settings.max_body_bytes // length for length in (STRING_LENGTH, CONTAINER_LENGTH, VALUE_LENGTH))
+            *(
+                settings.max_body_bytes // length
+                for length in (STRING_LENGTH, CONTAINER_LENGTH, VALUE_LENGTH)
+            )
         )
         self.num_bytes: Counter[str] = Counter()
         """Bytes that count at present, by owner."""
@@ -120,7 +123,9 @@ class HeldBody:
         of_owner, of_all = bodies.num_bytes[self._owner], bodies.num_bytes.total()
         if of_owner > self._num_bytes and of_owner + num_bytes > bodies.max_bytes_per_owner:
             limit = f"the limit for one API key is {bodies.max_bytes_per_owner} bytes"
-            raise Overloaded(f"too many or too large requests at once: {limit}; retry when others have ended")
+            raise Overloaded(
+                f"too many or too large requests at once: {limit}; retry when others have ended"
+            )
         if of_all > self._num_bytes and of_all + num_bytes > bodies.max_bytes:
             limit = f"the limit for all clients is {bodies.max_bytes} bytes"
             raise Unavailable(f"too many or too large requests at once: {limit}; retry later")
@@ -210,7 +215,9 @@ async def _received(request: Request) -> bytes:
 def _is_json(content_type: str) -> bool:
     headers = Headers()
     headers["content-type"] = content_type
-    is_json = headers.get_content_subtype() == "json" or headers.get_content_subtype().endswith("+json")
+    is_json = headers.get_content_subtype() == "json" or headers.get_content_subtype().endswith(
+        "+json"
+    )
     return headers.get_content_maintype() == "application" and is_json
 
 
@@ -219,7 +226,9 @@ def decode(data: bytes) -> str:
     try:
         return data.decode(json.detect_encoding(data), "surrogatepass")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: it is not {error.encoding} at byte {error.start}") from None
+        raise InvalidRequest(
+            f"the body is not valid JSON: it is not {error.encoding} at byte {error.start}"
+        ) from None
 
 
 def parse_json(text: str) -> Any:
@@ -227,7 +236,9 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
+        raise InvalidRequest(
+            f"the body is not valid JSON: {error.msg} at character {error.pos}"
+        ) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deep; send a flatter one") from None
     except ValueError as error:  # an integer of too many digits
@@ -244,5 +255,7 @@ def memory_of(text: str, limit: JsonSize) -> int:
         field = field_beyond(text, limit)
         message = f"the body holds {getattr(size, kind)} {kind}, and the limit is {getattr(limit, kind)}; send fewer"
         raise InvalidRequest(f"{field}: {message}" if field else message, field)
-    parsed = VALUE_BYTES * size.values + STRING_BYTES * size.strings + CONTAINER_BYTES * size.containers
+    parsed = (
+        VALUE_BYTES * size.values + STRING_BYTES * size.strings + CONTAINER_BYTES * size.containers
+    )
     return getsizeof(text) + parsed

@@ -19,12 +19,23 @@ EVENT_ID = f"^{_PLACE}(-{_PLACE}){{0,7}}$"
 
 Responses = dict[int | str, dict[str, Any]]
 
-STREAMED: tuple[type[BaseModel], ...] = (ChatCompletionChunk, TextCompletionChunk, *RESPONSE_EVENTS, TgiChunk)
+STREAMED: tuple[type[BaseModel], ...] = (
+    ChatCompletionChunk,
+    TextCompletionChunk,
+    *RESPONSE_EVENTS,
+    TgiChunk,
+)
 """What FastAPI does not find, since routes return a `Response`."""
 
 TAGS = [
-    {"name": "completions", "description": "OpenAI's API, with an object `semspec` in requests and responses."},
-    {"name": "generations", "description": "Stored generations; attach to a running one or cancel it."},
+    {
+        "name": "completions",
+        "description": "OpenAI's API, with an object `semspec` in requests and responses.",
+    },
+    {
+        "name": "generations",
+        "description": "Stored generations; attach to a running one or cancel it.",
+    },
     {"name": "sessions", "description": "Stored conversations."},
     {"name": "tgi", "description": "Text Generation Inference's API."},
     {"name": "models", "description": "Values for a request's `model`."},
@@ -49,13 +60,20 @@ def stream(*models: type[BaseModel]) -> dict[str, Any]:
         "event": {"type": "string"},
         "id": {"type": "string", "pattern": EVENT_ID, "description": "for `Last-Event-ID`"},
     }
-    return {"text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": event}}}
+    return {
+        "text/event-stream": {
+            "itemSchema": {"type": "object", "required": ["data"], "properties": event}
+        }
+    }
 
 
 def generating(*events: type[BaseModel]) -> Responses:
     """Responses of OpenAI's routes that generate, with these events of a stream."""
     operations = ("generation", "trace", "events", "cancel")
-    links = {name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in operations}
+    links = {
+        name: {"operationId": name, "parameters": {"id": "$response.body#/id"}}
+        for name in operations
+    }
     answer = {"content": stream(*events, Error), "links": links}
     return {200: answer, **errors(400, 404, 408, 409, 413, 429, 503, 504)}
 
@@ -71,7 +89,9 @@ class DocumentedApp(FastAPI):
 
     def __init__(self, asks_for_keys: bool, **options: Any) -> None:
         name_of = attrgetter("name")  # of a route's function: the operation's id
-        super().__init__(**options, responses=ANY_ROUTE, generate_unique_id_function=name_of, openapi_tags=TAGS)
+        super().__init__(
+            **options, responses=ANY_ROUTE, generate_unique_id_function=name_of, openapi_tags=TAGS
+        )
         self._asks_for_keys = asks_for_keys
 
     def openapi(self) -> dict[str, Any]:
@@ -83,7 +103,9 @@ class DocumentedApp(FastAPI):
             components = document["components"]
             if self._asks_for_keys:
                 components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-            described = models_json_schema([(model, "serialization") for model in STREAMED], ref_template=_SCHEMA)
+            described = models_json_schema(
+                [(model, "serialization") for model in STREAMED], ref_template=_SCHEMA
+            )
             components["schemas"] |= described[1]["$defs"]
             for name in _FASTAPIS_OWN:
                 components["schemas"].pop(name, None)
@@ -92,7 +114,9 @@ class DocumentedApp(FastAPI):
     def _complete(self, operation: dict[str, Any], is_open: bool) -> None:
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422")):
-            del responses["422"]  # FastAPI adds it to every route with parameters; our routes list their own errors
+            del responses[
+                "422"
+            ]  # FastAPI adds it to every route with parameters; our routes list their own errors
         if self._asks_for_keys and not is_open:
             operation["security"] = [{"bearer": []}]
         else:

@@ -39,7 +39,12 @@ UNAVAILABLE_RETRY_AFTER_S = 2
 
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
 
-_HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_HTTP_CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
 _VARIABLE = re.compile(r" \(SEMSPEC_\w+\)")
 _log = logging.getLogger(__name__)
 
@@ -91,7 +96,9 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(SemspecError)
     async def on_semspec_error(request: Request, error: SemspecError) -> Response:
-        if isinstance(error, Unauthenticated):  # the client's key is valid: a service rejected the gateway's token
+        if isinstance(
+            error, Unauthenticated
+        ):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
                 "a service rejected this gateway's token; give it the services' token (SEMSPEC_SERVICE_TOKEN)"
             )
@@ -120,7 +127,11 @@ def error_body(error: SemspecError) -> Error:
     """OpenAI's error body, also the last event of a failed stream."""
     row = _row(error)
     message = public(error.message)
-    return Error(error=ErrorDetail(message=message, type=row.openai_type, param=error.parameter, code=row.code))
+    return Error(
+        error=ErrorDetail(
+            message=message, type=row.openai_type, param=error.parameter, code=row.code
+        )
+    )
 
 
 def tgi_error_body(error: SemspecError) -> TgiError:
@@ -144,7 +155,9 @@ def error_response(error: SemspecError, path: str = "") -> Response:
 
 def internal_error() -> InternalError:
     """The error a client gets for an unhandled exception: no details, only a reference to the log."""
-    return InternalError("internal error; the server's log has the details under this response's x-request-id")
+    return InternalError(
+        "internal error; the server's log has the details under this response's x-request-id"
+    )
 
 
 def _row(error: SemspecError) -> Representation:
@@ -164,7 +177,9 @@ def _headers(error: SemspecError) -> Mapping[str, str] | None:
         return {"www-authenticate": "Bearer"}
     if isinstance(error, Overloaded):
         return {"retry-after": str(error.retry_after_s)}
-    return {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
+    return (
+        {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
+    )
 
 
 def _tgi_status(error: SemspecError) -> int:
@@ -179,9 +194,13 @@ def _tgi_status(error: SemspecError) -> int:
 def _invalid(details: Sequence[Any]) -> InvalidRequest:
     """The first validation error, with the field's name."""
     first = details[0]
-    field = ".".join(name for name in map(str, first["loc"][1:]) if not name.startswith("<")) or None
+    field = (
+        ".".join(name for name in map(str, first["loc"][1:]) if not name.startswith("<")) or None
+    )
     if first["type"] == "extra_forbidden":
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
         return InvalidRequest(f"{field} {reason}; leave it out", field)
-    return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)
+    return InvalidRequest(
+        f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field
+    )

@@ -4,7 +4,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -79,7 +85,9 @@ class IdempotencyKeys:
 class IdempotencyKey:
     """One client's idempotency key. Keys of different API keys are separate."""
 
-    def __init__(self, key: str, owner: str, content: tuple[str, ...], keys: IdempotencyKeys) -> None:
+    def __init__(
+        self, key: str, owner: str, content: tuple[str, ...], keys: IdempotencyKeys
+    ) -> None:
         """`content`: of the request with this key."""
         self._keys, self._store = keys, keys.store
         self._digest = _digest(owner, key)
@@ -101,11 +109,15 @@ class IdempotencyKey:
                         waiting.value = await self._store.remember(self._digest, self._value)
                         if waiting.value == self._value:
                             return new_id, False
-                        waiting.watch = asyncio.create_task(self._keys.watch(self._digest, waiting.value))
+                        waiting.watch = asyncio.create_task(
+                            self._keys.watch(self._digest, waiting.value)
+                        )
                     value, watch = waiting.value, waiting.watch
                 id, content = _parsed(value)
                 if content != self._content:
-                    raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
+                    raise InvalidRequest(
+                        "this key was used for another request; take a new one", "Idempotency-Key"
+                    )
                 try:
                     async with asyncio.timeout(timeout_s):
                         has_begun = await asyncio.shield(watch)

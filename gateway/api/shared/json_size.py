@@ -43,7 +43,9 @@ def size_of(text: str, max_strings: int) -> JsonSize:
 def field_beyond(text: str, limit: JsonSize) -> str | None:
     """Return the path of the field in which a text exceeds `limit`; None if the text is not valid."""
     ends = range(0, len(text), STEP)
-    num_within = bisect_left(ends, True, key=lambda end: size_of(text[:end], limit.strings).excess(limit) is not None)
+    num_within = bisect_left(
+        ends, True, key=lambda end: size_of(text[:end], limit.strings).excess(limit) is not None
+    )
     try:
         value = from_json(text[: ends[num_within - 1]], allow_partial=True)
     except ValueError:

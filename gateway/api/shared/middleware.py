@@ -119,9 +119,13 @@ class Observed(HttpMiddleware):
                 _log.exception("request failed")
                 mark_failed(request_span, "internal_error")
                 if status is None:
-                    await error_response(internal_error(), scope["path"])(scope, receive, send_with_id)
+                    await error_response(internal_error(), scope["path"])(
+                        scope, receive, send_with_id
+                    )
             finally:
-                self._record(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span)
+                self._record(
+                    scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span
+                )
 
     def _record(self, scope: Scope, status: int, duration_s: float, request_span: Span) -> None:
         # The route's template and a method of HTTP, never a path, a query or a word that the client has chosen.
@@ -134,7 +138,12 @@ class Observed(HttpMiddleware):
         request_span.set_attribute("http.response.status_code", status)
         if status >= 500:
             mark_failed(request_span, str(status))
-        fields = {"method": method, "route": route, "status": status, "duration_ms": duration_s * 1e3}
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_ms": duration_s * 1e3,
+        }
         if owner := scope.get("state", {}).get("owner"):
             fields["owner"] = owner
         level = logging.DEBUG if route in POLLED else logging.INFO
@@ -170,7 +179,9 @@ def _refusal(scope: Scope) -> HTTPException | None:
     if scope["http_version"].partition(".")[0] != "1":
         return HTTPException(505, "this server speaks HTTP/1.1")
     if scope["method"] not in METHODS:
-        return HTTPException(405, "HTTP has no such method; use one of those allowed", {"allow": ALLOWED})
+        return HTTPException(
+            405, "HTTP has no such method; use one of those allowed", {"allow": ALLOWED}
+        )
     return None
 
 
@@ -255,30 +266,41 @@ class BodyGuard(HttpMiddleware):
     `unless_disconnected`; the others take a moment.
     """
 
-    def __init__(self, app: ASGIApp, bodies: Bodies, timeout_s: float, drain: Drain, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, bodies: Bodies, timeout_s: float, drain: Drain, metrics: Metrics
+    ) -> None:
         super().__init__(app)
         self._bodies, self._timeout_s = bodies, timeout_s
         self._drain, self._metrics = drain, metrics
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_open(scope["method"], scope["path"]):  # these routes read no body, and answer under any load
+        if is_open(
+            scope["method"], scope["path"]
+        ):  # these routes read no body, and answer under any load
             await self._app(scope, receive, send)
             return
         with ExitStack() as stack:
             try:
-                body = stack.enter_context(self._bodies.hold(scope.get("state", {}).get("owner", "")))
+                body = stack.enter_context(
+                    self._bodies.hold(scope.get("state", {}).get("owner", ""))
+                )
             except (Overloaded, Unavailable) as error:
                 await self._refuse(error, scope, receive, send)
             else:
                 scope.setdefault("state", {})["body"] = body
                 await self._handle(body, scope, receive, send)
 
-    async def _refuse(self, error: SemspecError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self, error: SemspecError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._metrics.refusals.labels(represent(error).code).inc()
         await error_response(error, scope["path"])(scope, receive, closing(send))
 
     async def _handle(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
-        announced, max_bytes = Headers(scope=scope).get("content-length", "0"), self._bodies.max_body_bytes
+        announced, max_bytes = (
+            Headers(scope=scope).get("content-length", "0"),
+            self._bodies.max_body_bytes,
+        )
         is_too_large, num_bytes = announced.isdecimal() and int(announced) > max_bytes, 0
         deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
         respond, is_refused = send, False
@@ -301,7 +323,9 @@ class BodyGuard(HttpMiddleware):
             try:
                 body.add(num_new_bytes)
             except SemspecError:
-                respond = closing(send)  # reading the rest would take as long as reading it for an answer
+                respond = closing(
+                    send
+                )  # reading the rest would take as long as reading it for an answer
                 raise
             return message
 
@@ -309,7 +333,9 @@ class BodyGuard(HttpMiddleware):
             nonlocal is_refused
             if message["type"] == "http.response.start":
                 try:
-                    body.replace_by_answer(int(Headers(raw=message["headers"]).get("content-length", "0")))
+                    body.replace_by_answer(
+                        int(Headers(raw=message["headers"]).get("content-length", "0"))
+                    )
                 except SemspecError as error:
                     is_refused = True
                     await self._refuse(error, scope, receive, respond)

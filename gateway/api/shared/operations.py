@@ -100,10 +100,15 @@ def router(
         detail = public(describe(readiness.status))
         return Ready(status="ready", detail=detail.partition(":")[0] if anonymous else detail)
 
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @routes.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
     async def exposition(owner: OwnerOf) -> Response:
         """Prometheus' text format; numbers by owner for a key with the option `operator`."""
-        return Response(metrics.exposition(keys is None or keys.has(owner, OPERATOR)), media_type=CONTENT_TYPE_LATEST)
+        return Response(
+            metrics.exposition(keys is None or keys.has(owner, OPERATOR)),
+            media_type=CONTENT_TYPE_LATEST,
+        )
 
     @routes.get("/v1/services")
     async def services() -> Services:
@@ -116,13 +121,18 @@ def router(
         )
         return Services(services=list(await asyncio.gather(*states)))
 
-    async def state(name: str, ask: Callable[[], Awaitable[T]], describe: Callable[[T], str]) -> Service:
+    async def state(
+        name: str, ask: Callable[[], Awaitable[T]], describe: Callable[[T], str]
+    ) -> Service:
         status = "ok"
         try:
             async with asyncio.timeout(settings.health_timeout_s):
                 detail = describe(await ask())
         except (SemspecError, TimeoutError) as error:
-            status, detail = "away", public(error.message) if isinstance(error, SemspecError) else "no answer in time"
+            status, detail = (
+                "away",
+                public(error.message) if isinstance(error, SemspecError) else "no answer in time",
+            )
         return Service.model_validate({"name": name, "status": status, "detail": detail})
 
     return routes

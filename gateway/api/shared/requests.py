@@ -4,12 +4,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
 from semspec.gateway.api.shared.json_size import JsonSize, size_of
-from semspec.gateway.options import AcceptanceOptions, RequestModel, StrategyOptions, Temperature, TopP, or_default
+from semspec.gateway.options import (
+    AcceptanceOptions,
+    RequestModel,
+    StrategyOptions,
+    Temperature,
+    TopP,
+    or_default,
+)
 from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
 from semspec.types import LEAST_REPETITION
 
@@ -46,7 +61,9 @@ OPENAI_DEFAULTS: Neutral = {
     **_neutral("tool_choice", "none", "auto"),
     **_neutral("verbosity", "medium"),
     # Fields that vLLM and TGI add.
-    **_neutral("chat_template prompt_logprobs structured_outputs tool_prompt truncate_prompt_tokens"),
+    **_neutral(
+        "chat_template prompt_logprobs structured_outputs tool_prompt truncate_prompt_tokens"
+    ),
     **_neutral("add_generation_prompt skip_special_tokens spaces_between_special_tokens", True),
     **_neutral("continue_final_message include_stop_str_in_output use_beam_search", False),
     **_neutral("bad_words stop_token_ids", []),
@@ -56,13 +73,25 @@ OPENAI_DEFAULTS: Neutral = {
 }
 """Of OpenAI's API and of its extensions in vLLM and TGI."""
 
-MESSAGE_DEFAULTS: Neutral = {**_neutral("audio"), **_neutral("images", []), **_neutral("prefix", False)}
+MESSAGE_DEFAULTS: Neutral = {
+    **_neutral("audio"),
+    **_neutral("images", []),
+    **_neutral("prefix", False),
+}
 """Fields of an assistant's message that clients send back without a value."""
 
 CACHE_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Hints where to cache a prompt, which happens anyway."""
 MESSAGE_LABELS = CACHE_LABELS | {
-    *("annotations", "id", "parsed", "phase", "provider_specific_fields", "reasoning_details", "thinking_blocks")
+    *(
+        "annotations",
+        "id",
+        "parsed",
+        "phase",
+        "provider_specific_fields",
+        "reasoning_details",
+        "thinking_blocks",
+    )
 }
 """Fields of earlier answers that add no text to the prompt; they are accepted and ignored."""
 
@@ -91,7 +120,14 @@ REASONING_DEFAULTS: Neutral = {
 """Of the Responses API's `reasoning`."""
 
 LABELS = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"}
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
 )
 """Fields that only label a request, or hint how long to cache its prompt; they are accepted and ignored."""
 RESPONSES_LABELS = LABELS | {"client_metadata", "max_tool_calls"}
@@ -152,20 +188,28 @@ class CompatibleRequestModel(RequestModel):
     def _drop_noops(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not cls._has_no_effect(name, value)}
+        return {
+            name: value for name, value in values.items() if not cls._has_no_effect(name, value)
+        }
 
     @classmethod
     def _has_no_effect(cls, name: str, value: object) -> bool:
         if name in cls.model_fields:
             return False
-        return name in cls.labels or (name in cls.noop_fields and _is_one_of(value, (None, *cls.noop_fields[name])))
+        return name in cls.labels or (
+            name in cls.noop_fields and _is_one_of(value, (None, *cls.noop_fields[name]))
+        )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         described = handler(schema)
         fields = handler.resolve_ref_schema(described)["properties"]
         for name, values in cls.noop_fields.items():
-            fields.setdefault(name, {"enum": [*values, None], "description": "not supported: only without effect"})
+            fields.setdefault(
+                name, {"enum": [*values, None], "description": "not supported: only without effect"}
+            )
         for name in sorted(cls.labels):
             fields.setdefault(name, {"description": "accepted and ignored"})
         return described
@@ -173,13 +217,21 @@ class CompatibleRequestModel(RequestModel):
 
 def is_known(name: str) -> bool:
     """Whether one of the APIs has this field, so that only its value is unsupported."""
-    known = (OPENAI_DEFAULTS, MESSAGE_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS)
+    known = (
+        OPENAI_DEFAULTS,
+        MESSAGE_DEFAULTS,
+        RESPONSES_DEFAULTS,
+        REASONING_DEFAULTS,
+        TGI_DEFAULTS,
+    )
     return any(name in fields for fields in known)
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:
     """Whether a JSON value equals one of `others`; in JSON, unlike in Python, false is not 0."""
-    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
+    return any(
+        value == other and isinstance(value, bool) is isinstance(other, bool) for other in others
+    )
 
 
 MAX_VARIABLES, MAX_VARIABLE_LENGTH, MAX_VARIABLE = 32, 1000, 1 << 31
@@ -201,8 +253,14 @@ def _scalar(value: object) -> object:
 
 
 TemplateVariables = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Annotated[Any, AfterValidator(_scalar)]],
-    Field(max_length=MAX_VARIABLES, description="variables of the chat template, by name: a text, a number or a bool"),
+    dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
+        Annotated[Any, AfterValidator(_scalar)],
+    ],
+    Field(
+        max_length=MAX_VARIABLES,
+        description="variables of the chat template, by name: a text, a number or a bool",
+    ),
     at_most(MAX_VARIABLES),
 ]
 
@@ -237,7 +295,8 @@ class SemspecOptions(StrategyOptions):
     segmentation: Literal["paragraph", "sentence"] | None = None
     strictness: float | None = Field(default=None, ge=0, le=1)
     exact_answer: bool | None = Field(
-        default=None, description="the target itself writes all text but the reasoning, in every strategy"
+        default=None,
+        description="the target itself writes all text but the reasoning, in every strategy",
     )
     session: str | None = Field(default=None, pattern=SESSION_NAME)
     trace: bool | None = None
@@ -245,7 +304,9 @@ class SemspecOptions(StrategyOptions):
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
         if self.strictness is not None and self.acceptance != AcceptanceOptions():
-            raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
+            raise ValueError(
+                "strictness chooses the acceptance rule; give one of strictness and acceptance"
+            )
         return self
 
 

@@ -44,12 +44,24 @@ EFFORT_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high"
 Api = Literal["chat", "completions", "responses", "tgi"]
 
 OPTIONS = (
-    *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold", "retrieval.gate"),
+    *(
+        "strategy",
+        "rewrite",
+        "probes",
+        "num_speculative_tokens",
+        "acceptance.threshold",
+        "retrieval.gate",
+    ),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
 """Own options of a request that errors below this layer name."""
 _NEVER = 2**31 - 1
-_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
+_PREFIXES: dict[Api, str] = {
+    "chat": "chatcmpl",
+    "completions": "cmpl",
+    "tgi": "tgi",
+    "responses": "resp",
+}
 
 
 class AnswerOptions(BaseModel):
@@ -121,12 +133,16 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(message.replace("<penalties>", fields["penalties"]), field) from error
 
 
-def variables_of(given: Mapping[str, Any] | None, effort: str | None, field: str) -> Mapping[str, Any]:
+def variables_of(
+    given: Mapping[str, Any] | None, effort: str | None, field: str
+) -> Mapping[str, Any]:
     """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is given twice."""
     if effort is None:
         return given or {}
     if given and EFFORT in given:
-        raise InvalidRequest(f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them", field)
+        raise InvalidRequest(
+            f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them", field
+        )
     return {**(given or {}), EFFORT: effort}
 
 
@@ -135,15 +151,23 @@ def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[st
     return [settings.name, *(f"{settings.name}:{strategy}" for strategy in strategies)]
 
 
-def check_model(model: str | None, settings: GatewaySettings, readiness: Readiness) -> tuple[str, str, str]:
+def check_model(
+    model: str | None, settings: GatewaySettings, readiness: Readiness
+) -> tuple[str, str, str]:
     """The name of the model that a request means: NAME[@VERSION][:STRATEGY], the version and the strategy, which may be
     empty. Raises: NotFound."""
     name = settings.name if model is None or model in PLACEHOLDERS else model
     pair, _, alias = name.partition(":")
     pair, at, version = pair.partition("@")
-    known = pair == settings.name and alias in ("", *readiness.table) and not (":" in name and not alias)
+    known = (
+        pair == settings.name
+        and alias in ("", *readiness.table)
+        and not (":" in name and not alias)
+    )
     if not known or (at and version not in readiness.versions):
-        raise NotFound(f"the model {name!r} does not exist; GET /v1/models lists those that do", "model")
+        raise NotFound(
+            f"the model {name!r} does not exist; GET /v1/models lists those that do", "model"
+        )
     return name, version, alias
 
 
@@ -176,12 +200,17 @@ class Resolver:
         plan = replace(
             plan,
             options=replace(strategy.options, acceptance=acceptance),
-            num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
+            num_logprobs=supported_logprobs(
+                asked.num_logprobs, asked.are_logprobs_optional, strategy, served
+            ),
         )
         if options.exact_answer:
             plan = replace(plan, answer_strategy=answer_strategy(plan, strategy, served))
         variables, budget = dict(asked.variables or {}), asked.thinking_token_budget
-        if EFFORT_PARAMETER in asked.answer.fields and EFFORT not in served.target.template_variables:
+        if (
+            EFFORT_PARAMETER in asked.answer.fields
+            and EFFORT not in served.target.template_variables
+        ):
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
             budget = effort if budget is None else budget
         request = Request(
@@ -214,14 +243,24 @@ class Resolver:
 
     def _plan(self, asked: ClientRequest, model: str, alias: str, served: Served) -> Generation:
         """What the request and the defaults say. Raises: InvalidRequest."""
-        body, options, defaults = asked.body, asked.body.semspec, served.defaults(self.settings.defaults)
+        body, options, defaults = (
+            asked.body,
+            asked.body.semspec,
+            served.defaults(self.settings.defaults),
+        )
         if alias and options.strategy not in (None, alias):
-            raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
+            raise InvalidRequest(
+                f"the model {model!r} already names another strategy", "semspec.strategy"
+            )
         penalties = _penalties(body)
         one_writes = bool(asked.grammar) or not penalties.is_neutral
-        name = alias or options.strategy or ("target" if one_writes else served.default_name(defaults))
+        name = (
+            alias or options.strategy or ("target" if one_writes else served.default_name(defaults))
+        )
         if name not in self.readiness.table:
-            raise InvalidRequest(f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy")
+            raise InvalidRequest(
+                f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy"
+            )
         return Generation(
             context=Context(()),
             sampling=SamplingParams(
@@ -244,14 +283,20 @@ class Resolver:
         body, limit = asked.body, self.settings.max_n
         num_choices, num_prompts = body.n or 1, len(asked.prompts)
         if body.stream_options is not None and not body.stream:
-            raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
+            raise InvalidRequest(
+                "stream_options is only allowed when stream is true", "stream_options"
+            )
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
         if num_prompts * num_choices > limit:
-            message = f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
+            message = (
+                f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
+            )
             raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
         if body.semspec.session is not None and not isinstance(asked.prompts[0], tuple):
-            raise InvalidRequest("sessions store the turns of a chat; use /v1/chat/completions", "semspec.session")
+            raise InvalidRequest(
+                "sessions store the turns of a chat; use /v1/chat/completions", "semspec.session"
+            )
         if num_choices > 1 and body.semspec.session is not None:
             raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
         return num_prompts * num_choices

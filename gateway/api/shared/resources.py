@@ -11,7 +11,14 @@ from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
 from semspec.gateway.api.shared.answers import TokenCounts
-from semspec.gateway.api.shared.document import EVENT_ID, STORED, STREAMED, Responses, errors, stream
+from semspec.gateway.api.shared.document import (
+    EVENT_ID,
+    STORED,
+    STREAMED,
+    Responses,
+    errors,
+    stream,
+)
 from semspec.gateway.api.shared.errors import Error, TgiError
 from semspec.gateway.api.shared.middleware import OwnerOf
 from semspec.gateway.api.shared.requests import SESSION_NAME
@@ -35,9 +42,16 @@ from semspec.types import FinishReason, Role
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=EVENT_ID)]
-EVENTS: Responses = {200: {"content": stream(*STREAMED, Error, TgiError)}, **errors(400, 404, 409, 429, 503, 504)}
+EVENTS: Responses = {
+    200: {"content": stream(*STREAMED, Error, TgiError)},
+    **errors(400, 404, 409, 429, 503, 504),
+}
 LISTED: Responses = {
-    200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
+    200: {
+        "links": {
+            "model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}
+        }
+    }
 }
 SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
@@ -165,7 +179,9 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         """The records of all kept segments so far, in order."""
         stored, segments = _public(id, await owned(id, owner, store)), await stored_trace(id, store)
         state = {"status": stored.status, "degraded": stored.degraded}
-        return GenerationTrace(id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state)
+        return GenerationTrace(
+            id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state
+        )
 
     @routes.get("/{id}/events", response_class=Response, responses=EVENTS)
     async def events(
@@ -176,7 +192,9 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
         await owned(id, owner, store)
-        return responder.attach(id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace)
+        return responder.attach(
+            id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace
+        )
 
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
@@ -197,7 +215,9 @@ def collection(collection: Collection | None) -> APIRouter:
     @routes.get("", responses=STORED)
     async def collected(
         owner: OwnerOf,
-        after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")] = "0",
+        after: Annotated[
+            str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")
+        ] = "0",
         limit: Annotated[int, Query(ge=1, le=100, description="of answers in the page")] = 20,
     ) -> CollectionPage:
         """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
@@ -225,7 +245,9 @@ def sessions(store: Store) -> APIRouter:
             if own:
                 question = next((turn.content for turn in own if turn.role == "user"), "")[:200]
                 numbers = {"updated": int(updated), "num_turns": len(own)}
-                listed.append(ListedSession(id=name, object="session", question=question, **numbers))
+                listed.append(
+                    ListedSession(id=name, object="session", question=question, **numbers)
+                )
         return SessionList(object="list", data=listed)
 
     @routes.get("/{id}", responses=STORED)
@@ -234,7 +256,9 @@ def sessions(store: Store) -> APIRouter:
         turns = await store.turns(stored_name(id, owner))
         if not turns:
             raise _missing(id)
-        return Session.model_validate({"id": id, "object": "session", "turns": turns}, from_attributes=True)
+        return Session.model_validate(
+            {"id": id, "object": "session", "turns": turns}, from_attributes=True
+        )
 
     @routes.delete("/{id}", responses=errors(400, 404, 409, 503))
     async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
@@ -261,14 +285,18 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
         names = [*model_names(settings, known), *(f"{root}@{version}" for version in versions)]
         named = zip(names, (readiness.default_strategy, *known, *versions.values()), strict=True)
         return {
-            name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy)
+            name: ModelName(
+                id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy
+            )
             for name, strategy in named
         }
 
     @routes.get("", responses=LISTED)
     async def models() -> ModelNames:
         """All values for a request's `model`, with the strategies that this pair supports."""
-        return ModelNames(object="list", data=list(names().values()), unsupported=readiness.unsupported)
+        return ModelNames(
+            object="list", data=list(names().values()), unsupported=readiness.unsupported
+        )
 
     @routes.get("/{name:path}", responses=errors(404))
     async def model(name: str) -> ModelName:
@@ -276,7 +304,11 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
         served = names()
         if name not in served:
             lacks = readiness.unsupported.get(name.removeprefix(f"{settings.name}:"))
-            reason = f": the pair does not support its strategy ({lacks})" if lacks else "; GET /v1/models lists all"
+            reason = (
+                f": the pair does not support its strategy ({lacks})"
+                if lacks
+                else "; GET /v1/models lists all"
+            )
             raise NotFound(f"the model {name!r} does not exist{reason}", "model")
         return served[name]
 
@@ -299,12 +331,29 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
     request, generation = stored_generation(id, meta)
     parameters = Parameters.of(generation, request.strictness, request.stops)
-    asked = {"created": request.created, "model": request.model, "session": request.session, "parameters": parameters}
+    asked = {
+        "created": request.created,
+        "model": request.model,
+        "session": request.session,
+        "parameters": parameters,
+    }
     with reading(f"generation {id}"):
         texts = {**meta, **prompt_fields(request, int(meta["index"]), meta)}
-        parsed = {name: json.loads(texts.get(name) or "null") for name in ("models", "prompt", "draft_prompt", "usage")}
-        state = {"finish_reason": meta.get("finish_reason"), "degraded": json.loads(meta.get("degraded", "false"))}
-        fields = {**asked, **parsed, **state, "seed": generation.sampling.seed, "status": meta["status"]}
+        parsed = {
+            name: json.loads(texts.get(name) or "null")
+            for name in ("models", "prompt", "draft_prompt", "usage")
+        }
+        state = {
+            "finish_reason": meta.get("finish_reason"),
+            "degraded": json.loads(meta.get("degraded", "false")),
+        }
+        fields = {
+            **asked,
+            **parsed,
+            **state,
+            "seed": generation.sampling.seed,
+            "status": meta["status"],
+        }
         return StoredGeneration.model_validate({"id": id, "object": "generation", **fields})
 
 

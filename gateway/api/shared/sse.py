@@ -20,9 +20,29 @@ from semspec.errors import SemspecError
 from semspec.gateway.api.shared.answers import AnswerMetrics, ChoiceStatistics, Statistics
 from semspec.gateway.api.shared.errors import ClientGone, error_body, internal_error
 from semspec.gateway.api.shared.idempotency import IdempotencyKey, IdempotencyKeys
-from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of, unless_disconnected
-from semspec.gateway.api.shared.resolver import AnswerOptions, Api, ClientRequest, Resolver, naming, new_id
-from semspec.gateway.generation.choice import Choice, ChoiceEvent, Ended, Kept, Place, Written, numbers
+from semspec.gateway.api.shared.middleware import (
+    ShuttingDown,
+    handed_over,
+    owner_of,
+    unless_disconnected,
+)
+from semspec.gateway.api.shared.resolver import (
+    AnswerOptions,
+    Api,
+    ClientRequest,
+    Resolver,
+    naming,
+    new_id,
+)
+from semspec.gateway.generation.choice import (
+    Choice,
+    ChoiceEvent,
+    Ended,
+    Kept,
+    Place,
+    Written,
+    numbers,
+)
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec.gateway.generation.request import Request
@@ -47,7 +67,9 @@ class Format(ABC):
     """The data of a stream's last event."""
     options: type[AnswerOptions] = AnswerOptions
 
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+    def __init__(
+        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+    ) -> None:
         self._request = request
         self._options: Any = self.options.model_validate(options)
 
@@ -81,7 +103,10 @@ class Format(ABC):
     def statistics(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The fields beyond OpenAI's: `semspec`, of all choices and each; `metrics`, null for several, as in vLLM."""
         request, trace, is_one = self._request, self._options.trace, len(choices) == 1
-        traces = [[SegmentTrace.of(record) for record in choice.records] if trace else None for choice in choices]
+        traces = [
+            [SegmentTrace.of(record) for record in choice.records] if trace else None
+            for choice in choices
+        ]
         of_choices = [
             ChoiceStatistics(**numbers([choice]), seed=choice.generation.sampling.seed, trace=own)
             for choice, own in zip(choices, traces, strict=True)
@@ -115,7 +140,9 @@ class Responder:
     settings: GatewaySettings
     formats: Mapping[Api, type[Format]]
 
-    async def respond(self, http: HttpRequest, asked: ClientRequest, body: BaseModel, key: str | None) -> Response:
+    async def respond(
+        self, http: HttpRequest, asked: ClientRequest, body: BaseModel, key: str | None
+    ) -> Response:
         """The response to a new request, or to one repeated under its idempotency `key` with the same `body`."""
         api, owner = asked.answer.api, owner_of(http)
         id = new_id(api)
@@ -125,7 +152,9 @@ class Responder:
             content = (api, json.dumps(body.model_dump(exclude_unset=True)))
             idempotency = IdempotencyKey(key, owner, content, self.keys)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
-            id, has_begun = await unless_disconnected(http.receive, idempotency.recall(id, timeout_s))
+            id, has_begun = await unless_disconnected(
+                http.receive, idempotency.recall(id, timeout_s)
+            )
             if has_begun:
                 opened = self._attach(id, bool(asked.body.stream))
             else:
@@ -163,7 +192,13 @@ class Responder:
     def _format(self, run: Run, options: Mapping[str, Any]) -> Format:
         served = run.served
         rule = served.route.digest if served.route else ""
-        parts = (*served.identity.values(), rule, served.draft.build, served.target.build, served.verifier.build)
+        parts = (
+            *served.identity.values(),
+            rule,
+            served.draft.build,
+            served.target.build,
+            served.verifier.build,
+        )
         fingerprint = hashlib.blake2b(" ".join(parts).encode(), digest_size=6).hexdigest()
         return self.formats[options["api"]](run.request, options, f"semspec-{fingerprint}")
 
@@ -183,7 +218,11 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, id: str, opened: AbstractAsyncContextManager[Opened], send_timeout_s: float, seen: Sequence[Place] = ()
+        self,
+        id: str,
+        opened: AbstractAsyncContextManager[Opened],
+        send_timeout_s: float,
+        seen: Sequence[Place] = (),
     ) -> None:
         """`seen` is what the client already has of each choice."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", GENERATION_ID: id}
@@ -236,7 +275,9 @@ class EventStream(Response):
             data += _events(new, "-".join(map(str, self._places)))
         if isinstance(event, Ended):
             self._num_running -= 1
-            data += _events(self._format.closing(index, event, [] if self._num_running else run.choices))
+            data += _events(
+                self._format.closing(index, event, [] if self._num_running else run.choices)
+            )
         return data
 
     def _failed(self, error: Exception) -> bytes:
@@ -265,7 +306,10 @@ class EventStream(Response):
 
 def _events(chunks: Iterable[BaseModel], last_id: str = "") -> bytes:
     """Chunks as events; the last one has `last_id`, if given."""
-    lines = [f"{_name(chunk)}data: {chunk.model_dump_json().translate(_LINE_ENDS)}\n\n" for chunk in chunks]
+    lines = [
+        f"{_name(chunk)}data: {chunk.model_dump_json().translate(_LINE_ENDS)}\n\n"
+        for chunk in chunks
+    ]
     if lines and last_id:
         lines[-1] = f"id: {last_id}\n{lines[-1]}"
     return "".join(lines).encode()

@@ -37,7 +37,9 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     """`/generate`, `/generate_stream`, `/` and `/info`."""
     routes = APIRouter(tags=["tgi"], responses=ANY_TGI_ROUTE, route_class=BodyRoute)
 
-    async def respond(http: HttpRequest, body: TgiRequest, key: str | None, stream: bool) -> Response:
+    async def respond(
+        http: HttpRequest, body: TgiRequest, key: str | None, stream: bool
+    ) -> Response:
         asked = tgi_request(body, stream)
         return await responder.respond(http, asked, body.model_copy(update={"stream": stream}), key)
 
@@ -58,7 +60,9 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         if body.stream:
             return answer
         headers = {GENERATION_ID: answer.headers[GENERATION_ID]}
-        return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
+        return Response(
+            b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers
+        )
 
     @routes.get("/info", responses=errors(424, error=TgiError))
     async def info() -> answers.TgiInfo:
@@ -67,7 +71,9 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         default = served.default(served.defaults(settings.defaults))
         window = min(one.max_context_tokens for one in served.writers(default))
         return answers.TgiInfo(
-            model_id=f"{settings.name}@{served.route.release.version}" if served.route else settings.name,
+            model_id=f"{settings.name}@{served.route.release.version}"
+            if served.route
+            else settings.name,
             model_sha=served.target.fingerprint,
             model_pipeline_tag="text-generation",
             max_concurrent_requests=settings.max_concurrent,
@@ -102,7 +108,9 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
     """
     if body.stream is not None and body.stream != stream:
         other = "/generate_stream" if body.stream else "/generate"
-        raise InvalidRequest(f"stream contradicts this route; leave it out, or use {other}", "stream")
+        raise InvalidRequest(
+            f"stream contradicts this route; leave it out, or use {other}", "stream"
+        )
     parameters = body.parameters
     shared = GenerationRequest(
         stream=stream,
@@ -114,7 +122,11 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
         stop=parameters.stop,
         semspec=body.semspec,
     )
-    fields = {"prompt": "inputs", "grammar": "parameters.grammar", "logprobs": "parameters.top_n_tokens"}
+    fields = {
+        "prompt": "inputs",
+        "grammar": "parameters.grammar",
+        "logprobs": "parameters.top_n_tokens",
+    }
     fields["penalties"] = "parameters.repetition_penalty"
     details, full_text = bool(parameters.details), bool(parameters.return_full_text)
     return ClientRequest(
@@ -136,7 +148,9 @@ class TgiFormat(Format):
 
     options = TgiOptions
 
-    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+    def __init__(
+        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+    ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._tokens = SegmentStream() if request.plan.num_logprobs is None else TokenStream()
         self._num_events = 0
@@ -146,16 +160,22 @@ class TgiFormat(Format):
             return []  # `closing` sends the last text with the final chunk
         is_written = isinstance(event, Written)
         last_id = event.token_id if isinstance(event, Written) else _last_id(event.record)
-        tokens = self._tokens.add(event.logprobs or (), last_id, event.delta.content, is_followed=is_written)
+        tokens = self._tokens.add(
+            event.logprobs or (), last_id, event.delta.content, is_followed=is_written
+        )
         return [self._chunk(token) for token in tokens]
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
         (choice,) = choices  # TGI has no choices
-        *tokens, last = self._tokens.close(ended.delta.content, choice.stop_checker.stop is not None)
+        *tokens, last = self._tokens.close(
+            ended.delta.content, choice.stop_checker.stop is not None
+        )
         chunks = [self._chunk(token) for token in tokens]
         end = {
             "generated_text": self._text(choice),
-            "details": answers.TgiEnd(**self._end(choice, self._num_events + 1)) if self._options.details else None,
+            "details": answers.TgiEnd(**self._end(choice, self._num_events + 1))
+            if self._options.details
+            else None,
             **self.statistics(choices),
         }
         return [*chunks, self._chunk(last, **end)]
@@ -190,7 +210,9 @@ class TgiFormat(Format):
         reason = "length" if choice.finish_reason is FinishReason.LENGTH else "eos_token"
         return {
             "finish_reason": reason if choice.stop_checker.stop is None else "stop_sequence",
-            "generated_tokens": num_tokens if isinstance(self._tokens, TokenStream) else choice.num_tokens,
+            "generated_tokens": num_tokens
+            if isinstance(self._tokens, TokenStream)
+            else choice.num_tokens,
             "input_length": choice.num_prompt_tokens,
             "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
         }
@@ -204,8 +226,12 @@ class TgiFormat(Format):
             rest = rest[size:]
         if isinstance(self._tokens, TokenStream):
             tokens += self._tokens.close("", choice.stop_checker.stop is not None)
-        top_tokens = [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
-        return answers.TgiDetails(**self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens)
+        top_tokens = (
+            [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
+        )
+        return answers.TgiDetails(
+            **self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens
+        )
 
 
 def _last_id(record: SegmentRecord) -> int | None:

@@ -33,7 +33,9 @@ def _parsed(given: object) -> object:
         raise ValueError(f"Input should be a JSON schema or its text: {error}") from None
 
 
-SchemaText = Annotated[SchemaObject, BeforeValidator(_parsed, json_schema_input_type=SchemaObject | str)]
+SchemaText = Annotated[
+    SchemaObject, BeforeValidator(_parsed, json_schema_input_type=SchemaObject | str)
+]
 """A JSON schema, or its text."""
 
 
@@ -162,7 +164,9 @@ class TokenizeMessages(CompatibleRequestModel):
 
 
 def _kind_of_text(body: object) -> str:
-    names = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())  # a model that is valid already
+    names = (
+        body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
+    )  # a model that is valid already
     return "<tgi>" if "inputs" in names else "<chat>" if "messages" in names else "<text>"
 
 

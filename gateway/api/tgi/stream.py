@@ -28,7 +28,11 @@ class SegmentStream:
         self._last_id = 0
 
     def add(
-        self, logprobs: Sequence[TokenLogprob], last_id: int | None, visible: str, is_followed: bool = False
+        self,
+        logprobs: Sequence[TokenLogprob],
+        last_id: int | None,
+        visible: str,
+        is_followed: bool = False,
     ) -> list[ShownToken]:
         """The tokens to send for the next text, given what became `visible` with it. `last_id`: None for text that no
         model wrote. `is_followed`: a token of the same segment follows in any case."""
@@ -55,7 +59,11 @@ class TokenStream:
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def add(
-        self, logprobs: Sequence[TokenLogprob], last_id: int | None, visible: str, is_followed: bool = False
+        self,
+        logprobs: Sequence[TokenLogprob],
+        last_id: int | None,
+        visible: str,
+        is_followed: bool = False,
     ) -> list[ShownToken]:
         """See `SegmentStream.add`."""
         self._last_id = self._last_id if last_id is None else last_id
@@ -78,11 +86,15 @@ class TokenStream:
     def _tokens(self, logprobs: Sequence[TokenLogprob]) -> Iterable[ShownToken]:
         for token in logprobs:
             text = self._decoder.decode(token.data)
-            alternatives = (_shown(other, other.data.decode(errors="replace")) for other in token.alternatives)
+            alternatives = (
+                _shown(other, other.data.decode(errors="replace")) for other in token.alternatives
+            )
             yield _shown(token, text, tuple(alternatives))
 
     def _ready(self) -> Iterable[ShownToken]:
-        while self._num_visible and self._waiting and len(self._waiting[0].text) <= self._num_visible:
+        while (
+            self._num_visible and self._waiting and len(self._waiting[0].text) <= self._num_visible
+        ):
             self._num_visible -= len(self._waiting[0].text)
             yield self._waiting.popleft()
 

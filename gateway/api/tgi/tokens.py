@@ -16,7 +16,12 @@ from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, errors
 from semspec.gateway.api.shared.middleware import owner_of, unless_disconnected
 from semspec.gateway.api.shared.resolver import check_model
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
-from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
+from semspec.gateway.api.tgi.requests import (
+    DetokenizeRequest,
+    TokenizeInputs,
+    TokenizeMessages,
+    TokenizeRequest,
+)
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -41,7 +46,11 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
 
         return await unless_disconnected(http.receive, answered())
 
-    @routes.post("/tokenize", responses={**TGI, **ANY_TGI_ROUTE}, response_model=list[TgiSimpleToken] | Tokens)
+    @routes.post(
+        "/tokenize",
+        responses={**TGI, **ANY_TGI_ROUTE},
+        response_model=list[TgiSimpleToken] | Tokens,
+    )
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
@@ -51,8 +60,13 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
             ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
-        elif body.add_special_tokens is False or not body.prompt.strip():  # the target encodes no empty prompt
-            ids = tuple(token.id for token in await asked(http, "prompt", partial(target.tokenize, body.prompt)))
+        elif (
+            body.add_special_tokens is False or not body.prompt.strip()
+        ):  # the target encodes no empty prompt
+            ids = tuple(
+                token.id
+                for token in await asked(http, "prompt", partial(target.tokenize, body.prompt))
+            )
         else:
             ids = (await asked(http, "prompt", partial(target.encode, body.prompt))).token_ids
         window = readiness.require().target.max_context_tokens

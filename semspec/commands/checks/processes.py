@@ -53,7 +53,9 @@ def check_processes(config: StackConfig) -> Iterator[Check]:
     names = (*config.roles, "gateway")
     for name in names:
         yield attempt(name, partial(start, name))
-    models = [started[role] for role in ("draft", "target") if role in started and started[role].report]
+    models = [
+        started[role] for role in ("draft", "target") if role in started and started[role].report
+    ]
     if len(models) == 2:
         yield attempt("memory", partial(_memory, models))
         if len(started) == len(names):
@@ -76,7 +78,11 @@ def _start(config: StackConfig, name: str) -> Started:
 
             device_of(settings.device, f"the {name} (SEMSPEC_{name.upper()}_DEVICE)")
         load = _loaded(f"{package}.__main__:load")
-        return _verifier(config, settings, load) if name == "verifier" else _model(name, settings, load)
+        return (
+            _verifier(config, settings, load)
+            if name == "verifier"
+            else _model(name, settings, load)
+        )
 
 
 def _gateway(settings: Any) -> Started:
@@ -90,7 +96,11 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
     found: Check | str = f"probes of {report.draft_model} and {report.target_model}"
     if not report.operating_points:
         remedy = "`semspec train run` makes it; until then set acceptance by hand"
-        found = warn("verifier", f"{found}, without an operating curve: what a strictness brings is unknown", remedy)
+        found = warn(
+            "verifier",
+            f"{found}, without an operating curve: what a strictness brings is unknown",
+            remedy,
+        )
     elif config.bad_verdicts:
         found = warn("verifier", f"{found}, whose report says: {config.bad_verdicts}", BAD_VERDICT)
     elif config.verdicts:
@@ -112,7 +122,11 @@ def _model(role: str, settings: Any, load: Any) -> Started:
     engine = load(settings, outline)
     if settings.model and (bytes_per_weight := FORM_BYTES.get(engine.form)):
         weight_bytes = bytes_per_weight * num_weights
-    words = f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights" if settings.model else "a datastore"
+    words = (
+        f"{settings.model}: {engine.kind}, {num_weights / 1e6:.1f} M weights"
+        if settings.model
+        else "a datastore"
+    )
     return Started(words, settings, asyncio.run(engine.info()), weight_bytes)
 
 
@@ -147,7 +161,9 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
     check_model(settings, writer, lm.info.fingerprint)
     runner = "fast decoder" if lm.decoder else "transformers"
-    return Outline(lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}, {lm.form}", lm.form)
+    return Outline(
+        lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}, {lm.form}", lm.form
+    )
 
 
 def count_weights(folder: Path) -> int:
@@ -164,11 +180,15 @@ def count_weights(folder: Path) -> int:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
-                num_weights += sum(math.prod(one.get_shape()) for one in map(file.get_slice, file.keys()))
+                num_weights += sum(
+                    math.prod(one.get_shape()) for one in map(file.get_slice, file.keys())
+                )
         except (OSError, SafetensorError) as error:
             raise Mismatch(f"cannot read {path}: {error}; fetch the checkpoint again") from error
     if not num_weights:
-        raise Mismatch(f"{folder} has no safetensors weights; convert the checkpoint: pickled ones are not read")
+        raise Mismatch(
+            f"{folder} has no safetensors weights; convert the checkpoint: pickled ones are not read"
+        )
     return num_weights
 
 
@@ -181,7 +201,10 @@ async def _tested(role: str, started: Started) -> str:
         return "left out: it would take minutes; `serve` makes it at the start"
     engine = _loaded(f"semspec.services.{role}.__main__:load")(started.settings)
     try:
-        return await self_test(engine, started.settings) or "left out: a datastore, or a server that writes"
+        return (
+            await self_test(engine, started.settings)
+            or "left out: a datastore, or a server that writes"
+        )
     finally:
         await engine.aclose()
 
@@ -189,15 +212,23 @@ async def _tested(role: str, started: Started) -> str:
 def _compare(started: dict[str, Started]) -> str:
     """What the gateway finds once all services answer. Raises: Mismatch."""
     draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
-    verifier = started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
+    verifier = (
+        started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
+    )
     settings = started["gateway"].settings
     likelihood = gateway.likelihood if gateway else None
     uncalled = _loaded("semspec.decoding:Backends")(None, None, None, likelihood=likelihood)
-    served = _loaded("semspec.gateway.served:Served")(draft, target, verifier, uncalled, route=gateway)
+    served = _loaded("semspec.gateway.served:Served")(
+        draft, target, verifier, uncalled, route=gateway
+    )
     if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
     defaults = served.defaults(settings.defaults)
-    matched = "models and probes belong together" if verifier.has_probes else "the models are served without probes"
+    matched = (
+        "models and probes belong together"
+        if verifier.has_probes
+        else "the models are served without probes"
+    )
     return f"{matched}; {served.default_name(defaults)} by default; {served.support(defaults)}"
 
 
@@ -208,7 +239,11 @@ def _memory(models: list[Started]) -> Check:
     needed = sum(m.weight_bytes for m in models)
     kv_bytes = sum(m.report.max_cache_bytes or m.settings.kv_bytes for m in models)
     if not free_bytes:
-        return warn("memory", f"weights {size_of(needed)}; what is free is unknown here", "see that they fit")
+        return warn(
+            "memory",
+            f"weights {size_of(needed)}; what is free is unknown here",
+            "see that they fit",
+        )
     words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
     words += f", {size_of(free_bytes)} free on the {place}"
     if needed > free_bytes:
@@ -236,7 +271,9 @@ def _environment(config: StackConfig, name: str) -> Iterator[None]:
     """The process's environment under `semspec serve`, for the duration of the block. Raises: StackError."""
     before = dict(os.environ)
     if name == "gateway":
-        addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {"redis": given_url() or "redis://127.0.0.1"}
+        addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {
+            "redis": given_url() or "redis://127.0.0.1"
+        }
         own = config.gateway_environment(addresses, 0, config.api_key or new_key())
     else:
         own = config.service_environment(name)

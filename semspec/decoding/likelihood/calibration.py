@@ -73,7 +73,9 @@ class Calibration:
         0 if a statistic is no finite number, as that of a token which the target cannot write.
         """
         values = [surprisal[SURPRISAL_FEATURES.index(name)] for name in self.statistics]
-        score = self.bias + sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+        score = self.bias + sum(
+            weight * value for weight, value in zip(self.weights, values, strict=True)
+        )
         return _logistic(score) if all(map(isfinite, values)) else 0.0
 
 
@@ -101,15 +103,21 @@ def load_calibration(path: Path) -> Calibration:
         fields = read_json(path)
         if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
             found = fields.get("format")
-            raise Mismatch(f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}")
+            raise Mismatch(
+                f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}"
+            )
         digest = fields.pop("digest")
         calibration = _parsed(fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise Mismatch(f"cannot read likelihood calibration {path}: {reason}; {_REMEDY}") from error
     if digest != calibration.digest:
-        raise Mismatch(f"likelihood calibration {path} is damaged: it has not the digest it names; {_REMEDY}")
-    if reason := too_small_reason(calibration.num_questions, calibration.num_right, calibration.num_wrong):
+        raise Mismatch(
+            f"likelihood calibration {path} is damaged: it has not the digest it names; {_REMEDY}"
+        )
+    if reason := too_small_reason(
+        calibration.num_questions, calibration.num_right, calibration.num_wrong
+    ):
         raise Mismatch(f"likelihood calibration {path}: {reason}; {_REMEDY} on more questions")
     return calibration
 

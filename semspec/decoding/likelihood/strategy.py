@@ -20,12 +20,18 @@ def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     """Judge by the calibrated probability p; q is 1, so that p/q is p. The draft sends no states."""
     calibration = backends.likelihood
     if calibration is None:
-        raise Mismatch("the pair has no likelihood calibration; make one with `semspec train calibrate`")
+        raise Mismatch(
+            "the pair has no likelihood calibration; make one with `semspec train calibrate`"
+        )
 
-    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
+    async def judge(
+        index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]
+    ) -> list[Judgement]:
         return [Judgement(1.0, calibration.probability(score.surprisal)) for score in scores]
 
-    projection = next((one.target for one in backends.projections if not one.probes), "")  # of states that are not used
+    projection = next(
+        (one.target for one in backends.projections if not one.probes), ""
+    )  # of states that are not used
     threshold = progress.generation.options.acceptance.threshold
     acceptance = Acceptance("threshold", calibration.threshold if threshold is None else threshold)
     own = Judge(judge, acceptance, target_projection=projection, wants_draft_states=False)

@@ -64,7 +64,9 @@ class Projection:
         mean, deviation = states.mean(0, dtype=np.float64), states.std(0, dtype=np.float64)
         scale = 1 / np.maximum(deviation, 1e-6)
         standardised = (states - mean) * scale
-        components = np.linalg.eigh(standardised.T @ standardised)[1][:, ::-1][:, :width]  # by falling variance
+        components = np.linalg.eigh(standardised.T @ standardised)[1][:, ::-1][
+            :, :width
+        ]  # by falling variance
         return cls(mean.astype(np.float32), (components.T * scale).astype(np.float32))
 
 
@@ -90,7 +92,9 @@ class Neighbours:
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
-            raise Mismatch(f"{path} is no index of neighbours; build the datastore again") from error
+            raise Mismatch(
+                f"{path} is no index of neighbours; build the datastore again"
+            ) from error
         if hasattr(inner := faiss.downcast_index(getattr(index, "index", index)), "nprobe"):
             inner.nprobe = NUM_PROBES
         return cls(index, projection)
@@ -158,16 +162,22 @@ class Datastore:
                 is_whole = path.is_file() and path.stat().st_size == card.sizes[part]
                 is_whole = is_whole and file_digest(path) == card.digests[part]
             except OSError as error:
-                raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
+                raise Mismatch(
+                    f"the datastore {folder} cannot be read: {error}; {_AGAIN}"
+                ) from error
             if not is_whole:
-                raise Mismatch(f"the datastore {folder} is damaged: {path.name} is not what its card says; {_AGAIN}")
+                raise Mismatch(
+                    f"the datastore {folder} is damaged: {path.name} is not what its card says; {_AGAIN}"
+                )
         try:
             arrays = load_file(paths["tokens"])
             static = StaticTokens(arrays["tokens"], arrays["places"])
             neighbours = None
             if card.layer is not None:
                 loaded = load_file(paths["projection"])
-                neighbours = Neighbours.load(paths["neighbours"], Projection(loaded["mean"], loaded["weight"]))
+                neighbours = Neighbours.load(
+                    paths["neighbours"], Projection(loaded["mean"], loaded["weight"])
+                )
         except (KeyError, SafetensorError, UnicodeDecodeError) as error:
             raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
         return cls(card, static, neighbours)
@@ -186,15 +196,21 @@ def write_datastore(
     `neighbours`: layer, projection, faiss index and number of entries.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    bare = Card(target.fingerprint, target.model, target.tokenizer, None, len(tokens), 0, data, {}, {}, {})
-    card = _with_file(bare, folder, "tokens", ".safetensors", _saver({"tokens": tokens, "places": places}))
+    bare = Card(
+        target.fingerprint, target.model, target.tokenizer, None, len(tokens), 0, data, {}, {}, {}
+    )
+    card = _with_file(
+        bare, folder, "tokens", ".safetensors", _saver({"tokens": tokens, "places": places})
+    )
     if neighbours is not None:
         layer, projection, index, num_entries = neighbours
         card = replace(card, layer=layer, num_entries=num_entries)
         numbers = {"mean": projection.mean, "weight": projection.weight}
         card = _with_file(card, folder, "projection", ".safetensors", _saver(numbers))
         faiss = import_faiss()
-        card = _with_file(card, folder, "neighbours", ".faiss", lambda path: faiss.write_index(index, str(path)))
+        card = _with_file(
+            card, folder, "neighbours", ".faiss", lambda path: faiss.write_index(index, str(path))
+        )
     text = json.dumps(asdict(card), indent=2) + "\n"
     _partial(folder, "card", lambda path: path.write_text(text)).replace(folder / "card.json")
     for path in folder.iterdir():  # of the datastore before, and of interrupted calls
@@ -245,11 +261,15 @@ def _card(folder: Path) -> Card:
     try:
         values = read_json(path)
         if values.get("format") != FORMAT:
-            raise Mismatch(f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}")
+            raise Mismatch(
+                f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}"
+            )
         card = Card(**values)
         wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
         if {*card.files} != wanted or {*card.sizes} != wanted or {*card.digests} != wanted:
             raise ValueError("it does not name its files")
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise Mismatch(f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}") from error
+        raise Mismatch(
+            f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}"
+        ) from error
     return card

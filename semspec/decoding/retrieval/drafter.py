@@ -35,7 +35,11 @@ LEAST_SHARE = 0.3
 
 
 def propose(
-    datastore: Datastore, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int
+    datastore: Datastore,
+    context: Context,
+    open_ids: Sequence[int],
+    retrieval: Retrieval,
+    num_tokens: int,
 ) -> Proposal:
     """Up to `num_tokens` tokens after a context: what followed its last tokens before, or what followed similar states.
     Each has probability 1; none if nothing is found. Takes about a millisecond.
@@ -75,7 +79,9 @@ def _near(datastore: Datastore, text: str, state: bytes, num_tokens: int) -> tup
     if datastore.neighbours is None or not state:
         return ()
     if len(state) != (wanted := 4 * datastore.neighbours.hidden_size):
-        raise InvalidRequest(f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state")
+        raise InvalidRequest(
+            f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state"
+        )
     places = datastore.neighbours.near(np.frombuffer(state, "<f4"))
     followed = (datastore.static.following(place, num_tokens + 1) for place in places)
     return tuple(one[1:] for one in followed if one[:1] == text[-1])
@@ -91,7 +97,9 @@ def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> s
     try:
         return as_text(ids[-WINDOW:])
     except UnicodeDecodeError:
-        raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
+        raise InvalidRequest(
+            "open_token_ids: an id is beyond the vocabulary", "open_token_ids"
+        ) from None
 
 
 class RetrievingDraft:

@@ -80,14 +80,20 @@ class StaticTokens:
         ending = context[-LONGEST_MATCH:][::-1]
         index = bisect_left(self._places, ending, key=self._before(LONGEST_MATCH))
         neighbours = self._places[max(0, index - 1) : index + 1]
-        length = max((_num_common(ending, self._before(LONGEST_MATCH)(place)) for place in neighbours), default=0)
+        length = max(
+            (_num_common(ending, self._before(LONGEST_MATCH)(place)) for place in neighbours),
+            default=0,
+        )
         if length == 0:
             return NO_MATCH
         ngram, before = ending[:length], self._before(length)
         first = bisect_left(self._places, ngram, hi=index, key=before)
         last = bisect_right(self._places, ngram, lo=index, key=before)
         step = -(-(last - first) // MAX_MATCHES)
-        return Match(length, tuple(self.following(place, num_tokens) for place in self._places[first:last:step]))
+        return Match(
+            length,
+            tuple(self.following(place, num_tokens) for place in self._places[first:last:step]),
+        )
 
     def following(self, place: int, num_tokens: int) -> str:
         """Up to `num_tokens` tokens from `place` on, within its document."""

@@ -30,14 +30,20 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     gate = options.soft_gate if options.retrieval.gate == "soft" else None
 
     def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-        async def propose(progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
+        async def propose(
+            progress: Progress, verified: VerifiedTokens, num_tokens: int
+        ) -> Proposal:
             """What was retrieved, perhaps nothing."""
             retrieval = Retrieval(verified.state, options.retrieval.source)
             params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
-            proposal = backends.drafter.propose(progress.context, verified.open_ids, params, num_tokens)
+            proposal = backends.drafter.propose(
+                progress.context, verified.open_ids, params, num_tokens
+            )
             return await or_backend_unavailable("draft", proposal)
 
-        return token_level.rounds(progress, backends.target, propose, num_tokens, max_segments, gate)
+        return token_level.rounds(
+            progress, backends.target, propose, num_tokens, max_segments, gate
+        )
 
     return Strategy(
         "retrieval",

@@ -9,12 +9,30 @@ import torch
 from torch import Tensor
 
 from semspec.engine.logits import choice_scores, draw_token, segment_scores
-from semspec.engine.requests import Choose, Generate, Propose, Request, Score, Verified, Verify, Writing, num_following
+from semspec.engine.requests import (
+    Choose,
+    Generate,
+    Propose,
+    Request,
+    Score,
+    Verified,
+    Verify,
+    Writing,
+    num_following,
+)
 from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
 from semspec.engine.speculative import draw_with_distribution, verify
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import SemspecError
-from semspec.types import Distribution, GeneratedSegment, OpenText, Proposal, SamplingParams, States, Writer
+from semspec.types import (
+    Distribution,
+    GeneratedSegment,
+    OpenText,
+    Proposal,
+    SamplingParams,
+    States,
+    Writer,
+)
 
 NO_ROWS = range(0)
 
@@ -39,7 +57,9 @@ class Call:
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: a sampled token has no meaning."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, *others: object) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, *others: object
+    ) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         self.projection: str = getattr(request, "projection", "")
         """Of the states in its results."""
@@ -148,7 +168,9 @@ class GenerateCall(Call):
 class ProposeCall(Call):
     """Drafts tokens with the distributions they are drawn from."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, *others: object) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, *others: object
+    ) -> None:
         super().__init__(tokenizer, prompt, request)
         self.sampling, self._num_tokens = request.sampling, request.num_tokens
         self._drafted: list[int] = []
@@ -170,14 +192,20 @@ class ProposeCall(Call):
     def finish(self, states: Sequence[States]) -> None:
         if self.is_done:
             tokenizer = self._tokenizer.info.tokenizer
-            self.results = [Proposal(tuple(self._drafted), tuple(self._distributions), tokenizer, 0.0)]
+            self.results = [
+                Proposal(tuple(self._drafted), tuple(self._distributions), tokenizer, 0.0)
+            ]
 
 
 class ReadCall(Call):
     """Reads the last tokens of the prompt: scores or verifies them, or takes the probabilities of what follows."""
 
     def __init__(
-        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score | Verify | Choose, *others: object
+        self,
+        tokenizer: ModelTokenizer,
+        prompt: Sequence[int],
+        request: Score | Verify | Choose,
+        *others: object,
     ) -> None:
         super().__init__(tokenizer, prompt, request)
         self._request, self._first = request, len(prompt) - num_following(request)

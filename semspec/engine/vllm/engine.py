@@ -14,7 +14,12 @@ from uuid import uuid4
 from semspec.engine.local import LocalEngine
 from semspec.engine.requests import Generate, Propose, Request, Result
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
+from semspec.engine.vllm.options import (
+    check_installed,
+    engine_args,
+    load_model,
+    prepare_environment,
+)
 from semspec.engine.vllm.process import Core
 from semspec.engine.vllm.requests import KEY, REQUEST, result_from_wire
 from semspec.engine.worker import MAX_CALLS
@@ -38,7 +43,9 @@ def end_service(reason: str) -> None:
     os._exit(EXIT_ENGINE_ENDED)
 
 
-def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], None] = end_service) -> "VllmEngine":
+def load_vllm(
+    settings: "ModelSettings", writer: Writer, ended: Callable[[str], None] = end_service
+) -> "VllmEngine":
     """Start vLLM's processes with the model of `settings`. `ended` is called with the reason, in a thread, when they
     end by themselves. Raises: Mismatch when the model cannot be served."""
     prepare_environment(settings.threads, settings.device)
@@ -46,7 +53,9 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     adopt("vllm")
     model, tokenizer = load_model(settings, writer)
     if not any(Path(model.folder).glob("*.safetensors")):
-        raise Mismatch(f"{settings.model} has no safetensors weights; convert the checkpoint: no others are read")
+        raise Mismatch(
+            f"{settings.model} has no safetensors weights; convert the checkpoint: no others are read"
+        )
     core = Core.start(settings.model, lambda: async_llm(engine_args(settings, model)), ended)
     return VllmEngine(core, tokenizer, writer)
 
@@ -100,7 +109,9 @@ class VllmEngine(LocalEngine):
         if self._grammars:
             self._grammars.close()
 
-    async def _results(self, tokens: list[int], request: Request, session: str) -> AsyncGenerator[Result, None]:
+    async def _results(
+        self, tokens: list[int], request: Request, session: str
+    ) -> AsyncGenerator[Result, None]:
         if self._num_calls >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
         if isinstance(request, Generate) and request.params.grammar and self._grammars:
@@ -130,7 +141,11 @@ class VllmEngine(LocalEngine):
 
     def _notice(self, value: Any, request: Request) -> None:
         """A projection that is not held is looked for in the folder: which are held may change."""
-        states = [one.states for one in (value if isinstance(value, list) else [value]) if hasattr(one, "states")]
+        states = [
+            one.states
+            for one in (value if isinstance(value, list) else [value])
+            if hasattr(one, "states")
+        ]
         if any(one and one.projection != getattr(request, "projection", "") for one in states):
             self._projections = None
 

@@ -60,13 +60,17 @@ class SemspecScheduler(Scheduler):
     def _first_row(self, request: Any) -> int | None:
         if request.request_id not in self._first_rows:
             own = request_in(request.sampling_params)
-            self._first_rows[request.request_id] = first_row(own, request.num_prompt_tokens) if own else None
+            self._first_rows[request.request_id] = (
+                first_row(own, request.num_prompt_tokens) if own else None
+            )
         return self._first_rows[request.request_id]
 
     def _update_request_with_output(
         self, request: Any, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        token_ids, is_stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        token_ids, is_stopped = super()._update_request_with_output(
+            request, new_token_ids, is_stale
+        )
         outcome = self._outcomes.get(request.request_id)
         if outcome and outcome.is_done and not is_stopped:
             request.status = RequestStatus.FINISHED_STOPPED
@@ -105,17 +109,27 @@ class SemspecWorker(Worker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
         super().load_model(*args, **kwargs)
-        model, wire = self.model_runner.get_model(), MODEL.validate_python(self.vllm_config.additional_config[KEY])
+        model, wire = (
+            self.model_runner.get_model(),
+            MODEL.validate_python(self.vllm_config.additional_config[KEY]),
+        )
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
         model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
         self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
         raw = load_tokenizer(wire.folder)
         tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
-        self._projections = Projections(wire.info, str(self.device), Path(wire.probes) if wire.probes else None)
+        self._projections = Projections(
+            wire.info, str(self.device), Path(wire.probes) if wire.probes else None
+        )
         self._grammars = Grammars.of(tokenizer)
         self._recorder = Recorder(
-            tokenizer, wire.writer, self.device, model.compute_logits, self._projections, self._grammars
+            tokenizer,
+            wire.writer,
+            self.device,
+            model.compute_logits,
+            self._projections,
+            self._grammars,
         )
 
     def is_compiled(self, grammar: str, num_bytes: int) -> bool:
@@ -139,11 +153,15 @@ class SemspecWorker(Worker):
         for new in scheduler_output.scheduled_new_reqs:
             params = new.sampling_params
             if (request := request_in(params)) is not None:
-                params.extra_args[CALL] = self._recorder.start(new.req_id, new.prompt_token_ids, request)
+                params.extra_args[CALL] = self._recorder.start(
+                    new.req_id, new.prompt_token_ids, request
+                )
         output = super().execute_model(scheduler_output)
         state = self.model_runner.execute_model_state
         if state is not None and state.aux_hidden_states is not None and self._recorder.calls:
-            self._recorder.see(self._chunks(scheduler_output), state.aux_hidden_states, state.hidden_states)
+            self._recorder.see(
+                self._chunks(scheduler_output), state.aux_hidden_states, state.hidden_states
+            )
         return output
 
     def _chunks(self, scheduler_output: Any) -> list[Chunk]:
@@ -153,7 +171,10 @@ class SemspecWorker(Worker):
         first |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         num_tokens, starts = scheduler_output.num_scheduled_tokens, runner.query_start_loc.np
         keys = runner.input_batch.req_ids
-        return [Chunk(key, int(starts[row]), first[key], num_tokens[key]) for row, key in enumerate(keys)]
+        return [
+            Chunk(key, int(starts[row]), first[key], num_tokens[key])
+            for row, key in enumerate(keys)
+        ]
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -207,7 +228,9 @@ class SeededSampling(LogitsProcessor):
                 rest.append((row, sampling, position))
         if rest:
             rows, samplings, positions = zip(*rest, strict=True)
-            drawn |= dict(zip(rows, draw_each(logits[list(rows)], samplings, positions), strict=True))
+            drawn |= dict(
+                zip(rows, draw_each(logits[list(rows)], samplings, positions), strict=True)
+            )
         for row, token in drawn.items():
             self._rows[row][0].note(logits[row], token)
         if drawn:

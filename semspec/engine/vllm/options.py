@@ -48,10 +48,18 @@ def check_installed() -> None:
         found = version("vllm")
         importlib.import_module("vllm")
     except (PackageNotFoundError, ImportError) as error:
-        reason = "is not installed" if isinstance(error, PackageNotFoundError) else f"cannot be imported: {error}"
-        raise Mismatch(f"vLLM {reason}; run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}") from error
+        reason = (
+            "is not installed"
+            if isinstance(error, PackageNotFoundError)
+            else f"cannot be imported: {error}"
+        )
+        raise Mismatch(
+            f"vLLM {reason}; run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}"
+        ) from error
     if not found.startswith(VLLM_VERSION):
-        raise Mismatch(f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}")
+        raise Mismatch(
+            f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}"
+        )
 
 
 def prepare_environment(threads: int, device: str = "auto") -> None:
@@ -59,9 +67,13 @@ def prepare_environment(threads: int, device: str = "auto") -> None:
     `device` cuda:N it sees that GPU alone, of those that are visible."""
     if index := device.partition(":")[2]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(visible.split(",")[int(index) :][:1]) if visible else index
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            "".join(visible.split(",")[int(index) :][:1]) if visible else index
+        )
     fixed = {
-        "OMP_NUM_THREADS": str(threads),  # the setting decides, as in the other engines; a stack sets 1 for all
+        "OMP_NUM_THREADS": str(
+            threads
+        ),  # the setting decides, as in the other engines; a stack sets 1 for all
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one token more, which is sampled after the last and never fed
@@ -73,7 +85,9 @@ def prepare_environment(threads: int, device: str = "auto") -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise draft and target would share the first cores
     }
-    os.environ.update(fixed | {name: value for name, value in defaults.items() if name not in os.environ})
+    os.environ.update(
+        fixed | {name: value for name, value in defaults.items() if name not in os.environ}
+    )
 
 
 def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
@@ -87,13 +101,19 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         num_embeddings = int(config.get_text_config().vocab_size)
         ends = eos_ids(folder, raw, num_embeddings)
         _check_rotary_embeddings(settings.model, config)
-        limits = [limit for limit in (settings.max_context_tokens, _short_window(config)) if limit is not None]
+        limits = [
+            limit
+            for limit in (settings.max_context_tokens, _short_window(config))
+            if limit is not None
+        ]
         info = model_info(settings.model, folder, config, raw, min(limits, default=None))
     _check_device(settings, config)
     kv_bytes = settings.kv_bytes
     if "kv_bytes" not in settings.model_fields_set:
         kv_bytes = min(kv_bytes, default_kv_bytes(config, info.max_context_tokens))
-    info = replace(info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=kv_bytes)
+    info = replace(
+        info, fingerprint=fingerprint(info, settings.vllm_options), max_cache_bytes=kv_bytes
+    )
     check_model(settings, writer, info.fingerprint)
     probes = None if settings.pair is None else str(settings.pair.absolute())
     model = Model(folder, info, tuple(sorted(ends)), num_embeddings, writer, probes)
@@ -133,7 +153,9 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         # Also part of the key of compiled graphs, which must return all states.
         "additional_config": {KEY: MODEL.dump_python(model, mode="json")},
     }
-    if options.gpu_memory_utilization is None and (is_cpu or "kv_bytes" in settings.model_fields_set):
+    if options.gpu_memory_utilization is None and (
+        is_cpu or "kv_bytes" in settings.model_fields_set
+    ):
         arguments["kv_cache_memory_bytes"] = model.info.max_cache_bytes
         if not is_cpu:  # all that is left of it is a demand of free memory at the start: another model may be there
             arguments["gpu_memory_utilization"] = 0.01
@@ -146,7 +168,11 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
 
 def default_kv_bytes(config: PretrainedConfig, max_context_tokens: int) -> int:
     """Of the longest contexts on a CPU, in fp32."""
-    return NUM_WHOLE_CONTEXTS * (max_context_tokens + CPU_BLOCK_SIZE) * token_bytes(config.get_text_config(), 1, 4)
+    return (
+        NUM_WHOLE_CONTEXTS
+        * (max_context_tokens + CPU_BLOCK_SIZE)
+        * token_bytes(config.get_text_config(), 1, 4)
+    )
 
 
 def token_bytes(config: PretrainedConfig, tensor_parallel: int, number_bytes: int) -> int:
@@ -158,12 +184,17 @@ def token_bytes(config: PretrainedConfig, tensor_parallel: int, number_bytes: in
 
 def head_size(config: PretrainedConfig) -> int:
     """Dimensions of an attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
     """Raises: Mismatch when vLLM rotates tokens within the trained window otherwise than transformers does."""
-    if any(rotary["rope_type"] == "dynamic" and "alpha" not in rotary for rotary in rotary_embeddings(config)):
+    if any(
+        rotary["rope_type"] == "dynamic" and "alpha" not in rotary
+        for rotary in rotary_embeddings(config)
+    ):
         reason = "vLLM applies dynamic rotary scaling to short contexts as well"
         raise Mismatch(f"cannot load model {name!r}: {reason}; set the engine to transformers")
 
@@ -187,9 +218,15 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     is_cpu = bool(current_platform.is_cpu())
     if settings.device.partition(":")[0] not in ("auto", "cpu" if is_cpu else "cuda"):
         built_for = "a CPU" if is_cpu else "GPUs"
-        raise Mismatch(f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto")
+        raise Mismatch(
+            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto"
+        )
     if is_cpu and (size := head_size(config.get_text_config())) not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, sorted(CPU_HEAD_SIZES)))
-        raise Mismatch(f"vLLM's CPU build has no attention for heads of {size}, only {sizes}; {OTHER_ENGINE}")
+        raise Mismatch(
+            f"vLLM's CPU build has no attention for heads of {size}, only {sizes}; {OTHER_ENGINE}"
+        )
     if not is_cpu and not torch.cuda.is_available():
-        raise Mismatch(f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}")
+        raise Mismatch(
+            f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}"
+        )

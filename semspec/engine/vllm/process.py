@@ -34,7 +34,13 @@ REMEDIES = {
 }
 """What to do, by a part of vLLM's reason."""
 
-_GENERAL = ("EngineDeadError", "Engine core initialization failed", "EngineCore", "See root cause", "cancelled")
+_GENERAL = (
+    "EngineDeadError",
+    "Engine core initialization failed",
+    "EngineCore",
+    "See root cause",
+    "cancelled",
+)
 """Parts of messages that only repeat that something failed."""
 
 logger = logging.getLogger(__name__)
@@ -74,7 +80,9 @@ class Output:
         """Processes started in the block write here, also after it; so does this process, during it."""
         resource_tracker.ensure_running()  # otherwise it would be started below, and keep the pipe open
         reading, writing = os.pipe()
-        self._reader = threading.Thread(target=self._read, args=(reading,), name="vllm-output", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(reading,), name="vllm-output", daemon=True
+        )
         self._reader.start()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -119,12 +127,18 @@ class Core:
     """A started vLLM, with its processes."""
 
     def __init__(
-        self, llm: Any, processes: Sequence[BaseProcess], output: Output, ended: Callable[[str], None]
+        self,
+        llm: Any,
+        processes: Sequence[BaseProcess],
+        output: Output,
+        ended: Callable[[str], None],
     ) -> None:
         self._llm, self._output, self._ended = llm, output, ended
         self._is_closed = False
         if processes:
-            waiting = threading.Thread(target=self._wait, args=(processes,), name="vllm-end", daemon=True)
+            waiting = threading.Thread(
+                target=self._wait, args=(processes,), name="vllm-end", daemon=True
+            )
             waiting.start()
 
     @classmethod
@@ -138,7 +152,11 @@ class Core:
         except SemspecError:
             raise
         except Exception as error:
-            reason = reason_in(str(error).splitlines()) or output.reason() or " ".join(str(error).split())[:300]
+            reason = (
+                reason_in(str(error).splitlines())
+                or output.reason()
+                or " ".join(str(error).split())[:300]
+            )
             raise Mismatch(f"vLLM cannot load {model}: {reason}; {remedy_for(reason)}") from error
         processes = [child for child in multiprocessing.active_children() if child not in before]
         return cls(llm, processes, output, ended)
@@ -146,14 +164,20 @@ class Core:
     def _wait(self, processes: Sequence[BaseProcess]) -> None:
         connection.wait([process.sentinel for process in processes])
         if not self._is_closed:
-            self._ended(f"vLLM ended: {self._output.reason() or 'it was killed'}; restart the service")
+            self._ended(
+                f"vLLM ended: {self._output.reason() or 'it was killed'}; restart the service"
+            )
 
-    async def outputs(self, tokens: list[int], parameters: Any, key: str) -> AsyncGenerator[Any, None]:
+    async def outputs(
+        self, tokens: list[int], parameters: Any, key: str
+    ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a request. Raises: Unavailable when vLLM has ended, InternalError when it fails."""
         if self._is_closed:
             raise Unavailable("the engine is shut down; retry on another replica")
         with _alive():
-            async with aclosing(self._llm.generate({"prompt_token_ids": tokens}, parameters, key)) as outputs:
+            async with aclosing(
+                self._llm.generate({"prompt_token_ids": tokens}, parameters, key)
+            ) as outputs:
                 async for output in outputs:
                     yield output
 

@@ -69,7 +69,10 @@ class Sums:
     def add(self, states: Sequence[Tensor], rows: Sequence[int], slots: Sequence[int]) -> None:
         """Add row `rows[i]` of the states, each layer's `[num_rows, hidden_size]`, to the sum in `slots[i]`."""
         device = self._sums.device
-        index, where = on_device(rows, device).split(POOLED_ROWS), on_device(slots, device).split(POOLED_ROWS)
+        index, where = (
+            on_device(rows, device).split(POOLED_ROWS),
+            on_device(slots, device).split(POOLED_ROWS),
+        )
         for some, own in zip(index, where, strict=True):
             self._sums.index_add_(0, own, torch.stack([layer[some] for layer in states], 1).float())
 
@@ -96,7 +99,11 @@ class Recorder:
     ) -> None:
         """`compute_logits`: from rows of the last hidden states; None in a process that does not gather them."""
         self._tokenizer, self._writer, self._device = tokenizer, writer, device
-        self._compute_logits, self._projections, self._grammars = compute_logits, projections, grammars
+        self._compute_logits, self._projections, self._grammars = (
+            compute_logits,
+            projections,
+            grammars,
+        )
         self._num_states = tokenizer.info.num_layers + 1
         self._sums = Sums(tokenizer.info.num_layers, tokenizer.info.hidden_size, device)
         self.calls: dict[str, Call] = {}
@@ -104,7 +111,9 @@ class Recorder:
     def start(self, key: str, prompt: Sequence[int], request: Request) -> Call:
         """Begin with a request."""
         make = CALLS.get(request.kind, ReadCall)
-        call = self.calls[key] = make(self._tokenizer, prompt, request, self._writer, self._grammars)
+        call = self.calls[key] = make(
+            self._tokenizer, prompt, request, self._writer, self._grammars
+        )
         return call
 
     def drop(self, key: str) -> None:
@@ -124,7 +133,9 @@ class Recorder:
             if call is None or not call.wants_rows or call.next_row >= end:
                 continue
             if call.next_row < chunk.first:
-                raise RuntimeError(f"rows {call.next_row} to {chunk.first} of a request were not computed")
+                raise RuntimeError(
+                    f"rows {call.next_row} to {chunk.first} of a request were not computed"
+                )
             new, shift = range(call.next_row, end), chunk.offset - chunk.first
             call.next_row = end
             for span in call.spans:
@@ -137,7 +148,9 @@ class Recorder:
                 wanted.append((call, range(rows.start + shift, rows.stop + shift)))
         if pooled:
             if len(states) != self._num_states:
-                raise RuntimeError(f"vLLM returns states of {len(states)} layers instead of {self._num_states}")
+                raise RuntimeError(
+                    f"vLLM returns states of {len(states)} layers instead of {self._num_states}"
+                )
             self._sums.add(states, pooled, slots)
         if wanted:
             self._see_logits(wanted, hidden)
@@ -155,7 +168,9 @@ class Recorder:
                 if not call.scored_rows:
                     call.rows.append(rows)
             if scored:
-                self._see_scored([part[index][0] for index in scored], [own[index] for index in scored])
+                self._see_scored(
+                    [part[index][0] for index in scored], [own[index] for index in scored]
+                )
 
     def _see_scored(self, calls: Sequence[Call], logits: Sequence[Tensor]) -> None:
         """Statistics of all scored rows of a part, computed together."""
@@ -169,8 +184,14 @@ class Recorder:
 
     def take(self, sampled: Mapping[str, int]) -> dict[str, Outcome]:
         """Go on with the sampled tokens; what they brought, for requests with results or at their end."""
-        calls = [(key, call, call.take(sampled[key])) for key, call in self.calls.items() if key in sampled]
-        states = self._states([(span, call.projection) for _, call, ended in calls for span in ended])
+        calls = [
+            (key, call, call.take(sampled[key]))
+            for key, call in self.calls.items()
+            if key in sampled
+        ]
+        states = self._states(
+            [(span, call.projection) for _, call, ended in calls for span in ended]
+        )
         outcomes = {}
         for key, call, ended in calls:
             call.finish([next(states) for _ in ended])
@@ -193,7 +214,9 @@ class Recorder:
         pooled: dict[str, list[Tensor]] = {}
         for mean, (_, digest) in zip(means, ended, strict=True):
             pooled.setdefault(digest, []).append(mean)
-        made = {digest: iter(self._projections.states_of(own, digest)) for digest, own in pooled.items()}
+        made = {
+            digest: iter(self._projections.states_of(own, digest)) for digest, own in pooled.items()
+        }
         return (next(made[digest]) for _, digest in ended)
 
 

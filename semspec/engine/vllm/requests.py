@@ -10,7 +10,15 @@ from pydantic import Field, TypeAdapter
 from semspec import errors
 from semspec.engine.requests import Request, Verified
 from semspec.errors import SemspecError
-from semspec.types import ChoiceScores, GeneratedSegment, ModelInfo, OpenText, Proposal, SegmentScore, Writer
+from semspec.types import (
+    ChoiceScores,
+    GeneratedSegment,
+    ModelInfo,
+    OpenText,
+    Proposal,
+    SegmentScore,
+    Writer,
+)
 
 KEY = "semspec"
 """Where requests, results and the configuration stand in vLLM's dictionaries."""

@@ -20,7 +20,9 @@ from semspec.v2 import types_pb2
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_cached = cast(Callable[[F], F], cache)  # of arguments that mypy does not take for hashable: types of messages
+_cached = cast(
+    Callable[[F], F], cache
+)  # of arguments that mypy does not take for hashable: types of messages
 
 
 def message_of(kind: type[M], *values: object, **others: object) -> M:
@@ -137,9 +139,17 @@ def _plan(kind: type, message: type[Message]) -> _Plan:
         if descriptor is None:
             continue
         if descriptor.is_repeated or descriptor.has_presence or descriptor.enum_type:
-            default = () if descriptor.is_repeated else field.default if descriptor.message_type else MISSING
+            default = (
+                ()
+                if descriptor.is_repeated
+                else field.default
+                if descriptor.message_type
+                else MISSING
+            )
             read_field = _field_reader(descriptor, hints[field.name], default)
-            others.append(_Field(field.name, default, _putter(message, descriptor.name), read_field))
+            others.append(
+                _Field(field.name, default, _putter(message, descriptor.name), read_field)
+            )
         else:
             plain.append(field.name)
     names = tuple(plain)
@@ -205,7 +215,8 @@ def _field_reader(field: Any, hint: Any, default: object) -> Callable[[Any], Any
         if not field.is_repeated:
             return lambda message: known(members, getattr(message, name), name)
         return lambda message: tuple(
-            known(members, number, f"{name}[{index}]") for index, number in enumerate(getattr(message, name))
+            known(members, number, f"{name}[{index}]")
+            for index, number in enumerate(getattr(message, name))
         )
     if field.is_repeated:
         return lambda message: tuple(getattr(message, name))

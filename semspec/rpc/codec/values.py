@@ -100,7 +100,9 @@ def read_piece(message: types_pb2.Piece) -> Piece:
     writer = known(_WRITER_OF, message.writer, "writer")
     token_ids = tuple(message.token_ids)
     if writer is not Writer.USER:
-        return Segment(message.text, token_ids, message.tokenizer, writer, known(END_OF, message.end, "end"))
+        return Segment(
+            message.text, token_ids, message.tokenizer, writer, known(END_OF, message.end, "end")
+        )
     if message.end != types_pb2.SEGMENT_END_UNSPECIFIED:
         raise invalid("end", "a prompt has none")
     return Piece(message.text, token_ids, message.tokenizer)
@@ -163,7 +165,9 @@ def _check_token(token: Token) -> None:
 
 def _check_sampling(sampling: SamplingParams) -> None:
     if 0 < sampling.temperature < LEAST_POSITIVE:
-        raise invalid("temperature", f"must be 0 or at least {LEAST_POSITIVE}, not {sampling.temperature}")
+        raise invalid(
+            "temperature", f"must be 0 or at least {LEAST_POSITIVE}, not {sampling.temperature}"
+        )
 
 
 def _check_penalties(penalties: Penalties) -> None:
@@ -183,13 +187,17 @@ def _check_states(states: States) -> None:
     check_length(states.shape, "shape", 2, "dimensions are needed")
     num_bytes = _NUMBER_BYTES * math.prod(states.shape)
     if len(states.data) != num_bytes or not num_bytes:
-        raise invalid("data", f"{len(states.data)} bytes, but shape {list(states.shape)} takes {num_bytes}")
+        raise invalid(
+            "data", f"{len(states.data)} bytes, but shape {list(states.shape)} takes {num_bytes}"
+        )
 
 
 def _check_distribution(distribution: Distribution) -> None:
     num_bytes = len(distribution.token_ids)
     if num_bytes == 0 or num_bytes % _NUMBER_BYTES:
-        raise invalid("token_ids", f"{num_bytes} bytes, but an entry takes {_NUMBER_BYTES}, and one is needed")
+        raise invalid(
+            "token_ids", f"{num_bytes} bytes, but an entry takes {_NUMBER_BYTES}, and one is needed"
+        )
     check_length(distribution.probabilities, "probabilities", num_bytes, "bytes of token_ids")
 
 
@@ -199,13 +207,21 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     ChoiceScores: {"duration_ms": AMOUNT, "probabilities": SHARE},
     Gate: {"window": COUNT, "entropy": SHARE, "floor": SHARE, "density": SHARE},
     GeneratedSegment: {"duration_ms": AMOUNT},
-    GenerationParams: {"max_tokens": COUNT, "max_segment_tokens": COUNT, "num_logprobs": (0, MAX_LOGPROBS)},
+    GenerationParams: {
+        "max_tokens": COUNT,
+        "max_segment_tokens": COUNT,
+        "num_logprobs": (0, MAX_LOGPROBS),
+    },
     Judgement: {"draft_probability": SHARE, "target_probability": SHARE},
     OperatingPoint: {
         **dict.fromkeys(("threshold", "speed_up"), AMOUNT),
         **dict.fromkeys(("acceptance", "right_accepted", "wrong_accepted"), SHARE),
     },
-    Penalties: {"presence": PENALTY, "frequency": PENALTY, "repetition": (LEAST_REPETITION, MOST_REPETITION)},
+    Penalties: {
+        "presence": PENALTY,
+        "frequency": PENALTY,
+        "repetition": (LEAST_REPETITION, MOST_REPETITION),
+    },
     Proposal: {"duration_ms": AMOUNT},
     SegmentScore: {"duration_ms": AMOUNT},
     SamplingParams: {"temperature": AMOUNT, "top_p": (LEAST_POSITIVE, 1.0), "min_p": SHARE},
@@ -219,10 +235,14 @@ CHECKS: dict[type, Callable[[Any], None]] = {
     GeneratedSegment: _check_generated,
     Message: lambda one: _check_one_of("role", one.role, get_args(Role)),
     Penalties: _check_penalties,
-    Proposal: lambda one: check_length(one.distributions, "distributions", len(one.token_ids), "token_ids"),
+    Proposal: lambda one: check_length(
+        one.distributions, "distributions", len(one.token_ids), "token_ids"
+    ),
     Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
     SamplingParams: _check_sampling,
-    SegmentScore: lambda one: check_length(one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"),
+    SegmentScore: lambda one: check_length(
+        one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"
+    ),
     States: _check_states,
     Token: _check_token,
     TokenIds: lambda one: check_filled(one.ids, "ids"),
