@@ -1,6 +1,7 @@
 """Llama and Qwen2 models with the weights of a GGUF file, packed or as floating point."""
 
 from collections.abc import Mapping
+from mmap import MADV_DONTNEED
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from semspec.engine.gguf_weights import GgufTensor, read_tensors, to_tensor
+from semspec.engine.gguf_weights import GgufTensor, map_file, read_tensors, to_tensor
 from semspec.engine.numeric_form import Form
 from semspec.engine.packed import JointProjection, PackedEmbedding, PackedModule
 from semspec.engine.weights import check_weights
@@ -23,17 +24,19 @@ def load_gguf(name: str, file: Path, config: PretrainedConfig, form: Form) -> Pr
 
     Raises: Mismatch when weights are missing or have another size, or `form` is packed and some cannot be.
     """
-    tensors, model = read_tensors(file, config), _outline(config)
+    mapped, model = map_file(file), _outline(config)
+    tensors = read_tensors(file, mapped, config)
     _check(name, tensors, model)
-    if form == "packed":
-        return _packed(name, model, tensors)
-    return _dequantized(model, tensors, getattr(torch, form))
+    is_packed = form == "packed"
+    loaded = _packed(name, model, tensors) if is_packed else _floating(model, tensors, form)
+    mapped.madvise(MADV_DONTNEED)  # the weights are read, and their pages would count as memory
+    return loaded
 
 
 def gguf_outline(name: str, file: Path, config: PretrainedConfig) -> PreTrainedModel:
     """Return the model `name` of a GGUF file without its weights. Raises: Mismatch as `load_gguf`."""
     model = _outline(config)
-    _check(name, read_tensors(file, config), model)
+    _check(name, read_tensors(file, map_file(file), config), model)
     return model
 
 
@@ -41,8 +44,9 @@ def _check(name: str, tensors: Tensors, model: PreTrainedModel) -> None:
     check_weights(name, {key: tensor.shape for key, tensor in tensors.items()}, model)
 
 
-def _dequantized(model: PreTrainedModel, tensors: Tensors, dtype: torch.dtype) -> PreTrainedModel:
+def _floating(model: PreTrainedModel, tensors: Tensors, form: Form) -> PreTrainedModel:
     """Give an outline its weights as floating point."""
+    dtype = getattr(torch, form)
     weights = {name: to_tensor(tensor.dequantized(), dtype) for name, tensor in tensors.items()}
     weights.setdefault(HEAD, weights[EMBEDDING])
     model.load_state_dict(weights, assign=True)

@@ -6,6 +6,7 @@ Block formats: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `gg
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,8 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 """Names of modules in GGUF files, and in transformers' Llama and Qwen2 models."""
+BLOCKS_AT_ONCE = 1024
+"""Blocks that are unpacked in one step, so that intermediate arrays fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +98,42 @@ class GgufTensor:
     def packed(self) -> Packed:
         """Return the integers, scales and offsets of a matrix."""
         rows, (block_size, block_bytes) = len(self.raw), GGML_QUANT_SIZES[self.type]
-        codes, scales, offsets, bits = _UNPACKERS[self.type](self.raw.reshape(-1, block_bytes))
-        group_size = block_size // (scales.size // len(codes))
-        codes = codes.reshape(rows, -1, group_size)
-        if bits == 4:
-            codes = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
-        offsets = None if offsets is None else offsets.reshape(rows, -1)
-        return Packed(np.ascontiguousarray(codes), scales.reshape(rows, -1), offsets, bits)
+        blocks = self.raw.reshape(-1, block_bytes)
+        starts = range(0, len(blocks), BLOCKS_AT_ONCE)
+        parts = [_UNPACKERS[self.type](blocks[start : start + BLOCKS_AT_ONCE]) for start in starts]
+        codes, scales = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        offsets = [part[2] for part in parts if part[2] is not None]
+        bits, group_size = parts[0][3], block_size // (scales.size // len(blocks))
+        return Packed(
+            codes.reshape(rows, -1, group_size * bits // 8),
+            scales.reshape(rows, -1),
+            np.concatenate(offsets).reshape(rows, -1) if offsets else None,
+            bits,
+        )
 
 
-def read_tensors(file: Path, config: PretrainedConfig) -> dict[str, GgufTensor]:
+def map_file(file: Path) -> mmap:
+    """Map `file` into memory."""
+    with file.open("rb") as opened:
+        return mmap(opened.fileno(), 0, access=ACCESS_READ)
+
+
+def read_tensors(file: Path, mapped: mmap, config: PretrainedConfig) -> dict[str, GgufTensor]:
     """Return the tensors of a Llama or Qwen2 model in `file`, by the names that transformers gives them.
+
+    `mapped` is the result of `map_file`.
 
     llama.cpp orders the rows of a Llama model's queries and keys in another way; here they are in transformers' order.
 
     Raises: Mismatch when the file cannot be read, or has a tensor that these models lack.
     """
-    data: Codes = np.memmap(file, np.uint8, "r")
     heads: dict[str, int] = {
         "q_proj": config.num_attention_heads,
         "k_proj": config.num_key_value_heads,
     }
     tensors = dict[str, GgufTensor]()
     for info in read_header(file).tensors.values():
-        raw, name = _rows(data, info), _name(file, info.name)
+        raw, name = _rows(mapped, info), _name(file, info.name)
         if config.model_type == "llama" and (num_heads := heads.get(name.split(".")[-2])):
             raw = _in_halves(raw, num_heads)
         tensors[name] = GgufTensor(info.type, raw, info.shape)
@@ -129,11 +144,12 @@ def read_tensor(file: Path, gguf_name: str) -> GgufTensor | None:
     """Return one tensor of `file` by its name there; None if it has none. Raises: Mismatch as `read_tensors`."""
     if (info := read_header(file).tensors.get(gguf_name)) is None:
         return None
-    return GgufTensor(info.type, _rows(np.memmap(file, np.uint8, "r"), info), info.shape)
+    return GgufTensor(info.type, _rows(map_file(file), info), info.shape)
 
 
-def _rows(data: Codes, info: TensorInfo) -> Codes:
-    return data[info.start : info.start + info.num_bytes].reshape(prod(info.shape[:-1]), -1)
+def _rows(mapped: mmap, info: TensorInfo) -> Codes:
+    data: Codes = np.frombuffer(mapped, np.uint8, info.num_bytes, info.start)
+    return data.reshape(prod(info.shape[:-1]), -1)
 
 
 def _in_halves(rows: Codes, num_heads: int) -> Codes:
@@ -159,8 +175,8 @@ def to_tensor(values: Floats, dtype: torch.dtype) -> Tensor:
 
 
 Unpacked = tuple[Codes, Floats, Floats | None, Literal[4, 8]]
-"""Codes `[num_blocks, block_size]`, scales and offsets `[num_blocks, groups of a block]`, and the bits of a code. The
-functions below return it for blocks `[num_blocks, block_bytes]`."""
+"""Codes `[num_blocks, block_size * bits / 8]`, scales and offsets `[num_blocks, groups of a block]`, and the bits of a
+code. The functions below return it for blocks `[num_blocks, block_bytes]`."""
 
 
 def _float16(blocks: Codes) -> Floats:
@@ -173,6 +189,14 @@ def _nibbles(packed: Codes, size: int) -> Codes:
         1, 1, 2, 1
     )
     return (pairs & np.uint8(15)).reshape(len(packed), -1)
+
+
+def _pairs_of_nibbles(packed: Codes, size: int) -> Codes:
+    """Return the codes of `_nibbles`, two in a byte."""
+    two_bytes = np.ascontiguousarray(packed).reshape(len(packed), -1, size).view(np.uint16)
+    low = (two_bytes & 0x0F) | ((two_bytes >> 4) & 0xF0)
+    high = ((two_bytes >> 4) & 0x0F) | ((two_bytes >> 8) & 0xF0)
+    return np.stack([low, high], 2).astype(np.uint8).reshape(len(packed), -1)
 
 
 def _bits(packed: Codes, size: int, shifts: range, mask: int) -> Codes:
@@ -189,12 +213,12 @@ def _fifth_bits(packed: Codes) -> Codes:
 
 
 def _q4_0(blocks: Codes) -> Unpacked:
-    return _nibbles(blocks[:, 2:], 16), _float16(blocks[:, :2]), None, 4
+    return _pairs_of_nibbles(blocks[:, 2:], 16), _float16(blocks[:, :2]), None, 4
 
 
 def _q4_1(blocks: Codes) -> Unpacked:
     scales, minima = _float16(blocks[:, :2]), _float16(blocks[:, 2:4])
-    return _nibbles(blocks[:, 4:], 16), scales, minima + 8 * scales, 4
+    return _pairs_of_nibbles(blocks[:, 4:], 16), scales, minima + 8 * scales, 4
 
 
 def _q5_0(blocks: Codes) -> Unpacked:
@@ -219,7 +243,7 @@ def _scales_and_minima(blocks: Codes) -> tuple[Floats, Floats]:
 
 def _q4_k(blocks: Codes) -> Unpacked:
     scales, minima = _scales_and_minima(blocks)
-    return _nibbles(blocks[:, 16:], 32), scales, minima + 8 * scales, 4
+    return _pairs_of_nibbles(blocks[:, 16:], 32), scales, minima + 8 * scales, 4
 
 
 def _q5_k(blocks: Codes) -> Unpacked:

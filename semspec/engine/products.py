@@ -21,6 +21,8 @@ Weight = tuple[Packed, Floats | None]
 
 EIGHT_BIT_ACTIVATIONS = 4
 """Accuracy level of MatMulNBits that rounds activations to eight bits by group."""
+LARGEST_INSIDE = 1 << 10
+"""Bytes of a constant up to which it is part of the serialised graph. Others are handed over without copies."""
 MODEL_VERSION, OPERATORS_VERSION = 10, 21
 """Versions of the ONNX format and of its operators."""
 
@@ -30,7 +32,7 @@ class _Graph:
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
-        self._constants: dict[str, TensorProto] = {}
+        self._constants: dict[str, np.ndarray] = {}
         self._sums: dict[tuple[str, int], str] = {}
 
     def add(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
@@ -68,7 +70,7 @@ class _Graph:
 
     def _constant(self, values: np.ndarray) -> str:
         name = f"constant{len(self._constants)}"
-        self._constants[name] = numpy_helper.from_array(values, name)
+        self._constants[name] = np.ascontiguousarray(values)
         return name
 
     def session(self, num_columns: int, output: str, num_outputs: int, num_threads: int) -> Compute:
@@ -77,24 +79,22 @@ class _Graph:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", size])
             for name, size in (("input", num_columns), (output, num_outputs))
         ]
-        graph = helper.make_graph(
-            self.nodes, "product", ends[:1], ends[1:], [*self._constants.values()]
-        )
+        small = {n: c for n, c in self._constants.items() if c.nbytes <= LARGEST_INSIDE}
+        large = {n: c for n, c in self._constants.items() if n not in small}
+        constants = [numpy_helper.from_array(values, name) for name, values in small.items()]
+        constants += [_outside(name, values) for name, values in large.items()]
+        graph = helper.make_graph(self.nodes, "product", ends[:1], ends[1:], constants)
         versions = [
             helper.make_opsetid("", OPERATORS_VERSION),
             helper.make_opsetid("com.microsoft", 1),
         ]
         model = helper.make_model(graph, opset_imports=versions, ir_version=MODEL_VERSION)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.enable_cpu_mem_arena = False
-        options.log_severity_level = 3
+        options = _options(num_threads)
+        buffers = [values.reshape(-1).view(np.uint8) for values in large.values()]
+        sizes = [values.nbytes for values in large.values()]
+        options.add_external_initializers_from_files_in_memory([*large], buffers, sizes)
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, ["CPUExecutionProvider"]
-        )
-        session._model_bytes = (
-            None  # a second copy of the weights, kept to start again with another provider
         )
 
         def compute(rows: Tensor) -> Tensor:
@@ -102,6 +102,29 @@ class _Graph:
             return result
 
         return compute
+
+
+def _options(num_threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 3
+    return options
+
+
+def _outside(name: str, values: np.ndarray) -> TensorProto:
+    """Return a constant whose values are in a "file" in memory that has its name."""
+    tensor = TensorProto(
+        name=name,
+        dims=values.shape,
+        data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
+        data_location=TensorProto.EXTERNAL,
+    )
+    place = {"location": name, "offset": "0", "length": str(values.nbytes)}
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
 
 
 def product(weights: Sequence[Weight], num_threads: int) -> Compute:

@@ -30,13 +30,13 @@ REFERENCE_BYTES = 1 << 30
 PROMPT = "Tom has 25 pens. He sells 6 and buys 3. How many pens does Tom have now?"
 MEAN_LOGPROB, ARGMAX_SHARE = map(SURPRISAL_FEATURES.index, ("mean_log_probability", "argmax_share"))
 PARAMS = GenerationParams(
-    SamplingParams(0.0), max_segments=0, max_tokens=32, max_segment_tokens=16, want_states=True
+    SamplingParams(0.0), max_segments=0, max_tokens=16, max_segment_tokens=8, want_states=True
 )
 
 
 async def self_test(engine: Engine, settings: "ModelSettings") -> str:
-    """Write 32 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
-    on a CPU 512 tokens of it. Returns a line of result, nothing of a datastore or a server that writes.
+    """Write 16 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
+    on a CPU 128 tokens of it. Returns a line of result, nothing of a datastore or a server that writes.
     Raises: Mismatch with the first that does not agree, or with the reason why the model does not run."""
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
@@ -69,7 +69,7 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
     *others, last = (one.segment for one in written)
     together = await engine.score(context, [*others, last])
     [alone] = await engine.score(before := context.extended(*others), [last])
-    num_tokens = min((await engine.info()).max_context_tokens - 1, 512 if is_cpu else 1 << 30)
+    num_tokens = min((await engine.info()).max_context_tokens - 1, 128 if is_cpu else 1 << 30)
     ids = (context.pieces[0].token_ids * num_tokens)[: num_tokens - len(last.token_ids)]
     try:
         await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])

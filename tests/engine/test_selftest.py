@@ -29,9 +29,9 @@ async def test_sound_engine_passes_in_a_line(
     model: ModelSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "with plain transformers too; 512 tokens read" in await self_test(engine, model)
+    assert "with plain transformers too; 128 tokens read" in await self_test(engine, model)
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
-    assert "with plain transformers over the same weights too; 512" in await self_test(
+    assert "with plain transformers over the same weights too; 128" in await self_test(
         uncached, model
     )
 
@@ -39,7 +39,7 @@ async def test_sound_engine_passes_in_a_line(
 async def test_window_is_read_to_its_last_token(
     load: Load, checkpoint: Path, model: ModelSettings
 ) -> None:
-    assert "199 tokens read" in await self_test(load(checkpoint, max_context_tokens=200), model)
+    assert "99 tokens read" in await self_test(load(checkpoint, max_context_tokens=100), model)
 
 
 async def test_broken_cache_ends_the_start(
@@ -103,6 +103,6 @@ async def test_context_beyond_memory_ends_the_start_with_the_field(
 
     monkeypatch.setattr(engine.lm, "forward_step", step)
     with pytest.raises(
-        Mismatch, match=r"a context of 512 tokens cannot be read: .*; lower max_context_tokens"
+        Mismatch, match=r"a context of 128 tokens cannot be read: .*; lower max_context_tokens"
     ):
         await self_test(engine, model)
