@@ -108,7 +108,7 @@ class StrategyOptions(RequestModel):
         None,
         ge=1,
         le=64,
-        description="tokens proposed before the target verifies them; token-level: at most 16, unset 4; retrieval: "
+        description="tokens proposed before the target verifies them; token-level: at most 16, unset 8; retrieval: "
         "unset 8",
     )
     acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = Field(

@@ -132,8 +132,11 @@ class ServiceSettings(ProcessSettings):
         "step takes",
         gt=0,
     )
-    threads: int = Field(
-        1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself"
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="CPU threads of the model; without it one, or every core for packed weights",
     )
 
     @field_validator("tls_client_ca")

@@ -35,7 +35,7 @@ from semspec.types import (
     derive_seed,
 )
 
-NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 4, 1, 16)
+NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 8, 1, 16)
 NOTHING = Proposal((), (), "", 0.0)
 
 Propose = Callable[[Progress, VerifiedTokens, int], Awaitable[Proposal]]

@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import os
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -23,6 +25,17 @@ def device_of(name: str, user: str) -> str:
         )
         raise Mismatch(f"no device {name!r} for {user}: {seen}; take 'cpu' or 'auto'")
     return name
+
+
+def num_cores() -> int:
+    """Return the processor cores that this process may use, by its affinity and its container's quota."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    with suppress(OSError, ValueError):  # "max", no quota; systems without control groups
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        cores = min(cores, max(1, quota // period))
+    return cores
 
 
 def release_memory() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
+from semspec.engine.device import num_cores
 from semspec.engine.local import LocalEngine
 from semspec.engine.logits import choice_scores, draw_token, segment_scores, token_statistics
 from semspec.engine.requests import (
@@ -27,7 +28,13 @@ from semspec.engine.requests import (
     num_following,
 )
 from semspec.engine.shaping import Shaping, shaping_of
-from semspec.engine.speculative import draw_with_distribution, state_before, verify
+from semspec.engine.speculative import (
+    LEAST_CONFIDENCE,
+    draw_with_distribution,
+    largest_probability,
+    state_before,
+    verify,
+)
 from semspec.engine.steps import Feed, Output, Prefix, PrefixCache, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.worker import Scheduler, Worker
@@ -177,6 +184,7 @@ class Calls:
     ) -> Generator[Feed, Output | None, Proposal]:
         drafted: list[int] = []
         distributions: list[Distribution] = []
+        confidence = 1.0
         for _ in range(request.num_tokens):
             # Without the last token: the next call feeds it, with the target's token.
             if rest := [*tokens, *drafted][len(prefix.tokens) :]:
@@ -187,7 +195,8 @@ class Calls:
             )
             drafted.append(token)
             distributions.append(distribution)
-            if token in self._tokenizer.eos_ids:
+            confidence *= largest_probability(prefix.logits[position])
+            if token in self._tokenizer.eos_ids or confidence < LEAST_CONFIDENCE:
                 break
         self.num_generated += len(drafted)
         return Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, 0.0)
@@ -241,16 +250,23 @@ class TransformersEngine(LocalEngine):
         revision: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
-        threads: int = 1,
+        threads: int | None = None,
         cache_bytes: int = 1 << 30,
         kv_bytes: int = KV_BYTES,
         probes: Path | None = None,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
     ) -> "TransformersEngine":
-        """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
-        torch.set_num_threads(threads)
+        """Load a model and start its thread.
+
+        By default, packed weights are computed with every core, since threads sleep between their products; others
+        with one, since waiting threads of PyTorch slow the other models of the machine.
+
+        Raises: Mismatch when the model cannot be served.
+        """
+        torch.set_num_threads(threads or num_cores())
         lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
+        torch.set_num_threads(1 if lm.form == "packed" else threads or 1)
         return cls(lm, writer, cache_bytes, kv_bytes, probes)
 
     async def info(self) -> ModelInfo:

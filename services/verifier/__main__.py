@@ -20,7 +20,7 @@ def main() -> None:
 def load(settings: VerifierSettings) -> ServedVerifier:
     """Load the probes of the settings. Raises: Mismatch when they are not those of the release."""
     os.environ.setdefault(
-        "OMP_NUM_THREADS", str(settings.threads)
+        "OMP_NUM_THREADS", str(settings.threads or 1)
     )  # must be set before torch is imported
     from semspec.probes.verifier import (
         ProbeVerifier,

@@ -104,7 +104,7 @@ async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_who
         40 - first,
         40 - first - second,
     }
-    assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [4, 4, 3, 2, 1, 0]
+    assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [5, 4, 3, 2, 1, 0]
 
 
 async def test_a_drafter_that_proposes_nothing_is_lost() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from semspec.engine import transformers_engine
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
@@ -43,6 +44,12 @@ from tests.engine.support import (
 )
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def unlimited_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models of random weights propose several tokens, although they are unsure of each."""
+    monkeypatch.setattr(transformers_engine, "LEAST_CONFIDENCE", 0.0)
 
 
 @pytest.fixture
@@ -217,6 +224,17 @@ async def test_proposal_is_what_the_drafter_would_write(
         assert torch.allclose(
             dense(distribution, len(expected_row)), expected_row, rtol=1e-3, atol=1e-6
         )
+
+
+@pytest.mark.parametrize(("least", "num_tokens"), [(0.0, 6), (0.4, 3), (1.0, 1)])
+async def test_proposal_ends_where_the_draft_is_unsure(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, least: float, num_tokens: int
+) -> None:
+    """Probabilities of .7 are unsure together from the third on: .7 ** 3 < .4."""
+    monkeypatch.setattr(transformers_engine, "LEAST_CONFIDENCE", least)
+    monkeypatch.setattr(transformers_engine, "largest_probability", lambda logits: 0.7)
+    proposal = await engine.propose(await prompt(engine), (), params(), 6)
+    assert len(proposal.token_ids) == num_tokens
 
 
 async def test_proposal_ends_with_end_of_sequence_and_with_the_window(

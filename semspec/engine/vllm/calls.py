@@ -21,7 +21,12 @@ from semspec.engine.requests import (
     num_following,
 )
 from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
-from semspec.engine.speculative import draw_with_distribution, verify
+from semspec.engine.speculative import (
+    LEAST_CONFIDENCE,
+    draw_with_distribution,
+    largest_probability,
+    verify,
+)
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import SemspecError
 from semspec.types import (
@@ -176,17 +181,23 @@ class ProposeCall(Call):
         self._drafted: list[int] = []
         self._distributions: list[Distribution] = []
         self._drawn: Distribution | None = None
+        self._confidence = 1.0
 
     def draw(self, logits: Tensor, position: int) -> int | None:
         assert self.sampling
         token, self._drawn = draw_with_distribution(logits, self.sampling, position)
+        self._confidence *= largest_probability(logits)
         return token
 
     def take(self, token: int) -> list[Span]:
         assert self._drawn
         self._drafted.append(token)
         self._distributions.append(self._drawn)
-        self.is_done = len(self._drafted) == self._num_tokens or token in self._tokenizer.eos_ids
+        self.is_done = (
+            len(self._drafted) == self._num_tokens
+            or token in self._tokenizer.eos_ids
+            or self._confidence < LEAST_CONFIDENCE
+        )
         return []
 
     def finish(self, states: Sequence[States]) -> None:

@@ -48,7 +48,7 @@ def load_vllm(
 ) -> "VllmEngine":
     """Start vLLM's processes with the model of `settings`. `ended` is called with the reason, in a thread, when they
     end by themselves. Raises: Mismatch when the model cannot be served."""
-    prepare_environment(settings.threads, settings.device)
+    prepare_environment(settings.threads or 1, settings.device)
     check_installed()
     adopt("vllm")
     model, tokenizer = load_model(settings, writer)
