@@ -35,7 +35,7 @@ from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.metrics import POOLED, Metrics
-from semspec.gateway.readiness import Connect, Readiness
+from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Leases
 from semspec.gateway.store.store import Store
@@ -60,12 +60,10 @@ def create_app(
     settings: GatewaySettings,
     backends: Backends,
     store: Store,
-    connect: Connect,
     strategies: Strategies = STRATEGIES,
 ) -> FastAPI:
     """A gateway over `backends` and `store`, with the strategies of this table.
 
-    `connect`: for releases that have services of their own.
     It closes the store at shutdown; the caller closes the backends.
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
@@ -78,7 +76,7 @@ def create_app(
     ):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
-    readiness = Readiness(backends, settings, store, metrics, connect, strategies)
+    readiness = Readiness(backends, settings, store, metrics, strategies)
     per_owner = settings.max_concurrent_per_key or settings.max_concurrent
     limits = Limits(
         settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s

@@ -257,18 +257,6 @@ class _Audit:
         self._evidence.labels(release).set(evidence)
         self._alarm.labels(release).set(has_alarm)
 
-    def forget(self, release: str) -> None:
-        """A release that is no longer listed raises no alarm."""
-        for gauge in (
-            self._support,
-            self._reference,
-            self._probability_gap,
-            self._evidence,
-            self._alarm,
-        ):
-            gauge.remove(release)
-        self.ratio_drift.remove(release)
-
 
 class _Services:
     """Gauges of draft, target, verifier and Redis."""

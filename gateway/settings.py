@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.gateway.options import Defaults
-from semspec.gateway.routes import Addresses, load_routes
+from semspec.gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
@@ -24,6 +24,7 @@ MAX_LOGPROBS = 20
 
 NO_VERIFIER = "none"
 """Address of the verifier of a pair without probes."""
+Addresses = Annotated[str, checked(parse_endpoints)]
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
 
 
@@ -148,8 +149,7 @@ class GatewaySettings(ProcessSettings):
     )
     pair: Path | None = Field(
         None,
-        description="release that is served: its folder or pair.json; or a JSON file that lists several with weights, "
-        "docs/probes.md; unset: the pair has no release",
+        description="release that is served: its folder or pair.json; unset: the pair has no release",
     )
     defaults: Defaults = Field(
         Defaults(),
@@ -246,8 +246,8 @@ class GatewaySettings(ProcessSettings):
     @cached_property
     def name(self) -> str:
         """The pair's name in the API."""
-        routes = load_routes(self.pair, self.defaults)
-        return self.model_name or (routes[0].release.name if routes else "semspec-demo")
+        route = load_route(self.pair, self.defaults)
+        return self.model_name or (route.release.name if route else "semspec-demo")
 
     @property
     def origins(self) -> list[str]:
@@ -259,7 +259,7 @@ class GatewaySettings(ProcessSettings):
     def _can_be_served(
         cls, given: Path | Defaults | None, info: ValidationInfo
     ) -> Path | Defaults | None:
-        load_routes(
+        load_route(
             *(
                 (info.data.get("pair"), given)
                 if isinstance(given, Defaults)

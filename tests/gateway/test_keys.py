@@ -1,7 +1,6 @@
 """The keys that a gateway is told, and told anew."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -129,6 +128,6 @@ def test_file_may_hold_comments_and_two_keys_of_one_owner(tmp_path: Path) -> Non
 
 def test_settings_and_their_errors_hide_the_entries() -> None:
     settings = make_settings()
-    app = create_app(settings, Fakes.make().backends, Store(settings), Mock())
+    app = create_app(settings, Fakes.make().backends, Store(settings))
     hash = entry(OWNER, API_KEY).partition(":")[2]
     assert hash not in repr(settings) and hash not in repr(vars(app.state))

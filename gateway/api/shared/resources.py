@@ -281,14 +281,15 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        root, known, versions = settings.name, readiness.strategies, readiness.versions
-        names = [*model_names(settings, known), *(f"{root}@{version}" for version in versions)]
-        named = zip(names, (readiness.default_strategy, *known, *versions.values()), strict=True)
+        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
+        named = dict(zip(model_names(settings, known), (default, *known), strict=True))
+        if readiness.version:
+            named[f"{root}@{readiness.version}"] = default
         return {
             name: ModelName(
                 id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy
             )
-            for name, strategy in named
+            for name, strategy in named.items()
         }
 
     @routes.get("", responses=LISTED)
