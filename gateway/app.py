@@ -30,7 +30,6 @@ from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.runner import ChoiceRunner
@@ -84,13 +83,8 @@ def create_app(
     admission = Admission(limits, metrics)
     audit = Audit(readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
-    collection = (
-        Collection(leases, keys, readiness, metrics, settings)
-        if keys and settings.collect.share
-        else None
-    )
-    runner = ChoiceRunner(readiness, metrics, settings, audit, collection)
-    preparation = Preparation(readiness, metrics, settings, collection)
+    runner = ChoiceRunner(readiness, metrics, settings, audit)
+    preparation = Preparation(readiness, metrics, settings)
     generations = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
@@ -135,7 +129,6 @@ def create_app(
         operations.router(backends, readiness, store, metrics, keys, settings),
         playground.router,
         resources.sessions(store),
-        resources.collection(collection),
         tgi.router(responder, readiness, settings),
         tokens.router(preparation, readiness, settings),
     ):

@@ -120,11 +120,6 @@ class Metrics:
         self._owner_tokens = by_owner(
             "owner_tokens", "Output tokens, by the name of the API key.", ("owner",)
         )
-        self.collection = counter(
-            "collection_answers",
-            "Answers chosen for the collection, by what became of them.",
-            ("result",),
-        )
         # By OpenTelemetry's names for generative AI.
         gen_ai = partial(Histogram, namespace="gen_ai", registry=self._registry)
         model = "gen_ai_request_model"

@@ -234,7 +234,6 @@ class Resolver:
             tools=asked.tools,
             variables=json.dumps(variables) if variables else "",
             thinking_token_budget=budget,
-            may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
             is_kept=asked.is_kept,
             default_max_tokens=asked.default_max_tokens,

@@ -32,7 +32,6 @@ from semspec.gateway.generation.choice import (
     stored_request,
     stored_trace,
 )
-from semspec.gateway.generation.collection import Collection, CollectionPage, GenerationPrompt
 from semspec.gateway.generation.request import Parameters
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -67,6 +66,14 @@ class GenerationModels(Body):
     likelihood: str | None = if_any()
     release: str | None = if_any()
     """NAME@VERSION."""
+
+
+class GenerationPrompt(Body):
+    """The prompt as a model received it; no ids: the model tokenized the text."""
+
+    text: str
+    token_ids: list[int]
+    tokenizer: str
 
 
 class StoredGeneration(Body):
@@ -204,29 +211,6 @@ def generations(responder: Responder, store: Store) -> APIRouter:
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(request.choice_id(index))
         return _public(id, await store.generation(id))
-
-    return routes
-
-
-def collection(collection: Collection | None) -> APIRouter:
-    """`/v1/collection`: answers for training probes."""
-    routes = APIRouter(prefix="/v1/collection", tags=["generations"])
-
-    @routes.get("", responses=STORED)
-    async def collected(
-        owner: OwnerOf,
-        after: Annotated[
-            str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")
-        ] = "0",
-        limit: Annotated[int, Query(ge=1, le=100, description="of answers in the page")] = 20,
-    ) -> CollectionPage:
-        """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
-        if collection is None or not collection.may_read(owner):
-            raise NotFound(
-                "there is no collection for this key: the gateway needs a share in SEMSPEC_GATEWAY_COLLECT, and the "
-                "key's entry the option collector"
-            )
-        return await collection.read(after, limit)
 
     return routes
 
