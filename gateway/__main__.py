@@ -11,7 +11,6 @@ from functools import partial
 from math import ceil
 from socket import socket
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,7 +23,7 @@ from semspec.descriptors import raise_limit
 from semspec.gateway.api.shared.middleware import Drain, is_open
 from semspec.gateway.app import create_app
 from semspec.gateway.connections import Connection, Connections, listen
-from semspec.gateway.readiness import Connect, Readiness
+from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.observability import configure_logging, exported_traces
@@ -38,7 +37,6 @@ SERVER_HEADER_BYTES = 16 * 1024
 TOLD_WITHIN_S = 2
 """Seconds from the end of the drain until connections whose clients do not read are cut off."""
 _log = logging.getLogger(__name__)
-_CLIENTS = {"drafter": RemoteDrafter, "target": RemoteTarget, "verifier": RemoteVerifier}
 
 
 class _Server(uvicorn.Server):
@@ -96,8 +94,8 @@ def main(strategies: Strategies = STRATEGIES) -> None:
     services = AsyncExitStack()
     with exported_traces("semspec-gateway"), asyncio.Runner() as runner:
         try:
-            backends, connect = runner.run(_connect(settings, services))
-            app = create_app(settings, backends, Store(settings), connect, strategies)
+            backends = runner.run(_connect(settings, services))
+            app = create_app(settings, backends, Store(settings), strategies)
             connections = Connections(is_open)
             config = _server_config(settings, app, connections)
             server = _Server(config, app.state.readiness, app.state.drain, settings)
@@ -124,8 +122,8 @@ def _listening(settings: GatewaySettings, connections: Connections) -> list[sock
     return sockets
 
 
-async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> tuple[Backends, Connect]:
-    """The services, and what connects to others."""
+async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> Backends:
+    """Connect to the services; `services` closes the connections."""
     certificates = None
     if settings.service_ca:
         certificates = Certificates(
@@ -137,18 +135,15 @@ async def _connect(settings: GatewaySettings, services: AsyncExitStack) -> tuple
         health_timeout_s=settings.health_timeout_s,
     )
 
-    def connect(name: str, addresses: str) -> Any:
-        client = _CLIENTS[name](addresses, options)
-        services.push_async_callback(client.aclose)
-        return client
-
-    has_verifier = settings.verifier_address != NO_VERIFIER
-    verifier = connect("verifier", settings.verifier_address) if has_verifier else WithoutProbes()
-    drafter, target = (
-        connect("drafter", settings.draft_address),
-        connect("target", settings.target_address),
-    )
-    return Backends(drafter, target, verifier), connect
+    drafter = RemoteDrafter(settings.draft_address, options)
+    services.push_async_callback(drafter.aclose)
+    target = RemoteTarget(settings.target_address, options)
+    services.push_async_callback(target.aclose)
+    if settings.verifier_address == NO_VERIFIER:
+        return Backends(drafter, target, WithoutProbes())
+    verifier = RemoteVerifier(settings.verifier_address, options)
+    services.push_async_callback(verifier.aclose)
+    return Backends(drafter, target, verifier)
 
 
 def _server_config(

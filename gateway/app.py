@@ -30,12 +30,11 @@ from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.runner import ChoiceRunner
 from semspec.gateway.metrics import POOLED, Metrics
-from semspec.gateway.readiness import Connect, Readiness
+from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import Leases
 from semspec.gateway.store.store import Store
@@ -60,12 +59,10 @@ def create_app(
     settings: GatewaySettings,
     backends: Backends,
     store: Store,
-    connect: Connect,
     strategies: Strategies = STRATEGIES,
 ) -> FastAPI:
     """A gateway over `backends` and `store`, with the strategies of this table.
 
-    `connect`: for releases that have services of their own.
     It closes the store at shutdown; the caller closes the backends.
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
@@ -78,7 +75,7 @@ def create_app(
     ):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend.pool)
-    readiness = Readiness(backends, settings, store, metrics, connect, strategies)
+    readiness = Readiness(backends, settings, store, metrics, strategies)
     per_owner = settings.max_concurrent_per_key or settings.max_concurrent
     limits = Limits(
         settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s
@@ -86,13 +83,8 @@ def create_app(
     admission = Admission(limits, metrics)
     audit = Audit(readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
-    collection = (
-        Collection(leases, keys, readiness, metrics, settings)
-        if keys and settings.collect.share
-        else None
-    )
-    runner = ChoiceRunner(readiness, metrics, settings, audit, collection)
-    preparation = Preparation(readiness, metrics, settings, collection)
+    runner = ChoiceRunner(readiness, metrics, settings, audit)
+    preparation = Preparation(readiness, metrics, settings)
     generations = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
@@ -137,7 +129,6 @@ def create_app(
         operations.router(backends, readiness, store, metrics, keys, settings),
         playground.router,
         resources.sessions(store),
-        resources.collection(collection),
         tgi.router(responder, readiness, settings),
         tokens.router(preparation, readiness, settings),
     ):

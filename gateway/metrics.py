@@ -120,11 +120,6 @@ class Metrics:
         self._owner_tokens = by_owner(
             "owner_tokens", "Output tokens, by the name of the API key.", ("owner",)
         )
-        self.collection = counter(
-            "collection_answers",
-            "Answers chosen for the collection, by what became of them.",
-            ("result",),
-        )
         # By OpenTelemetry's names for generative AI.
         gen_ai = partial(Histogram, namespace="gen_ai", registry=self._registry)
         model = "gen_ai_request_model"
@@ -256,18 +251,6 @@ class _Audit:
     def tested(self, release: str, evidence: float, has_alarm: bool) -> None:
         self._evidence.labels(release).set(evidence)
         self._alarm.labels(release).set(has_alarm)
-
-    def forget(self, release: str) -> None:
-        """A release that is no longer listed raises no alarm."""
-        for gauge in (
-            self._support,
-            self._reference,
-            self._probability_gap,
-            self._evidence,
-            self._alarm,
-        ):
-            gauge.remove(release)
-        self.ratio_drift.remove(release)
 
 
 class _Services:

@@ -241,13 +241,6 @@ class Status:
     """Which service is unavailable while the target generates alone."""
     store: str | None = None
     """Why nothing is stored in Redis; generations continue without it."""
-    others: tuple[Served, ...] = ()
-    """The releases beside the main one whose verifier answers and that match."""
-
-    @property
-    def every(self) -> tuple[Served, ...]:
-        """All releases that are served, the main one first."""
-        return self.others if self.served is None else (self.served, *self.others)
 
 
 def describe(status: Status) -> str:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, SecretStr, TypeAdapter, ValidationInfo, field_validator
-from pydantic_core import SchemaError
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.gateway.options import Defaults
-from semspec.gateway.routes import Addresses, load_routes
+from semspec.gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
@@ -24,17 +23,8 @@ MAX_LOGPROBS = 20
 
 NO_VERIFIER = "none"
 """Address of the verifier of a pair without probes."""
+Addresses = Annotated[str, checked(parse_endpoints)]
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
-
-
-def pattern_of(expression: str) -> TypeAdapter[str]:
-    """Validates texts with a match, in linear time: texts of users are searched. Raises: ValueError."""
-    try:
-        return TypeAdapter(Annotated[str, Field(pattern=expression)])
-    except SchemaError as error:
-        raise ValueError(
-            f"is no regular expression without look-around and back-references: {error}"
-        ) from error
 
 
 class AuditOptions(SettingObject):
@@ -64,24 +54,6 @@ class AuditOptions(SettingObject):
         ge=0,
         le=1,
         description="strictness of requests that choose none while the alarm stands; unset: that of all",
-    )
-
-
-class CollectOptions(SettingObject):
-    """Which answers are listed for training."""
-
-    share: float = Field(
-        0.0, ge=0, le=1, description="of the finished requests of keys with the option consents"
-    )
-    max_answers: int = Field(
-        10_000,
-        ge=1,
-        description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s",
-    )
-    exclude: Annotated[str | None, checked(pattern_of)] = Field(
-        None,
-        description="regular expression, without look-around; an answer is not listed if a part of its prompt or text "
-        "matches",
     )
 
 
@@ -148,8 +120,7 @@ class GatewaySettings(ProcessSettings):
     )
     pair: Path | None = Field(
         None,
-        description="release that is served: its folder or pair.json; or a JSON file that lists several with weights, "
-        "docs/probes.md; unset: the pair has no release",
+        description="release that is served: its folder or pair.json; unset: the pair has no release",
     )
     defaults: Defaults = Field(
         Defaults(),
@@ -184,11 +155,6 @@ class GatewaySettings(ProcessSettings):
         AuditOptions(),
         description='audit of accepted segments, as a JSON object, such as {"share": 0.01}; docs/settings.md has the '
         "keys; unset: none",
-    )
-    collect: CollectOptions = Field(
-        CollectOptions(),
-        description="answers listed for `semspec train collect`, as a JSON object, such as "
-        '{"share": 0.1}; docs/settings.md has the keys; unset: none',
     )
 
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
@@ -246,8 +212,8 @@ class GatewaySettings(ProcessSettings):
     @cached_property
     def name(self) -> str:
         """The pair's name in the API."""
-        routes = load_routes(self.pair, self.defaults)
-        return self.model_name or (routes[0].release.name if routes else "semspec-demo")
+        route = load_route(self.pair, self.defaults)
+        return self.model_name or (route.release.name if route else "semspec-demo")
 
     @property
     def origins(self) -> list[str]:
@@ -259,7 +225,7 @@ class GatewaySettings(ProcessSettings):
     def _can_be_served(
         cls, given: Path | Defaults | None, info: ValidationInfo
     ) -> Path | Defaults | None:
-        load_routes(
+        load_route(
             *(
                 (info.data.get("pair"), given)
                 if isinstance(given, Defaults)
@@ -287,17 +253,6 @@ class GatewaySettings(ProcessSettings):
                 "there is no API key, so every request would be refused; SEMSPEC_GATEWAY_AUTH=none accepts all"
             )
         return api_keys
-
-    @field_validator("collect")
-    @classmethod
-    def _has_keys_that_consent(
-        cls, collect: CollectOptions, info: ValidationInfo
-    ) -> CollectOptions:
-        if collect.share and info.data.get("auth") == "none":
-            raise ValueError(
-                "needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it"
-            )
-        return collect
 
     @field_validator("service_key")
     @classmethod

@@ -147,12 +147,6 @@ class Gateway:
         turns: list[Json] = (await self._call("GET", f"/v1/sessions/{quote(id, safe='')}"))["turns"]
         return [{name: turn[name] for name in ("role", "content")} for turn in turns]
 
-    async def collection(self, after: str, limit: int) -> Json:
-        """A page of the answers that were collected after a position; "0" stands before all."""
-        return await self._call(
-            "GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}"
-        )
-
     async def cancel(self, id: str) -> Json:
         """Cancel a running generation."""
         return await self._call("POST", _path(id, "/cancel"))

@@ -19,9 +19,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_KEY_LENGTH = 4096
 """A request's head has 16 KiB."""
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
-CONSENTS, COLLECTOR, OPERATOR = OPTIONS = ("consents", "collector", "operator")
-"""Options of a key: its owner's answers may be collected; it may read the collection; it sees metrics by owner."""
-_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::(?:{'|'.join(OPTIONS)}))*)")
+OPERATOR = "operator"
+"""Option of a key, at the end of its entry: it sees metrics by owner."""
+_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::{OPERATOR})*)")
 _CHECK_S = 1.0
 
 
@@ -60,13 +60,12 @@ class Entry:
 
     name: str
     digest: bytes
-    options: frozenset[str] = frozenset()
-    """Of `OPTIONS`."""
+    is_operator: bool = False
 
 
 def read_entries(given: str, file: Path | None) -> tuple[Entry, ...]:
     """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment. An
-    entry may end with `OPTIONS`: `:consents`.
+    entry may end with `:operator`.
 
     Raises: ValueError, which does not quote text or file: by mistake they may contain a key.
     """
@@ -95,10 +94,10 @@ class Keys:
                 name = entry.name
         return name
 
-    def has(self, owner: str, option: str) -> bool:
-        """Whether every key of this owner has the option; false for a name without a key."""
-        own = [entry for entry in self._entries if entry.name == owner]
-        return bool(own) and all(option in entry.options for entry in own)
+    def is_operator(self, owner: str) -> bool:
+        """Return whether every key of this owner is an operator's; false for a name without a key."""
+        entries = [entry for entry in self._entries if entry.name == owner]
+        return bool(entries) and all(entry.is_operator for entry in entries)
 
     async def watch(self) -> None:
         """Reload the file when it changes, until cancelled. An unusable file leaves the keys unchanged."""
@@ -116,10 +115,9 @@ def _entry(number: int, text: str) -> Entry:
     match = _ENTRY.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits, with :{', :'.join(OPTIONS)} after "
-            "it at most"
+            f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits, with :{OPERATOR} after it at most"
         )
-    return Entry(match[1], bytes.fromhex(match[2]), frozenset(match[3].split(":")) - {""})
+    return Entry(match[1], bytes.fromhex(match[2]), bool(match[3]))
 
 
 def _check_owners(entries: Iterable[Entry]) -> None:

@@ -10,8 +10,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import PROBE_FORMAT, card_format
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import prompts
-from semspec.training.data.pair import Pair
-from semspec.training.data.questions import Question, opened
+from semspec.training.data.questions import Question
 from semspec.training.files import read_json
 from semspec.types import Writer
 
@@ -28,26 +27,6 @@ def check_output(folder: Path) -> None:
                 f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}; "
                 "name another folder, or move them"
             )
-
-
-def check_collections(config: PipelineConfig, pair: Pair) -> None:
-    """Raises: Mismatch when a collection has answers of other models or another segmentation than the configuration."""
-    for source in (*config.questions, *config.evaluation_sets):
-        if source.collection is None:
-            continue
-        _, recipe = opened(source.collection)
-        if recipe["segmentation"] != config.segmentation:
-            raise Mismatch(
-                f"{source.collection} was collected with the segmentation {recipe['segmentation']}, this configuration "
-                f"has {config.segmentation}: set segmentation, or name another collection"
-            )
-        for writer, model in pair.models.items():
-            own, found = model.lm.info.fingerprint, recipe[writer.value]["fingerprint"]
-            if own != found:
-                raise Mismatch(
-                    f"{source.collection} was collected from a {writer.value} with the fingerprint {found}, this "
-                    f"configuration's has {own}: name that pair's models, or another collection"
-                )
 
 
 def check_models(

@@ -13,7 +13,6 @@ import transformers
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
-from semspec.training import collect
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
@@ -26,7 +25,6 @@ COMMANDS = {
     "export": "write pair.json for the probes in `output`, as after a change of name or version",
     "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
     "status": "show which shards are there",
-    "collect": "fetch answers of a gateway's users who consent, to train on",
     "datastore": "build a datastore of the target's answers, for the strategy `retrieval`",
     "check": "read every file and compare it with its digest",
 }
@@ -38,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     quiet_libraries()
     reporter = Reporter()
     try:
-        sys.exit((collect.run if options.command == "collect" else _run)(options, reporter))
+        sys.exit(_run(options, reporter))
     except SemspecError as error:
         code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, error.message
     except (
@@ -106,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
         one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        (collect.add_options if name == "collect" else _add_options)(one, name)
+        _add_options(one, name)
     return parser
 
 

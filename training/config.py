@@ -61,7 +61,7 @@ class ModelConfig(Part):
 
 
 class QuestionSource(Part):
-    """Where questions come from: exactly one of `hub`, `file`, `python` and `collection`."""
+    """Where questions come from: exactly one of `hub`, `file` and `python`."""
 
     hub: str | None = Field(None, description="dataset id, or a dataset's folder")
     hub_config: str | None = None
@@ -69,10 +69,6 @@ class QuestionSource(Part):
     revision: str | None = None
     file: Path | None = Field(None, description="JSON lines")
     python: PythonObject | None = Field(None, description="function that yields rows")
-    collection: Path | None = Field(
-        None,
-        description="folder of `semspec train collect`; its answers are the traces, whatever contexts.traces says",
-    )
     arguments: dict[str, Any] = Field({}, description="keyword arguments of the function")
     question: str = Field("question", description="name of the field that holds the question")
     id: str | None = Field(
@@ -86,13 +82,8 @@ class QuestionSource(Part):
 
     @model_validator(mode="after")
     def _is_one(self) -> "QuestionSource":
-        if (
-            sum(
-                source is not None for source in (self.hub, self.file, self.python, self.collection)
-            )
-            != 1
-        ):
-            raise ValueError("name exactly one of hub, file, python and collection")
+        if sum(source is not None for source in (self.hub, self.file, self.python)) != 1:
+            raise ValueError("name exactly one of hub, file and python")
         return self
 
 

@@ -10,7 +10,7 @@ from semspec.clustering.loading import load_equivalence
 from semspec.engine.hub import size_of
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.training.checks import check_collections, check_models, check_output
+from semspec.training.checks import check_models, check_output
 from semspec.training.config import PipelineConfig, limited
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
@@ -84,10 +84,7 @@ class Pipeline:
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions, gathered once; later runs and other workers read the stored ones. Raises: Mismatch when a
-        collection is not of this configuration's pair."""
-        if not StageFolder(self.work / "questions").is_done(0):
-            check_collections(self.config, self.pair)
+        """The questions, gathered once; later runs and other workers read the stored ones."""
         return Questions(
             stored_questions(self.work, self.config, self.reporter), self.config.shard_questions
         )

@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(slots=True)
 class Audited:
-    """What is known of one release's probes."""
+    """What is known of the release's probes."""
 
     served: Served
     test: LossTest
@@ -89,8 +89,7 @@ class Audited:
 
 
 class Audit:
-    """Compares accepted segments with what the target would have said, and raises an alarm when they fall short; each
-    release by itself.
+    """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
 
     It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
     itself is not the gateway's quality. All in memory: contexts are not stored or logged, and a restart begins anew.
@@ -109,7 +108,7 @@ class Audit:
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
         self._said = -SAID_S
-        self._audited: dict[str, Audited] = {}
+        self._audited: Audited | None = None
         self._metrics.waiting.set_function(lambda: len(self._cases))
 
     def offer(self, choice: Choice, record: SegmentRecord) -> None:
@@ -168,9 +167,6 @@ class Audit:
         """Judge the kept segments again, one after another, until cancelled."""
         while True:
             while not (self._cases and self._is_idle()):
-                for label in self._audited.keys() - self._readiness.labels:
-                    del self._audited[label]
-                    self._metrics.forget(label)
                 self._changed.clear()
                 with suppress(
                     TimeoutError
@@ -198,7 +194,8 @@ class Audit:
             chosen is not None and request.strictness == chosen and self._has_alarm(served)
         )
         is_default = request.strictness is None and self._is_default(strategy, served)
-        is_served = any(_identity(one) == _identity(served) for one in self._readiness.status.every)
+        current = self._readiness.status.served
+        is_served = current is not None and _identity(current) == _identity(served)
         return is_served and strategy.is_judged_by_main_probes and (is_default or is_tightened)
 
     def _is_idle(self) -> bool:
@@ -276,17 +273,15 @@ class Audit:
             )
 
     def _begin(self, served: Served) -> Audited:
-        """In place of what is known of other probes or models of the release."""
-        self._audited[served.label] = audited = Audited(
-            served, LossTest(self._settings.audit.tolerance)
-        )
+        """Forget what is known of other probes or models, and begin anew."""
+        self._audited = audited = Audited(served, LossTest(self._settings.audit.tolerance))
         self._metrics.tested(served.label, audited.test.evidence, has_alarm=False)
         self._metrics.ratio_drift.labels(served.label).set_function(audited.ratio_drift)
         return audited
 
     def _known(self, served: Served) -> Audited | None:
         """None: nothing of these probes and models."""
-        audited = self._audited.get(served.label)
+        audited = self._audited
         return audited if audited and _identity(audited.served) == _identity(served) else None
 
     def _has_alarm(self, served: Served) -> bool:

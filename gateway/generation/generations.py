@@ -144,7 +144,7 @@ class Generations:
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         meta = await self.leases.store.generation(id)
-        first = stored_choice(id, meta, self.readiness.known(meta.get("models", "")))
+        first = stored_choice(id, meta, self.readiness.known())
         choices = [
             await self._stored_choice(first, index, meta)
             for index in range(first.request.num_choices)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
@@ -20,7 +20,6 @@ from semspec.errors import (
 )
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.choice import Choice
-from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.grammar import check_grammar
 from semspec.gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
 from semspec.gateway.generation.runner import broken_target
@@ -69,17 +68,10 @@ T = TypeVar("T")
 class Preparation:
     """Prepares few requests at once, fairly between owners, since a text or a grammar may take seconds."""
 
-    def __init__(
-        self,
-        readiness: Readiness,
-        metrics: Metrics,
-        settings: GatewaySettings,
-        collection: Collection | None = None,
-    ) -> None:
+    def __init__(self, readiness: Readiness, metrics: Metrics, settings: GatewaySettings) -> None:
         self._readiness = readiness
         self._metrics = metrics
         self._settings = settings
-        self._collection = collection
         max_queued = settings.max_concurrent + settings.max_queued
         limits = Limits(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
         self._admission = Admission(limits, None)
@@ -147,11 +139,6 @@ class Preparation:
         )
         if Writer.DRAFT in served.strategy(request.plan).writers:
             return await self._with_draft(request, prompt, encoded, served)
-        if self._collection and self._collection.wants(request):
-            with suppress(ContextTooLong):  # the draft's prompt is for the collection only
-                return replace(
-                    await self._with_draft(request, prompt, encoded, served), fallback=None
-                )
         return Prompts(await encoded)
 
     async def _with_draft(

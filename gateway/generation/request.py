@@ -185,8 +185,6 @@ class Request:
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
     variables: str
     """A JSON object of variables of the chat template; see `Conversation`."""
-    may_be_collected: bool
-    """Whether the client lets the answer be listed in the collection; its owner's consent is another matter."""
     answer: str
     """What the request's API needs to format the answer, in JSON that only the API reads."""
     thinking_token_budget: int | None = None

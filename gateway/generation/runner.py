@@ -21,7 +21,6 @@ from semspec.errors import (
 )
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import Choice, Ended, usage
-from semspec.gateway.generation.collection import Collection
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -58,7 +57,6 @@ class ChoiceRunner:
     metrics: Metrics
     settings: GatewaySettings
     audit: Audit | None = None
-    collection: Collection | None = None
 
     async def run(self, choice: Choice, journal: Journal, lease: SessionLease | None) -> None:
         """Continue after the records of `choice` until the end.
@@ -221,8 +219,6 @@ class ChoiceRunner:
             "finished", finish_reason=ended.reason.value, usage=json.dumps(usage([choice]))
         )
         choice.degraded = journal.degraded or not committed
-        if self.collection is not None and not journal.degraded:
-            self.collection.offer(choice)
         return ended
 
     def _count_end(self, choice: Choice, journal: Journal, status: str) -> None:

@@ -7,9 +7,8 @@ as long as its lease lasts), `semspec:{ID}:events` (stream with the last change,
 `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
 session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:{owner:OWNER}:uses` and
 `semspec:{owner:OWNER}:bytes` (what an owner stores, by last use and by size), `semspec:idempotency:{DIGEST}` (the id
-and content of a key's request), `semspec:collection` (stream of the ids of collected generations) and
-`semspec:handshake:{TARGET}` (the services' models and probes). A session's ID begins with its owner, see
-`stored_name`.
+and content of a key's request) and `semspec:handshake:{TARGET}` (the services' models and probes). A session's ID
+begins with its owner, see `stored_name`.
 """
 
 import asyncio
@@ -344,23 +343,6 @@ class Store:
         await self._guarded(
             "list", self._client.zrem(f"semspec:sessions:{{{owner}}}", name), f"session {name}"
         )
-
-    async def collect(self, generation: str, max_listed: int) -> None:
-        """List a generation for the collection, and drop the oldest beyond `max_listed`. Raises: Unavailable."""
-        steps = self._client.pipeline()
-        steps.xadd("semspec:collection", {"id": generation}, maxlen=max_listed, approximate=False)
-        steps.expire("semspec:collection", self._ttl_s)
-        await self._guarded("collect", steps.execute(), "the collection")
-
-    async def collected(self, after: str, limit: int) -> list[tuple[str, str]]:
-        """Positions and ids of the first `limit` generations listed after a position; "0" stands before all.
-
-        Raises: Unavailable.
-        """
-        call = self._client.xrange("semspec:collection", min=f"({after}", count=limit)
-        entries = await self._guarded("collect", call, "the collection")
-        with reading("the collection"):
-            return [(str(position), str(fields["id"])) for position, fields in entries]
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Renew a session's lease. Raises: Conflict, Unavailable."""

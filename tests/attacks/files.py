@@ -113,7 +113,6 @@ def kinds(folder: Path) -> list[Kind]:
     shutil.copy(TRAINING, folder / "settings" / "training.yaml")
     for name in ("pair.json", "likelihood.json"):
         shutil.copy(BUNDLED_PAIR / "probes" / name, folder / "settings")
-    (folder / "settings" / "releases.json").write_text('[{"pair": "pair.json"}]')
     equivalence = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
     (folder / "settings" / "equivalence.json").write_text(json.dumps(equivalence))
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
@@ -124,7 +123,6 @@ def kinds(folder: Path) -> list[Kind]:
         ("release", "probes", lambda path: path.name == "pair.json"),
         ("datastore", "datastore", lambda path: True),
         ("training", "settings", lambda path: path.name == "training.yaml"),
-        ("releases", "settings", lambda path: path.name == "releases.json"),
         ("equivalence", "settings", lambda path: path.name == "equivalence.json"),
     ]
     found = []
@@ -143,7 +141,7 @@ async def opened(_: Victim, folder: Path) -> AsyncIterator[tuple[Draw, Run]]:
     def draw(seed: str, number: int) -> list[Case]:
         chance, cases = Random(seed), list[Case]()
         for i in range(number):
-            kind = by_job[chance.choices(list(by_job), (5, 4, 2, 1, 2, 1, 1, 1))[0]]
+            kind = by_job[chance.choices(list(by_job), (5, 4, 2, 1, 2, 1, 1))[0]]
             case = {"job": kind.job, "file": chance.choice(kind.names), "how": chance.choice(HOW)}
             cases.append({**case, "seed": f"{seed}/{i}"})
         return cases

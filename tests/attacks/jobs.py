@@ -129,12 +129,13 @@ def likelihood(path: str) -> Json:
 
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
-    from semspec.gateway.routes import load_routes
+    from semspec.gateway.routes import load_route
     from semspec.gateway.settings import GatewaySettings
     from semspec.settings import load_settings
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
-    [route] = load_routes(Path(path), load_settings(GatewaySettings).defaults)
+    route = load_route(Path(path), load_settings(GatewaySettings).defaults)
+    assert route is not None
     return {
         "identity": [route.label, route.digest, str(route.release)],
         "said": [str(route.release.rule)],
@@ -159,19 +160,6 @@ def training(path: str) -> Json:
     return {"identity": [str(load_config(Path(path) / "training.yaml"))], "said": []}
 
 
-def releases(path: str) -> Json:
-    """Read a list of releases as the gateway does while it runs."""
-    from semspec.errors import Mismatch
-    from semspec.gateway.options import Defaults
-    from semspec.gateway.routes import load_routes
-
-    try:
-        routes = load_routes(Path(path) / "releases.json", Defaults())
-    except ValueError as error:  # which the gateway logs
-        raise Mismatch(str(error)) from error
-    return {"identity": [str(routes)], "said": []}
-
-
 def equivalence(path: str) -> Json:
     """Load the equivalence of meaning of a verifier."""
     from semspec.clustering.loading import served_equivalence
@@ -180,5 +168,5 @@ def equivalence(path: str) -> Json:
     return {"identity": [name], "said": []}
 
 
-_JOBS = (model, probes, likelihood, release, datastore, training, releases, equivalence)
+_JOBS = (model, probes, likelihood, release, datastore, training, equivalence)
 JOBS = {job.__name__: job for job in _JOBS}

@@ -62,7 +62,7 @@ KNOWN: dict[str, list[Case]] = {
         }
         for service in ("Draft", "Target", "Verifier")
     ],
-    "watched files": [{"file": "release/pair.json", "how": "deep", "wait_s": 12, "seed": "1"}],
+    "watched files": [{"how": "deep", "wait_s": 12, "seed": "1"}],
     "odd HTTP": [line(f"{asked} HTTP/1.1", status) for asked, status in LINES.items()],
     "gRPC": [
         {"method": method, "how": "grammar", "seed": "", "grown": grown}

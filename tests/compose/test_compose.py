@@ -17,7 +17,6 @@ from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR
 from tests.compose.support import (
     BASE,
-    OVERLAYS,
     ROOT,
     SECRETS,
     SETTINGS,
@@ -63,25 +62,6 @@ def test_service_is_hardened(services: Json, role: str) -> None:
     assert not {"privileged", "cap_add", "pid", "network_mode", "ipc"} & set(service)
     assert service["healthcheck"]["start_period"] and service["logging"]["options"]["max-size"]
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
-
-
-def test_second_release_has_a_verifier_like_the_first_and_the_gateway_waits_for_both() -> None:
-    services = composed(
-        SECRETS | PAIR | {"SEMSPEC_RELEASES": "/srv/releases"}, OVERLAYS / "releases.yml"
-    )
-    own, [mounted] = services["verifier-2"], services["verifier-2"]["volumes"]
-    environment = own["environment"] | {"SEMSPEC_VERIFIER_PAIR": "/models/probes"}
-    like = {**own, "environment": environment, "volumes": services["verifier"]["volumes"]}
-    assert like == {name: value for name, value in services["verifier"].items() if name != "build"}
-    gateway = services["gateway"]
-    assert mounted in gateway["volumes"] and gateway["depends_on"]["verifier-2"] == {
-        "condition": "service_healthy"
-    }
-    pairs = (
-        own["environment"]["SEMSPEC_VERIFIER_PAIR"],
-        gateway["environment"]["SEMSPEC_GATEWAY_PAIR"],
-    )
-    assert all(path.startswith(mounted["target"]) for path in pairs)
 
 
 @pytest.mark.parametrize("role", SETTINGS)

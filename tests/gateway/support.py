@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from unittest.mock import Mock
 
 import httpx
 import uvicorn
@@ -26,7 +25,7 @@ from redis.exceptions import RedisError
 from semspec.decoding import Backends
 from semspec.gateway.app import create_app
 from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import Connect, Readiness
+from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.keys import entry, new_key
@@ -48,8 +47,6 @@ GENEROUS_S = 60.0
 
 NO_REDIS = "redis://127.0.0.1:1/0"
 """An address at which no process listens."""
-NO_OTHERS: Connect = Mock()
-"""For gateways whose releases have no services of their own."""
 
 MESSAGES: Any = [{"role": "user", "content": "How many?"}]
 T = TypeVar("T")
@@ -385,7 +382,7 @@ def make_settings(**fields: Any) -> GatewaySettings:
 
 def make_readiness(fakes: Fakes) -> Readiness:
     settings = make_settings(redis_url=NO_REDIS)
-    return Readiness(fakes.backends, settings, Store(settings), Metrics(), NO_OTHERS)
+    return Readiness(fakes.backends, settings, Store(settings), Metrics())
 
 
 @asynccontextmanager
@@ -393,10 +390,9 @@ async def running_gateway(
     settings: GatewaySettings,
     behind: Fakes | Backends,
     ready: bool = True,
-    connect: Connect = NO_OTHERS,
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
-    app = create_app(settings, backends, Store(settings), connect)
+    app = create_app(settings, backends, Store(settings))
     own = DefaultAsyncHttpxClient(verify=TLS)
     async with (
         listening(app) as base_url,

@@ -16,12 +16,8 @@ from semspec.types import SegmentEnd, VerifierInfo
 from tests.gateway.fakes import Fakes, FakeVerifier
 from tests.gateway.support import OURS, THEIRS, GatewayFactory, bearer, eventually, until
 from tests.gateway.test_audit import SUPPORTED, Clustering
-from tests.gateway.test_releases import Start, folder, listed, start, versions
-
-__all__ = ["folder", "start"]
 
 DEFECT = RuntimeError("a defect")
-DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.fixture(autouse=True)
@@ -55,36 +51,6 @@ async def test_watch_of_the_services_goes_on_after_a_defect(
     await until(lambda: gateway.http.get("/ready"), lambda response: response.status_code == 503)
     gateway.fakes.target.lost = None
     await until(lambda: gateway.http.get("/ready"), lambda response: response.status_code == 200)
-
-
-@pytest.mark.parametrize(
-    "spoil", ["deep list", "deep release", "folder", "unreadable", "not UTF-8"]
-)
-async def test_releases_that_cannot_be_read_leave_the_old_and_the_watch(
-    start: Start, folder: Path, spoil: str
-) -> None:
-    gateway, path = await start(), folder / "list.json"
-    assert await versions(gateway) == ["1", "2"]
-    pair, before = folder / "2" / "pair.json", (folder / "2" / "pair.json").read_bytes()
-    path.unlink()
-    match spoil:
-        case "deep list":
-            path.write_text(DEEP)
-        case "deep release":
-            pair.write_text(DEEP)
-            listed(path, {"pair": "2"})
-        case "folder":
-            path.mkdir()
-        case "unreadable":  # also for root
-            path.symlink_to("/proc/self/mem")
-        case "not UTF-8":
-            path.write_bytes(b'["\xff"]')
-    await asyncio.sleep(0.3)  # some handshakes
-    assert await versions(gateway) == ["1", "2"]
-    path.rmdir() if path.is_dir() else path.unlink()
-    pair.write_bytes(before)
-    listed(path, {"pair": "1"})
-    await until(lambda: versions(gateway), lambda found: found == ["1"])
 
 
 class NoThreads(Executor):

@@ -1,7 +1,6 @@
 """The keys that a gateway is told, and told anew."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -127,8 +126,16 @@ def test_file_may_hold_comments_and_two_keys_of_one_owner(tmp_path: Path) -> Non
     assert keys.owner(new_key().encode()) is None
 
 
+def test_owner_is_an_operator_only_if_all_of_its_keys_are() -> None:
+    ours = f"{entry('us', OURS)}:operator"
+    assert Keys(ours, None).is_operator("us") and not Keys(ours, None).is_operator("them")
+    assert not Keys(f"{ours} {entry('us', RENEWED)}", None).is_operator("us")
+    with pytest.raises(ValueError, match="with :operator after it at most"):
+        Keys(f"{entry('us', OURS)}:operators", None)
+
+
 def test_settings_and_their_errors_hide_the_entries() -> None:
     settings = make_settings()
-    app = create_app(settings, Fakes.make().backends, Store(settings), Mock())
+    app = create_app(settings, Fakes.make().backends, Store(settings))
     hash = entry(OWNER, API_KEY).partition(":")[2]
     assert hash not in repr(settings) and hash not in repr(vars(app.state))

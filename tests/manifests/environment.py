@@ -80,9 +80,7 @@ def _on_disk(value: str, folder: Path) -> str:
         return value
     path = folder / value.removeprefix("/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".json":  # of releases
-        path.write_text(f'[{{"pair": "{BUNDLED_PAIR}/probes"}}]')
-    elif path.suffix or path.name in SECRETS["api-keys"]:
+    if path.suffix or path.name in SECRETS["api-keys"]:
         path.write_bytes(certificates().get(path.name, SECRETS["api-keys"]["api-keys"].encode()))
     else:
         shutil.copytree(BUNDLED_PAIR / "probes", path)  # whose release the gateway reads

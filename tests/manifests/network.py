@@ -8,7 +8,7 @@ from tests.manifests.environment import settings_of
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, name_of, named, of_kind, pod, pods, selected
 
-CALLED = ("draft", "target", "verifier", "verifier-2", "redis")
+CALLED = ("draft", "target", "verifier", "redis")
 RULES = {"Ingress": ("ingress", "from"), "Egress": ("egress", "to")}
 DNS = 53
 EVERYWHERE = {"0.0.0.0/0", "::/0"}

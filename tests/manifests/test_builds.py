@@ -8,7 +8,6 @@ import pytest
 from tests.manifests.checks import check
 from tests.manifests.custom import OWN_KINDS
 from tests.manifests.kustomize import KUBERNETES, Build, builds, has_tool
-from tests.manifests.objects import mounts, named, pod
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,16 +15,12 @@ pytestmark = [
 ]
 
 BUILDS = list(builds())
-RELEASES = Build("two-gpu", ("releases",)), Build("release-2")
 VERSIONS = ("1.30", "1.34", "1.37")
 """Of Kubernetes: the oldest that the guide promises, and newer ones."""
 
 
 def test_each_pair_of_components_is_built() -> None:
-    known = {path.name for path in (KUBERNETES / "components").iterdir()} - {
-        "gpu",
-        "releases",
-    }  # parts of overlays
+    known = {path.name for path in (KUBERNETES / "components").iterdir()} - {"gpu"}
     built = {frozenset(pair) for build in BUILDS for pair in combinations(build.components, 2)}
     assert built == {frozenset(pair) for pair in combinations(known, 2)}
 
@@ -35,18 +30,6 @@ def test_build_has_no_problems(build: Build) -> None:
     check(build.objects())
 
 
-def test_second_release_has_a_verifier_that_gateways_reach_and_engines_are_as_they_were() -> None:
-    first, second, alone = (build.objects() for build in (*RELEASES, Build("two-gpu")))
-    check([*first, *second])
-    built = [named(objects, "Deployment") for objects in (first, alone)]
-    assert all(built[0][role] == built[1][role] for role in ("draft", "target", "verifier"))
-    [_, listed] = json.loads(named(first, "ConfigMap")["releases"]["data"]["releases.json"])
-    host, _, port = listed["verifier"].partition(":")
-    assert int(port) in pod(second, host).ports.values() and listed["pair"] in mounts(
-        pod(first, "gateway").main
-    )
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     validate = pytest.importorskip(
@@ -54,7 +37,7 @@ def test_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     ).validate
     manifests = [
         manifest
-        for build in (*BUILDS, *RELEASES)
+        for build in BUILDS
         for manifest in build.objects()
         if manifest["kind"] not in OWN_KINDS
     ]

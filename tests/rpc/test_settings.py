@@ -83,7 +83,6 @@ def test_bad_value_ends_the_process_with_one_printable_line(
         ("SEMSPEC_GATEWAY_TOKEN", "SEMSPEC_SERVICE_TOKEN"),
         ("SEMSPEC_GATEWAY_DRAIN_S", "SEMSPEC_GRACE_S"),
         ("SEMSPEC_GATEWAY_AUDIT_SHARE", "SEMSPEC_GATEWAY_AUDIT"),
-        ("SEMSPEC_GATEWAY_COLLECT_MAX_ANSWERS", "SEMSPEC_GATEWAY_COLLECT"),
         ("SEMSPEC_LOGLEVEL", "SEMSPEC_LOG_LEVEL"),
     ],
 )

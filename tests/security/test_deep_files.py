@@ -21,7 +21,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json
 from semspec.gateway.options import Defaults
-from semspec.gateway.routes import load_routes
+from semspec.gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.probes.probe import load_probe
 from semspec.release import load_release
@@ -42,8 +42,7 @@ FORMS = {
 Read = Callable[[Path], object]
 READERS: dict[str, tuple[str, Read]] = {
     "release": ("probes/pair.json", lambda path: load_release(path.parent)),
-    "release of a gateway": ("probes/pair.json", lambda path: load_routes(path.parent, Defaults())),
-    "list of releases": ("releases.json", lambda path: load_routes(path, Defaults())),
+    "release of a gateway": ("probes/pair.json", lambda path: load_route(path.parent, Defaults())),
     "calibration": ("probes/likelihood.json", load_calibration),
     "probe": ("probes/draft.json", lambda path: load_probe(path.with_suffix(".safetensors"))),
     "probe's verdict": (

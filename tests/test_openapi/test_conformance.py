@@ -5,13 +5,12 @@ import os
 
 import pytest
 
-from semspec.keys import entry
 from semspec.types import OperatingPoint
 from tests.attacks.case import Found
 from tests.attacks.rest import changed
 from tests.gateway.conftest import redis_url
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import API_KEY, OWNER, make_settings, running_gateway
+from tests.gateway.support import make_settings, running_gateway
 from tests.test_openapi.support import BODIES, IDS, check, described, operations, sent
 
 __all__ = ["redis_url"]
@@ -22,8 +21,7 @@ MAX_EXAMPLES = int(os.environ.get("SEMSPEC_CONFORMANCE_EXAMPLES", "24"))
 
 
 async def test_every_answer_is_as_described(redis_url: str) -> None:
-    keys = f"{entry(OWNER, API_KEY)}:consents:collector"
-    settings = make_settings(redis_url=redis_url, api_keys=keys, collect={"share": 1.0})
+    settings = make_settings(redis_url=redis_url)
     points = tuple(
         OperatingPoint(threshold, 1 - threshold, None, None, None) for threshold in (0.25, 0.5)
     )

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +21,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
 def described(**fields: Any) -> Json:
     """What a gateway with these settings says of itself."""
     settings = make_settings(**fields)
-    return create_app(settings, Fakes.make().backends, Store(settings), Mock()).openapi()
+    return create_app(settings, Fakes.make().backends, Store(settings)).openapi()
 
 
 @pytest.fixture

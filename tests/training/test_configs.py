@@ -208,20 +208,14 @@ def yaml_blocks() -> list[str]:
 def test_train_commands_of_the_guide_parse() -> None:
     commands = [words[2:] for words in shell_commands() if words[:2] == ["semspec", "train"]]
     options = [cli.parser().parse_args(words) for words in commands]
-    assert [str(option.output) for option in options if option.command == "collect"] == [
-        "traffic/r1"
-    ]
     assert {option.command for option in options} == {
         "estimate",
         "run",
         "status",
         "check",
         "calibrate",
-        "collect",
     }
-    assert all(
-        (ROOT / option.config).is_file() for option in options if option.command != "collect"
-    )
+    assert all((ROOT / option.config).is_file() for option in options)
 
 
 def test_serve_commands_of_the_guide_name_what_the_configuration_makes() -> None:

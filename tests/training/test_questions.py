@@ -10,7 +10,6 @@ import pytest
 from semspec.errors import InvalidRequest
 from semspec.training.config import QuestionSource, Shares
 from semspec.training.data.questions import gather
-from semspec.training.files import StageFolder, write_json, write_rows
 
 SHARES = Shares(validation=0.2, calibration=0.1, test=0.2)
 
@@ -81,28 +80,6 @@ def test_dataset_folder_is_read_through_datasets(tmp_path: Path) -> None:
         ("Why 3?", "odd", "3."),
         ("Why 4?", "even", "4."),
     }
-
-
-def test_turns_of_a_collected_conversation_are_on_one_side(tmp_path: Path) -> None:
-    write_json(tmp_path / "recipe.json", {"collection": 1})
-    pieces = [{"text": "P", "token_ids": [1], "tokenizer": "t", "writer": "user"}]
-    rows = [
-        {
-            "id": f"{n}",
-            "owner": "a",
-            "conversation": f"{n % 30}",
-            "question": f"Why {n}?",
-            "pieces": pieces,
-        }
-        for n in range(90)
-    ]
-    folder = StageFolder(tmp_path)
-    write_rows(folder.file(0, ".parquet"), [row | {"draft_prompt": None} for row in rows])
-    folder.commit(0, [".parquet"], num_answers=90, next="0")
-    questions, _ = gather([QuestionSource(collection=tmp_path)], (), SHARES)
-    assert len(questions) == 90 and json.loads(questions[3].collected or "")["pieces"] == pieces
-    sides = {(str(int(question.id) % 30), question.split) for question in questions}
-    assert len(sides) == 30 and len({side for _, side in sides}) >= 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Stage 1: contexts, the points of a reasoning trace where next segments are sampled and judged."""
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,15 +121,6 @@ def given_trace(
         ids = tuple(target.ids_of(text))
         pieces.append(Segment(text, ids, target.info.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY))
     return pieces
-
-
-def collected_trace(collected: str, limit: int) -> tuple[list[Piece], Piece | None]:
-    """The target's prompt and at most `limit` segments of a collected answer, as they were served, and the draft's
-    prompt where it has its own; `collected`: of a `Question`."""
-    row = json.loads(collected)
-    return [_piece(piece) for piece in row["pieces"][: limit + 1]], row["draft_prompt"] and _piece(
-        row["draft_prompt"]
-    )
 
 
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:

@@ -1,28 +1,20 @@
-"""Stage 0: questions, each in one split, without those of the evaluation sets.
-
-A collection of answers, which `semspec train collect` fetches from a gateway, has the files of a stage: in
-`recipe.json` the models and the segmentation, and in each shard rows with `id`, `owner`, `conversation`, `question`,
-`pieces` and `draft_prompt`.
-"""
+"""Stage 0: questions, each in one split, without those of the evaluation sets."""
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from semspec.clustering.equivalence import resolve
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest
 from semspec.training.config import QuestionSource, Shares, WorkConfig
 from semspec.training.files import (
     Row,
     StageFolder,
     json_lines,
-    read_json,
-    read_rows,
     write_json,
     write_rows,
 )
@@ -31,8 +23,6 @@ from semspec.training.progress import Reporter
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5
 """A question counts as a repetition if one evaluation question contains this share of its word n-grams."""
-
-COLLECTION_FORMAT = 1
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -47,8 +37,6 @@ class Question:
     split: str
     """train, validation, calibration or test."""
     trace: str | None = None
-    collected: str | None = None
-    """Prompts and segments of a collected answer, for `collected_trace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +64,16 @@ def gather(
     for index, source in sorted(enumerate(sources), key=lambda pair: pair[1].role != "test"):
         for number, row in enumerate(_rows(source)):
             text, identifier = str(row[source.question]), f"{index}-{number}"
-            if source.id or source.collection:
-                identifier = str(row[source.id or "id"])
+            if source.id:
+                identifier = str(row[source.id])
             if reason := seen.where(text):
                 dropped.append(Dropped(identifier, text, reason))
                 continue
             seen.add(text, f"{_title(source)} ({identifier})")
             domain = str(row[source.domain_field]) if source.domain_field else source.domain
-            split = (
-                "test"
-                if source.role == "test"
-                else sides(row["conversation"] if source.collection else identifier)
-            )
+            split = "test" if source.role == "test" else sides(identifier)
             trace = str(row[source.trace]) if source.trace else None
-            collected = row["collected"] if source.collection else None
-            questions.append(Question(identifier, text, domain, split, trace, collected))
+            questions.append(Question(identifier, text, domain, split, trace))
     _check(questions)
     return questions, dropped
 
@@ -107,22 +90,12 @@ def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list
         reporter.say(
             f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json"
         )
-    return [Question(**row) for row in folder.rows(0)]
+    names = [field.name for field in fields(Question)]  # the file may have other columns
+    return [Question(**{name: row[name] for name in names}) for row in folder.rows(0)]
 
 
 def questions_recipe(config: WorkConfig) -> Row:
-    recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
-    for source in (*recipe["questions"], *recipe["evaluation_sets"]):
-        if (
-            source["collection"] is None
-        ):  # as work folders have it that were begun before there were collections
-            del source["collection"]
-    return recipe
-
-
-def question_row(question: Question) -> Row:
-    """What the shards made of a question depend on."""
-    return {name: value for name, value in asdict(question).items() if name != "collected" or value}
+    return config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
 
 
 def _check(questions: Sequence[Question]) -> None:
@@ -140,8 +113,7 @@ def _check(questions: Sequence[Question]) -> None:
 
 
 def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
-    """The split of a question, a function of its id alone (of its conversation, if it was collected), so that adding
-    questions never changes another's split."""
+    """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
 
     def side(identifier: str) -> str:
         place = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
@@ -194,7 +166,7 @@ def _ngrams(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _title(source: QuestionSource) -> str:
-    return str(source.hub or source.file or source.python or source.collection)
+    return str(source.hub or source.file or source.python)
 
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
@@ -203,8 +175,6 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     ]
     if source.file:
         rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
-    elif source.collection:
-        rows = collected_rows(source.collection)
     else:
         rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
     for number, row in enumerate(rows):
@@ -233,38 +203,3 @@ def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
             "hub",
         ) from error
     return rows
-
-
-def opened(path: Path) -> tuple[StageFolder, Row]:
-    """The shards and recipe of a collection. Raises: InvalidRequest without one, Mismatch for a damaged recipe."""
-    recipe = read_json(path / "recipe.json") if (path / "recipe.json").exists() else {}
-    if (found := recipe.get("collection")) is None:
-        raise InvalidRequest(
-            f"{path} is no collection; `semspec train collect --output {path}` makes one",
-            "collection",
-        )
-    if found != COLLECTION_FORMAT:
-        raise Mismatch(
-            f"{path} is a collection of format {found}, this version reads format {COLLECTION_FORMAT}"
-        )
-    return StageFolder(path), recipe
-
-
-def collected_rows(path: Path) -> Iterator[Row]:
-    """The answers of a collection, each with `collected` for its `Question`. Raises: InvalidRequest when there are
-    none, Mismatch naming a shard that is not what its manifest says."""
-    folder, _ = opened(path)
-    if not folder.numbers():
-        raise InvalidRequest(
-            f"{path} has no answers yet; run `semspec train collect --output {path}`", "collection"
-        )
-    for number in folder.numbers():
-        if names := folder.damaged(number):
-            manifest = folder.file(number, ".json")
-            raise Mismatch(
-                f"{path}: {', '.join(names)} is damaged; delete {manifest} to leave this shard out"
-            )
-        for row in read_rows(folder.file(number, ".parquet")):
-            yield row | {
-                "collected": json.dumps({name: row[name] for name in ("pieces", "draft_prompt")})
-            }

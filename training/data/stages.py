@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,6 @@ from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
     choose_depths,
-    collected_trace,
     contexts_of,
     given_trace,
     mixed_trace,
@@ -32,7 +32,7 @@ from semspec.training.data.contexts import (
 )
 from semspec.training.data.labels import label
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import Question, question_row
+from semspec.training.data.questions import Question
 from semspec.training.files import Row, StageFolder, write_rows, write_tensors
 from semspec.training.progress import Reporter
 from semspec.types import Context, Piece, SegmentEnd
@@ -139,7 +139,7 @@ class ContextsStage(Stage):
 
     def inputs(self, number: int) -> str:
         return digest_of(
-            [question_row(self.questions.all[index]) for index in self.questions.numbers(number)]
+            [asdict(self.questions.all[index]) for index in self.questions.numbers(number)]
         )
 
     def size(self, number: int) -> int:
@@ -173,8 +173,6 @@ class ContextsStage(Stage):
     def _pieces(self, question: Question) -> tuple[list[Piece], Piece | None]:
         """The target's prompt and the segments of a trace, and the draft's prompt where it has its own."""
         config, contexts, target = self._config, self._config.contexts, self._pair.target.tokenizer
-        if question.collected:
-            return collected_trace(question.collected, contexts.max_segments)
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
             return given_trace(

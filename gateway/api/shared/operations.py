@@ -20,7 +20,7 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import describe
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
-from semspec.keys import OPERATOR, Keys
+from semspec.keys import Keys
 from semspec.records import Body
 from semspec.types import ModelInfo, VerifierInfo
 
@@ -106,7 +106,7 @@ def router(
     async def exposition(owner: OwnerOf) -> Response:
         """Prometheus' text format; numbers by owner for a key with the option `operator`."""
         return Response(
-            metrics.exposition(keys is None or keys.has(owner, OPERATOR)),
+            metrics.exposition(keys is None or keys.is_operator(owner)),
             media_type=CONTENT_TYPE_LATEST,
         )
 

@@ -356,4 +356,4 @@ class GenerationRequest(TextRequest):
     ignore_eos: bool | None = None
     """True: as `min_tokens` without end."""
     store: False_ | None = None
-    """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
+    """False has no effect in a chat or a plain completion: answers are stored until they expire, to be resumed."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
-from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +25,7 @@ from semspec.gateway.generation.request import Request, RequestPrompt
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation, uniform
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
@@ -153,9 +152,11 @@ def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[st
 
 def check_model(
     model: str | None, settings: GatewaySettings, readiness: Readiness
-) -> tuple[str, str, str]:
-    """The name of the model that a request means: NAME[@VERSION][:STRATEGY], the version and the strategy, which may be
-    empty. Raises: NotFound."""
+) -> tuple[str, str]:
+    """Return the model name that a request means, NAME[@VERSION][:STRATEGY], and its strategy, which may be empty.
+
+    Raises: NotFound.
+    """
     name = settings.name if model is None or model in PLACEHOLDERS else model
     pair, _, alias = name.partition(":")
     pair, at, version = pair.partition("@")
@@ -164,11 +165,11 @@ def check_model(
         and alias in ("", *readiness.table)
         and not (":" in name and not alias)
     )
-    if not known or (at and version not in readiness.versions):
+    if not known or (at and version != readiness.version):
         raise NotFound(
             f"the model {name!r} does not exist; GET /v1/models lists those that do", "model"
         )
-    return name, version, alias
+    return name, alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,8 @@ class Resolver:
         """
         body, options = asked.body, asked.body.semspec
         num_choices = self._num_choices(asked)
-        model, version, alias = check_model(body.model, self.settings, self.readiness)
-        served = self.readiness.choose(version, uniform(crc32(id.encode()), "release", 0))
+        model, alias = check_model(body.model, self.settings, self.readiness)
+        served = self.readiness.require()
         plan = self._plan(asked, model, alias, served)
         strategy = served.strategy(plan)
         check_strategy(strategy, plan, served, served.defaults(self.settings.defaults))
@@ -233,7 +234,6 @@ class Resolver:
             tools=asked.tools,
             variables=json.dumps(variables) if variables else "",
             thinking_token_budget=budget,
-            may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
             is_kept=asked.is_kept,
             default_max_tokens=asked.default_max_tokens,

@@ -32,7 +32,6 @@ from semspec.gateway.generation.choice import (
     stored_request,
     stored_trace,
 )
-from semspec.gateway.generation.collection import Collection, CollectionPage, GenerationPrompt
 from semspec.gateway.generation.request import Parameters
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -67,6 +66,14 @@ class GenerationModels(Body):
     likelihood: str | None = if_any()
     release: str | None = if_any()
     """NAME@VERSION."""
+
+
+class GenerationPrompt(Body):
+    """The prompt as a model received it; no ids: the model tokenized the text."""
+
+    text: str
+    token_ids: list[int]
+    tokenizer: str
 
 
 class StoredGeneration(Body):
@@ -208,29 +215,6 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     return routes
 
 
-def collection(collection: Collection | None) -> APIRouter:
-    """`/v1/collection`: answers for training probes."""
-    routes = APIRouter(prefix="/v1/collection", tags=["generations"])
-
-    @routes.get("", responses=STORED)
-    async def collected(
-        owner: OwnerOf,
-        after: Annotated[
-            str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")
-        ] = "0",
-        limit: Annotated[int, Query(ge=1, le=100, description="of answers in the page")] = 20,
-    ) -> CollectionPage:
-        """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
-        if collection is None or not collection.may_read(owner):
-            raise NotFound(
-                "there is no collection for this key: the gateway needs a share in SEMSPEC_GATEWAY_COLLECT, and the "
-                "key's entry the option collector"
-            )
-        return await collection.read(after, limit)
-
-    return routes
-
-
 def sessions(store: Store) -> APIRouter:
     """`/v1/sessions`: stored conversations."""
     routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -281,14 +265,15 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        root, known, versions = settings.name, readiness.strategies, readiness.versions
-        names = [*model_names(settings, known), *(f"{root}@{version}" for version in versions)]
-        named = zip(names, (readiness.default_strategy, *known, *versions.values()), strict=True)
+        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
+        named = dict(zip(model_names(settings, known), (default, *known), strict=True))
+        if readiness.version:
+            named[f"{root}@{readiness.version}"] = default
         return {
             name: ModelName(
                 id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy
             )
-            for name, strategy in named
+            for name, strategy in named.items()
         }
 
     @routes.get("", responses=LISTED)

@@ -36,8 +36,8 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
     routes = APIRouter(tags=["tgi"], route_class=BodyRoute)
 
     def target_of(model: str | None) -> Target:
-        _, version, _ = check_model(model, settings, readiness)
-        return readiness.choose(version, 0.0).pinned.target
+        check_model(model, settings, readiness)
+        return readiness.require().pinned.target
 
     async def asked(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
         async def answered() -> T:

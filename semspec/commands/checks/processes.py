@@ -86,9 +86,9 @@ def _start(config: StackConfig, name: str) -> Started:
 
 
 def _gateway(settings: Any) -> Started:
-    routes = _loaded("semspec.gateway.routes:load_routes")(settings.pair, settings.defaults)
-    words = f", the release is {routes[0].label}" if routes else ""
-    return Started(f"its settings are valid{words}", settings, routes[0] if routes else None)
+    route = _loaded("semspec.gateway.routes:load_route")(settings.pair, settings.defaults)
+    words = f", the release is {route.label}" if route else ""
+    return Started(f"its settings are valid{words}", settings, route)
 
 
 def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
