@@ -1,7 +1,6 @@
 """The command `semspec bench`: speed-up and quality of strategies, compared with the target alone and with peers."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +9,6 @@ from pathlib import Path
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import Say, answer_tokens
-from semspec.bench.load.contestants import (
-    ENGINES,
-    PLAIN,
-    VLLM_PYTHON,
-    parse_contestant,
-    usual_contestants,
-)
-from semspec.bench.load.levels import LEVELS, Tournament, check
-from semspec.bench.load.levels import Plan as LoadPlan
 from semspec.bench.pace.table import PACES, load_pace
 from semspec.bench.report.page import readme_tables, write_report
 from semspec.bench.reproduce import add_parser
@@ -47,7 +37,7 @@ MAX_DILATION, MAX_SESSIONS = 100.0, 128
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`semspec bench run|report|suite|load|reproduce`. Exits 1 on a failure that a retry may fix, 2 on any other."""
+    """`semspec bench run|report|suite|reproduce`. Exits 1 on a failure that a retry may fix, 2 on any other."""
     options = parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
@@ -105,37 +95,6 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
             partial.write_text(
                 readme_tables(options.readme.read_text(), options.readme.parent, options.output)
             )
-
-
-def load(options: argparse.Namespace, reporter: Reporter) -> None:
-    """Measure throughput and latency at several numbers of streams, and write the report."""
-    asyncio.run(Tournament(load_plan(options, reporter.say), options.output, reporter.say).run())
-    print((options.output / "README.md").read_text(), end="")
-
-
-def load_plan(options: argparse.Namespace, say: Say) -> LoadPlan:
-    """The plan of `semspec bench load`. Raises: InvalidRequest."""
-    task = load_task(options.task, data=options.data)
-    labels = [
-        label for text in options.contestant or usual_contestants() for label in text.split(",")
-    ]
-    budget = options.max_tokens or answer_tokens(options.pair, task.max_tokens, say)
-    return check(
-        LoadPlan(
-            task=task,
-            contestants=[parse_contestant(label) for label in labels],
-            streams=options.streams,
-            num_problems=options.problems,
-            num_rounds=options.rounds,
-            temperature=task.temperature if options.temperature is None else options.temperature,
-            max_tokens=budget if options.max_tokens is None else options.max_tokens,
-            limit_ms=options.goodput_e2el_ms,
-            pair=options.pair,
-            vllm=options.vllm,
-            one_at_a_time=options.one_at_a_time,
-            seed=options.seed,
-        )
-    )
 
 
 def _report(
@@ -274,11 +233,6 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_run_options(many, limit=100)
     _add_report_options(many)
-    levels = commands.add_parser(
-        "load", help="throughput and latency by streams, over engines and against vLLM's server"
-    )
-    levels.set_defaults(command=load, after="the report holds the rounds that ended")
-    _add_load_options(levels)
     add_parser(commands)
     page = commands.add_parser("report", help="tables and pictures of finished runs")
     page.set_defaults(command=report)
@@ -326,73 +280,6 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
     )
     add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM")
-
-
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--contestant",
-        action="append",
-        metavar="LABEL[,LABEL]",
-        help="ENGINE/STRATEGY[:knob=value...][:threads=N][:targets=N], "
-        f"ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] (default: {','.join(usual_contestants())})",
-    )
-    add(
-        "--streams",
-        type=whole_numbers,
-        default=list(LEVELS),
-        metavar="N[,N]",
-        help="requests under way at once, by level",
-    )
-    add(
-        "--problems",
-        type=int,
-        default=16,
-        help="least problems of a turn; each stream has three at least",
-    )
-    add("--rounds", type=int, default=3, help="turns of each contestant at each level")
-    add("--task", default="demo", help=f"one of {', '.join(TASKS)} (default: demo)")
-    add(
-        "--data",
-        help="JSONL file or hub dataset with the task's questions (default: the task's own)",
-    )
-    add("--temperature", type=float, help="0 is greedy (default: as published for the task)")
-    add(
-        "--max-tokens",
-        type=int,
-        help="budget of an answer (default: as published, or what the window leaves)",
-    )
-    add(
-        "--goodput-e2el-ms",
-        type=float,
-        default=10_000.0,
-        metavar="MS",
-        help="latency within which answers are goodput",
-    )
-    add("--seed", type=int, default=0, help="names the draws of the whole run")
-    add(
-        "--pair",
-        type=Path,
-        default=BUNDLED_PAIR,
-        help="folder with draft/, target/ and probes/ (default: bundled)",
-    )
-    add(
-        "--vllm",
-        type=Path,
-        default=VLLM_PYTHON,
-        metavar="PYTHON",
-        help="interpreter of an environment with vLLM",
-    )
-    add(
-        "--one-at-a-time",
-        action="store_true",
-        help="start and stop contestants each round: less memory",
-    )
-    add("--output", type=Path, default=RESULTS / "load", help="folder for the results")
-
-
-def whole_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """Configurations to compare: a strategy or a peer's method, its options, and its runner."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from semspec.bench.strategies import STRATEGIES
@@ -52,21 +52,6 @@ _OPERATORS: Mapping[str, Callable[[str], Any]] = {
 }
 """What a request cannot choose, and so only the runner in this process. `repeats`: see `semspec.decoding.repeats`."""
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
-_FORMER_METHODS: Mapping[str, str] = {
-    "semantic+token-level": "semantic:rewrite=token-level",
-    "semantic+retrieval": "semantic:rewrite=retrieval",
-    "last-hidden": "semantic:probes=last-hidden",
-    "surprisal": "semantic:probes=surprisal",
-}
-_FORMER_KNOBS: Mapping[str, str] = {
-    "num_drafts": "num_candidates",
-    "token_gamma": "num_speculative_tokens",
-    "retrieval_tokens": "num_speculative_tokens",
-    "retrieval_source": "source",
-    "likelihood_threshold": "threshold",
-    "score_threshold": "threshold",
-}
-"""Names in recorded runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +117,6 @@ def parse(text: str) -> Configuration:
             f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy"
         )
     return Configuration(text.strip(), name, method, knobs)
-
-
-def parse_recorded(label: str) -> Configuration:
-    """The configuration of a recorded run's label, which may have names and options of earlier versions."""
-    head, *items = label.split(":")
-    runner, slash, method = head.rpartition("/")
-    former, *own = _FORMER_METHODS.get(method, method).split(":")
-    pairs = (item.partition("=") for item in items)
-    knobs = [f"{_FORMER_KNOBS.get(name, name)}={value}" for name, _, value in pairs]
-    in_process = [knob for knob in knobs if knob.partition("=")[0] in _OPERATORS]
-    usual = parse(
-        ":".join(
-            (f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))
-        )
-    )
-    operators = {
-        name: value for knob in in_process for name, value in [_knob(label, knob, _OPERATORS)]
-    }
-    return replace(usual, label=label, knobs={**usual.knobs, **operators})
 
 
 def _methods(runner: RunnerName) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semspec.bench.configuration import parse_recorded
+from semspec.bench.configuration import parse
 from semspec.bench.intervals import wilson
 from semspec.bench.record import RECORDS, Json, Record, read_records
 from semspec.decoding.repeats import MOST_OCCURRENCES, normalised
@@ -67,7 +67,7 @@ def count(label: str, records: Sequence[Record]) -> Repeats:
             refusals += [row] if row.get("repeats") is not None else []
     return Repeats(
         label=label,
-        is_guarded=parse_recorded(label).knobs.get("repeats") != "allowed",
+        is_guarded=parse(label).knobs.get("repeats") != "allowed",
         num_answers=len(records),
         num_cut=sum(record.finish_reason == "length" for record in records),
         num_judged=tuple(judged[number] for number in range(MOST_COUNTED + 1)),

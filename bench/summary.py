@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from semspec.bench.configuration import Configuration, parse_recorded
+from semspec.bench.configuration import Configuration, parse
 from semspec.bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
@@ -210,7 +210,7 @@ def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -
     knows_writers = all(record.num_target_tokens is not None for record in own)
     return Row(
         label=own[0].label,
-        configuration=parse_recorded(own[0].label),
+        configuration=parse(own[0].label),
         num_questions=len(right),
         num_samples=len(own) // len(right),
         num_answers=len(own),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from semspec.bench.configuration import parse_recorded
+from semspec.bench.configuration import parse
 from semspec.bench.report import ablations, paper
 from semspec.bench.report.probes import ProbesReport
 from semspec.bench.summary import Run
@@ -40,7 +40,7 @@ def _compared(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 def _methods(run: Run) -> set[str]:
     """Methods with a row or with a reason why the pair does not support them."""
-    refused = {parse_recorded(label).variant for label in run.not_applicable}
+    refused = {parse(label).variant for label in run.not_applicable}
     return {row.configuration.variant for row in run.rows} | refused
 
 

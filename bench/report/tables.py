@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semspec.bench.configuration import PEER_METHODS, parse_recorded
+from semspec.bench.configuration import PEER_METHODS, parse
 from semspec.bench.intervals import Interval
 from semspec.bench.record import STAGES
 from semspec.bench.report import paper
@@ -127,7 +127,7 @@ def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -
     labels = dict.fromkeys(
         label for run in runs for label in (*(row.label for row in run.rows), *run.not_applicable)
     )
-    known = {parse_recorded(label).variant for label in labels}
+    known = {parse(label).variant for label in labels}
     labels |= dict.fromkeys(one.label for one in published if one.label not in known)
     found = {(run.name, row.label): row for run in runs for row in run.rows}
     ours = [

@@ -51,8 +51,6 @@ class Site:
     has_gpu: bool
     folder: Path
     """Folder of the logs and the tokenizer."""
-    kv_bytes: int | None = None
-    """Size of the KV cache; None: `NUM_CACHED_WINDOWS` contexts."""
 
     @property
     def tokenizer(self) -> Path:
@@ -69,10 +67,8 @@ class Site:
             options += ["--speculative-config", json.dumps(self._speculation(configuration))]
         if configuration.method == "draft_model":
             networks.append(self.pair / "draft")
-        kv_bytes = self.kv_bytes
-        if kv_bytes is None:
-            sizes = [token_bytes(_config(one), 1, 2 if self.has_gpu else 4) for one in networks]
-            kv_bytes = NUM_CACHED_WINDOWS * num_tokens * sum(sizes)
+        sizes = [token_bytes(_config(one), 1, 2 if self.has_gpu else 4) for one in networks]
+        kv_bytes = NUM_CACHED_WINDOWS * num_tokens * sum(sizes)
         options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
         device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32"]
@@ -234,16 +230,11 @@ def reason(log: str) -> str:
 
 
 @asynccontextmanager
-async def served(
-    site: Site, configuration: Configuration, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Server]:
-    """A healthy server of this configuration; `environment` is added to the site's. Raises: ServerBroke."""
+async def served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
+    """A healthy server of this configuration. Raises: ServerBroke."""
     port = _free_port()
-    command, variables = (
-        site.command(configuration, port),
-        {**site.environment, **(environment or {})},
-    )
-    child = await Child.start(configuration.label, command, variables, site.folder / f"{port}.log")
+    command, log = site.command(configuration, port), site.folder / f"{port}.log"
+    child = await Child.start(configuration.label, command, site.environment, log)
     client = httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}",
         timeout=httpx.Timeout(3600, connect=10),

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from semspec.bench.environment import ROLES
 from semspec.bench.gpu.shapes import Shape
-from semspec.bench.load.contestants import VLLM_PYTHON, Launcher, client, parse_contestant
 from semspec.client import Gateway, read_events
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.stack import Stack, StackConfig
@@ -43,6 +43,10 @@ SETTINGS = {
 }
 KILLS = {"gateway": 0.5, "target": 0.75}
 """Process -> share of the answers at which it is killed, in the run that is disturbed."""
+
+VLLM_PYTHON = Path(".work/vllm/bin/python")
+"""Where `scripts/vllm-venv` installs vLLM's CPU build."""
+START_TIMEOUT_S = 900.0
 
 Json = dict[str, Any]
 
@@ -230,11 +234,29 @@ async def _faults(
             yield f"{answer.id}: fell back: {fallbacks}"
 
 
+def client(base_url: str, api_key: str) -> httpx.AsyncClient:
+    """Return an HTTP client of the gateway without a time limit."""
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers={"authorization": f"Bearer {api_key}"},
+        timeout=None,  # noqa: S113, answers of 30,000 tokens take minutes
+        trust_env=False,
+    )
+
+
 def stack_config(pair: Path, engine: str) -> StackConfig:
-    """The stack of a pair with both models in one engine, `fast` or `vllm`."""
-    contestant = parse_contestant(f"{'vllm-both' if engine == 'vllm' else engine}/target")
-    usual = Launcher(pair, VLLM_PYTHON, NUM_SESSIONS).stack_config(contestant)
-    return replace(usual, environment={**usual.environment, **SETTINGS})
+    """Return the stack of a pair with both models in one engine, `fast` or `vllm`."""
+    usual = StackConfig.of_pair(pair)
+    environment, commands = dict(SETTINGS), dict(usual.commands)
+    if engine == "vllm":
+        # Not resolved, because the interpreter of an environment is a link.
+        python = str(VLLM_PYTHON.absolute())
+        for role in ROLES:
+            environment[f"SEMSPEC_{role.upper()}_ENGINE"] = "vllm"
+            commands[role] = (python, "-m", f"semspec.services.{role}")
+    return replace(
+        usual, environment=environment, commands=commands, start_timeout_s=START_TIMEOUT_S
+    )
 
 
 async def depth(engine: str, num_tokens: int, folder: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from time import perf_counter
 
 from semspec.bench.gpu.shapes import PAPER
-from semspec.bench.load.contestants import client
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack import Stack
 from semspec.training.files import write_json
-from studies.rehearsal.depth import Json, stack_config
+from studies.rehearsal.depth import Json, client, stack_config
 from studies.rehearsal.models import (
     QWQ_ADDED,
     QWQ_TEMPLATE,

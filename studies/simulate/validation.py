@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from semspec.bench.configuration import parse_recorded as parse
+from semspec.bench.configuration import parse
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.pace.table import Pace, load_pace
 from semspec.bench.record import RECORDS, STAGES, Record, read_records

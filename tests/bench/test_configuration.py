@@ -1,12 +1,11 @@
 """Labels of a bench: what they mean, and what is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from semspec.bench.configuration import parse, parse_recorded
+from semspec.bench.configuration import parse
 from semspec.bench.environment import answer_tokens
 from semspec.bench.runners.in_process import with_options
 from semspec.decoding import Options, RetrievalOptions
@@ -60,18 +59,6 @@ def test_paper_rule_replaces_the_pairs_threshold() -> None:
 def test_scoring_knobs_reach_the_loop() -> None:
     generation = with_options(DEFAULTS, parse("spec-reason:score_method=average:threshold=9"))
     assert generation.options.acceptance == Acceptance("threshold", 9.0, "average")
-
-
-def test_recorded_labels_of_earlier_versions_are_read() -> None:
-    new = "in-process/semantic:rewrite=token-level:num_speculative_tokens=3:num_candidates=2:ahead=off"
-    old = parse_recorded("in-process/semantic+token-level:token_gamma=3:num_drafts=2:ahead=off")
-    assert old == replace(parse(new), label=old.label) and old.variant == "semantic+token-level"
-    assert (
-        parse_recorded("last-hidden:rule=sample").variant
-        == parse("semantic:probes=last-hidden").variant
-    )
-    gate = parse_recorded("retrieval:retrieval_source=ngrams:gate=soft:gate_entropy=0.02")
-    assert gate.knobs == {"source": "ngrams", "gate": "soft", "gate_entropy": 0.02}
 
 
 def test_peer_methods_have_their_own_knobs() -> None:

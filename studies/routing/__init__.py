@@ -1,1 +1,0 @@
-"""Strategies of other authors that route steps between draft and target."""
