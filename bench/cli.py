@@ -10,7 +10,6 @@ from pathlib import Path
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import Say, answer_tokens
 from semspec.bench.pace.table import PACES, load_pace
-from semspec.bench.report.page import readme_tables, write_report
 from semspec.bench.reproduce import add_parser
 from semspec.bench.run import Plan, default_folder, perform
 from semspec.bench.runners.paced import Pacing
@@ -20,7 +19,6 @@ from semspec.bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.stack import BUNDLED_PAIR, StackError
 from semspec.training.cli import quiet_libraries
-from semspec.training.files import replacing
 from semspec.training.progress import Reporter
 
 SUITE = (
@@ -79,7 +77,7 @@ def report(options: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def suite(options: argparse.Namespace, reporter: Reporter) -> None:
-    """Run all strategies on the demo language, sampled and greedy; write the report and update `--readme`'s tables."""
+    """Run all strategies on the demo language, sampled and greedy, and write the report."""
     options.strategy = options.strategy or [",".join(SUITE)]
     sampled, greedy = (
         _plan(options, "demo", temperature, reporter.say) for temperature in (0.6, 0.0)
@@ -90,16 +88,13 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
     }
     perform(plans, reporter)
     _report(list(plans), options, options.output, reporter)
-    if options.readme:
-        with replacing(options.readme) as partial:
-            partial.write_text(
-                readme_tables(options.readme.read_text(), options.readme.parent, options.output)
-            )
 
 
 def _report(
     runs: Sequence[Path], options: argparse.Namespace, output: Path, reporter: Reporter
 ) -> None:
+    from semspec.bench.report.page import write_report  # imports matplotlib
+
     write_report([load_run(folder) for folder in runs], output, probes=options.probes)
     reporter.say(f"{output}/report.html")
 
@@ -228,13 +223,10 @@ def parser() -> argparse.ArgumentParser:
         default=RESULTS / f"{datetime.now(UTC):%Y-%m-%d}",
         help="of the report",
     )
-    many.add_argument(
-        "--readme", type=Path, help="Markdown file whose tables are to be replaced by the new ones"
-    )
     _add_run_options(many, limit=100)
     _add_report_options(many)
     add_parser(commands)
-    page = commands.add_parser("report", help="tables and pictures of finished runs")
+    page = commands.add_parser("report", help="tables and figures of finished runs")
     page.set_defaults(command=report)
     page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     page.add_argument(

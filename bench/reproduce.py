@@ -25,7 +25,6 @@ from pydantic import Field, model_validator
 from semspec.bench.configuration import parse
 from semspec.bench.environment import ROLES, answer_tokens
 from semspec.bench.readiness import Wanted, Work, check
-from semspec.bench.report.page import write_report
 from semspec.bench.report.paper import expected_seconds
 from semspec.bench.run import Plan, is_complete, perform
 from semspec.bench.runners.protocol import RunnerError
@@ -347,6 +346,8 @@ class Reproduction:
 
     def report(self) -> None:
         """`semspec bench report` of all runs, with the curves of the main probes."""
+        from semspec.bench.report.page import write_report  # imports matplotlib
+
         runs = [load_run(self._folder(run)) for run in self.config.runs]
         write_report(
             runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json"

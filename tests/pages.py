@@ -2,6 +2,8 @@
 
 from html.parser import HTMLParser
 
+DATA = "data:image/svg+xml;base64,"
+
 
 def num_pictures(page: str) -> int:
     """Checks that every tag is closed, every picture has words, and nothing comes from elsewhere or runs."""
@@ -23,7 +25,7 @@ class _Outline(HTMLParser):
         if tag == "img":
             self.num_pictures += 1
             assert values["alt"]
-        assert (values.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
+        assert (values.get("src") or DATA).startswith(DATA)
         if tag not in ("img", "meta", "br"):
             self.open.append(tag)
 

@@ -27,12 +27,6 @@ from semspec.training.data.stages import ClustersStage
 from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
-from semspec.training.evaluation.report import (
-    examples_table,
-    headline,
-    write_likelihood,
-    write_report,
-)
 from semspec.training.files import AGAIN, StageFolder, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
@@ -149,11 +143,16 @@ class Export:
         own = {"strategy": "likelihood", "gamma": self._config.report.gamma}
         export_release(self._config, None if has_rule else own)
         self._reporter.say(
-            f"{headline(found)}\n{self._work}/likelihood/report.html; calibration in {self._config.output}"
+            f"{found.sentence}\n{self._work}/likelihood/report.html; calibration in {self._config.output}"
         )
 
     def report(self, pair: Pair) -> None:
         """Evaluate the probes; write the report, then the probes with their cards and the recommended rule."""
+        from semspec.training.evaluation.report import (  # imports matplotlib
+            examples_table,
+            write_report,
+        )
+
         cost, folder = self._cost(pair), self._work / "report"
         likelihood = self._likelihood(cost)
         evidence = self._evidence(cost, likelihood)
@@ -244,6 +243,8 @@ class Export:
             return None
 
     def _export_likelihood(self, found: LikelihoodReport) -> None:
+        from semspec.training.evaluation.report import write_likelihood  # imports matplotlib
+
         write_likelihood(self._config.name, found, self._work / "likelihood")
         write_json(self._config.output / CALIBRATION_FILE, as_json(found.calibration))
 

@@ -1,131 +1,125 @@
-"""Writes the report of one or several runs: Markdown, HTML, pictures, tables for other pages, and all numbers."""
+"""Writes the report of one or several runs: a page, tables for other pages, and all numbers."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from semspec.bench.record import ANSWERS, write_answers
-from semspec.bench.report import sections
-from semspec.bench.report.exhibits import exhibits
-from semspec.bench.report.probes import ProbesReport, read_probes
-from semspec.bench.report.tables import main_table, paced_label, quality_table
-from semspec.bench.summary import Run
+from semspec.bench.report import paper, tables
+from semspec.bench.summary import Row, Run
 from semspec.errors import InvalidRequest
+from semspec.files import read_json
+from semspec.training.evaluation.report import about_probes
 from semspec.training.files import plain, write_json
-from semspec.training.report.document import (
-    Section,
-    as_html,
-    as_markdown,
-    write_pictures,
-    write_text,
-)
+from semspec.training.report.document import write_page, write_text
+from semspec.training.report.drawing import Panel, draw
+from semspec.training.report.numbers import Measured
 
-TITLE = "Bench: speed and quality, side by side"
-_QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
-"""A marker line and the table directly after it, if there is one."""
-_DATED = re.compile(r"bench/results/\d{4}-\d\d-\d\d(?=/)")
+QUESTION = "How right and how fast are the answers of each strategy, next to the target's alone?"
+
+NEAR = 0.12
+"""Largest loss of pass@1 that is near the target's."""
 
 
 def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None) -> None:
-    """Write `report.md`, the self-contained `report.html`, the pictures and `summary.json`; for each run its table,
-    `NAME.md`, and its records, `NAME.jsonl.gz`.
+    """Write the self-contained `report.html` and `summary.json`; for each run its table, `NAME.md`, and its records,
+    `NAME.jsonl.gz`.
 
-    `probes` is the `report.json` of the probes; without it the page states what is missing. Each file is replaced
-    atomically. Raises: InvalidRequest.
+    `probes` is the `report.json` of the probes. Each file is replaced atomically. Raises: InvalidRequest.
     """
     _check(runs)
-    contents = [
-        *_contents(runs, read_probes(probes) if probes else None),
-        *sections.caveats(runs, probes),
-    ]
-    write_pictures(output, contents)
+    summaries = {run.name: _summary(run) for run in runs}
+    shown = [_shown(run) | summaries[run.name] for run in runs]
+    data = {"runs": shown} | (read_probes(probes) if probes else {})
     for run in runs:
-        table = main_table(run) if run.is_timed else quality_table(run)
-        write_text(output / f"{run.name}.md", table.as_markdown())
+        write_text(output / f"{run.name}.md", tables.main_table(run).as_markdown())
         write_answers(output / f"{run.name}{ANSWERS}", run.records, with_traces=run.is_timed)
-    write_text(output / "report.md", as_markdown(TITLE, contents))
-    write_text(output / "report.html", as_html(TITLE, contents))
-    write_json(output / "summary.json", {run.name: _summary(run) for run in runs})
+    title = f"Bench: {', '.join(dict.fromkeys(map(tables.pair_name, runs)))}"
+    write_page(output / "report.html", title, QUESTION, **data)
+    write_json(output / "summary.json", summaries)
 
 
-def _contents(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]:
-    yield sections.headline(runs)
-    yield from map(sections.measured, runs)
-    timed = [run for run in runs if run.is_timed]
-    if timed:
-        yield from sections.paper_layout(timed)
-        yield from sections.parts(timed, probes)
-        yield from exhibits(timed, probes)
+def read_probes(path: Path) -> dict[str, Any]:
+    """Return what the page shows of probes. Raises: InvalidRequest when the file is not a report of probes."""
+    try:
+        return about_probes(read_json(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(
+            f"{path} is no report of probes ({type(error).__name__}: {error}); "
+            "give the report.json that `semspec train run` writes",
+            "probes",
+        ) from None
 
 
 def _check(runs: Sequence[Run]) -> None:
-    if not runs:
-        raise InvalidRequest("no run to report on; name the folder of one", "run")
     names = [run.name for run in runs]
-    if twice := sorted(
-        {name for name in names if names.count(name) > 1} | ({"report"} & set(names))
-    ):
-        raise InvalidRequest(
-            f"no two files can be called {twice[0]}.md; rename a run's folder", "run"
-        )
     for run in runs:
-        _check_run(run)
+        if names.count(run.name) > 1:
+            text = f"no two files can be called {run.name}.md; rename a run's folder"
+            raise InvalidRequest(text, "run")
+        if run.rows[0].configuration.method != "target":
+            raise InvalidRequest(
+                f"{run.folder} has no baseline: its first configuration is {run.rows[0].label}, "
+                "not the target alone; run again with `target` first",
+                "run",
+            )
 
 
-def _check_run(run: Run) -> None:
-    if not run.rows or not run.records:
-        raise InvalidRequest(
-            f"{run.folder} has no answers; make some with `semspec bench run`", "run"
-        )
-    first = run.rows[0]
-    if first.configuration.method != "target":
-        raise InvalidRequest(
-            f"{run.folder} has no baseline: its first configuration is {first.label}, not the target alone; "
-            "run again with `target` first",
-            "run",
-        )
-    if not first.num_questions:
-        raise InvalidRequest(
-            f"{run.folder} has no question that all configurations answered; let the run go on",
-            "run",
-        )
+def main_row(run: Run) -> Row | None:
+    """Return the row of `semantic` as served: through the gateway if possible, with the fewest options."""
+    rows = [row for row in run.rows if row.configuration.method == "semantic"]
+    return min(
+        rows,
+        key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)),
+        default=None,
+    )
 
 
-def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
-    """`readme` with the table after each line `<!-- PATH.md -->` replaced by that file of `folder`; paths of earlier
-    dated results become `latest`.
-
-    Raises: InvalidRequest when a marker names a file that is not there.
-    """
-    if latest is not None:
-        readme = _DATED.sub(latest.as_posix(), readme)
-    return _QUOTED.sub(lambda match: f"{match[1]} -->\n{_table(folder / match[1])}\n", readme)
-
-
-def _table(path: Path) -> str:
-    if not path.is_file():
-        raise InvalidRequest(
-            f"the page quotes {path}, which is not there; make the run or change the marker",
-            "readme",
-        )
-    return path.read_text().strip()
-
-
-def _plain_steps(run: Run) -> dict[str, Any]:
+def _shown(run: Run) -> dict[str, Any]:
+    """Return what the page shows of a run, next to its summary."""
+    task, pair = run.settings["task"], paper.paper_pair(run) or ""
+    rows = [row for row in paper.RESULTS if row.pair.startswith(pair) and task in row.cells]
     return {
-        label: {role: asdict(counts) for role, counts in roles.items()}
-        for label, roles in run.steps.items()
+        "title": f"{run.name}: {tables.setting(run)}, {tables.sample_size(run)}",
+        "is_timed": run.is_timed,
+        "main": main_row(run),
+        "table": tables.main_table(run),
+        "chart": draw(*_tradeoff(run)),
+        "published": [(row, row.cells[task]) for row in rows],
     }
+
+
+def _tradeoff(run: Run) -> list[Panel]:
+    """Return pass@1 against speed-up, or against the target's share of the tokens if times are not results.
+
+    The second panel leaves out what is not near the target.
+    """
+    points, near = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    for row in run.rows:
+        x = row.speedup if run.is_timed else Measured.of(row.target_ratio)
+        y, interval = row.pass_at_1.value, row.pass_at_1_95
+        errors = [[max(0.0, y - interval.low)], [max(0.0, interval.high - y)]]
+        points[row.label] = {"x": [x.value], "xerr": [x.error], "y": [y], "yerr": errors}
+        is_near = row.difference.value > -NEAR
+        near[row.label] = points[row.label] if is_near else {"x": [nan], "y": [nan]}
+    x_label = "speed-up over the target alone" if run.is_timed else "target ratio"
+    return [Panel(x_label, "pass@1", shown, percent="y") for shown in (points, near)]
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    facts = {"paced": paced_label(run), "steps": _plain_steps(run)} if run.steps else {}
-    facts |= {
+    facts: dict[str, Any] = {
         "settings": run.settings,
         "environment": run.environment,
         "not_applicable": run.not_applicable,
+        "rows": [row.as_json() for row in run.rows],
     }
-    summary: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
-    return summary
+    if run.steps:
+        steps = {
+            label: {role: asdict(counts) for role, counts in roles.items()}
+            for label, roles in run.steps.items()
+        }
+        facts |= {"paced": tables.paced_label(run), "steps": steps}
+    facts = plain(facts)
+    return facts

@@ -1,4 +1,4 @@
-"""Published results as data. Sources: SemanticSpec, arXiv 2602.03708, and its peers' papers.
+"""Published results as data. Source: SemanticSpec, arXiv 2602.03708.
 
 The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Distill-Qwen-1.5B.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from semspec.bench.summary import Run
 
-SOURCE = "arXiv 2602.03708"
 TASKS: Mapping[str, str] = {
     "amc23": "AMC23",
     "aime24": "AIME24",
@@ -47,15 +46,6 @@ class PublishedRow:
     """Cells by the bench's task names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A peer's published speed-up over its target alone, on other models and machines."""
-
-    method: str
-    speedup: str
-    kind: str
-
-
 def _published(path: Path) -> Iterator[PublishedRow]:
     with path.open(newline="") as file:
         for (table, pair, method, label), lines in groupby(
@@ -66,33 +56,6 @@ def _published(path: Path) -> Iterator[PublishedRow]:
 
 
 RESULTS = tuple(_published(Path(__file__).with_suffix(".csv")))
-
-CLAIMS = (
-    Claim("SpecReason", "1.4 to 3.0", "lossy: steps kept by the target's score"),
-    Claim(
-        "Lookahead Reasoning",
-        "1.14 to 1.71; with token-level speculation 1.63 to 2.11",
-        "lossy: steps, by meaning",
-    ),
-    Claim(
-        "SENSE (arXiv 2606.00021)", "up to 3.26", "lossy: retrieved tokens, soft gate, greedy only"
-    ),
-    Claim("EAGLE-3 (arXiv 2503.01840)", "up to 6.5", "lossless: tokens, a trained head"),
-    Claim(
-        "DFlash (arXiv 2602.06036)",
-        "4.7; 2.2 with 32 at a time (Qwen3.5-27B, B200)",
-        "lossless: tokens, a trained head",
-    ),
-    Claim(
-        "MTP",
-        "3.2; 1.9 with 32 at a time (Qwen3.5-27B, B200)",
-        "lossless: tokens, a head trained with the target",
-    ),
-    Claim("PEARL", "up to 3.95", "lossless: tokens, drafting while verifying"),
-    Claim(
-        "SSD / Saguaro (arXiv 2603.03251)", "up to 5", "lossless: tokens, draft on a GPU of its own"
-    ),
-)
 
 
 def paper_pair(run: Run) -> str | None:
@@ -117,11 +80,3 @@ def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -
     if not published or task not in TASKS:
         return None
     return sum(published.get(method, published["semantic"])[task].latency_s for method in methods)
-
-
-def speedup_of(row: PublishedRow, task: str) -> float:
-    """Latency of the pair's target divided by this row's."""
-    [target] = [
-        result for result in RESULTS if result.pair == row.pair and result.label == "target"
-    ]
-    return target.cells[task].latency_s / row.cells[task].latency_s

@@ -38,10 +38,11 @@ def main() -> None:
             asyncio.run(shapes(chosen.engine, chosen.output, MODELS))
         else:
             reproduce(work := MODELS.with_name("reproduce"), MODELS, chosen.questions)
-            lines = (work / "report" / "report.md").read_text().splitlines(keepends=True)
-            (chosen.output / "reproduce.md").write_text(
-                "".join(line for line in lines if not line.startswith("!["))
-            )
+            parts = [
+                f"# {path.stem}\n\n{path.read_text()}"
+                for path in sorted((work / "report").glob("*.md"))
+            ]
+            (chosen.output / "reproduce.md").write_text("\n".join(parts))
     except StackError as error:
         raise SystemExit(f"{error.log_tail}\n{error}") from error
 

@@ -4,28 +4,18 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from markupsafe import escape
 
-from semspec.bench.report import paper, rounds, sections, tables
-from semspec.bench.report.page import write_report
-from semspec.bench.report.tables import main_row
+from semspec.bench.report import paper
+from semspec.bench.report.page import main_row, write_report
+from semspec.bench.report.tables import COMPARED, main_table
 from semspec.bench.summary import Run, load_run
-from semspec.training.report.document import (
-    Bullets,
-    Code,
-    Section,
-    Table,
-    Text,
-    as_html,
-    as_markdown,
-)
 from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
 pytestmark = pytest.mark.slow
-PICTURES = ("-quality.png", "-pareto.png", "-speedup.png", "-round.png", "-depth.png")
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
 OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
@@ -46,30 +36,26 @@ def output(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_report_writes_pages_pictures_numbers_and_tables(output: Path) -> None:
-    of_runs = {
-        f"{run}{end}" for run in ("sampled", "greedy") for end in (".md", ".jsonl.gz", *PICTURES)
-    }
-    of_all = {"gamma.png", "report.md", "report.html", "summary.json"}
-    assert {path.name for path in output.iterdir()} == of_runs | of_all
+def test_report_writes_page_numbers_and_tables(output: Path) -> None:
+    of_runs = {f"{run}{end}" for run in ("sampled", "greedy") for end in (".md", ".jsonl.gz")}
+    assert {path.name for path in output.iterdir()} == of_runs | {"report.html", "summary.json"}
 
 
-def test_html_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
+def test_page_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
     page = (output / "report.html").read_text()
-    assert num_pictures(page) == 11
+    assert num_pictures(page) == 4  # two runs; the probes' curves and learning curve
     assert HOSTILE not in page and "&lt;script&gt;" in page
 
 
-def test_markdown_shows_every_picture_and_no_foreign_tags(output: Path) -> None:
-    page = (output / "report.md").read_text()
-    shown = re.findall(r"!\[[^\]]+\]\((\S+\.png)\)", page)
-    assert {output / name for name in shown} == set(output.glob("*.png"))
-    assert "<script" not in page
-    widths = {
-        len(re.findall(r"(?<!\\)\|", line))
-        for line in (output / "sampled.md").read_text().splitlines()
-    }
-    assert widths == {10}  # a bar within a cell would add one
+def test_equal_runs_have_equal_pages(runs: list[Run], output: Path, tmp_path: Path) -> None:
+    write_report(runs, tmp_path, probes=PROBES)
+    assert (tmp_path / "report.html").read_bytes() == (output / "report.html").read_bytes()
+
+
+def test_markdown_table_has_equal_rows_and_no_foreign_tags(output: Path) -> None:
+    lines = (output / "sampled.md").read_text().splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    assert "<script" not in "".join(lines) and "&lt;script" in lines[-1]
 
 
 def test_main_row_is_the_served_one_whatever_the_order() -> None:
@@ -93,88 +79,49 @@ def test_summary_holds_all_rows_and_no_nan(output: Path, tmp_path: Path) -> None
     assert row["pass_at_1"]["error"] is None
 
 
-def test_mean_round_is_the_mean_of_the_judged_segments(runs: list[Run]) -> None:
-    row = main_row(runs[0])
-    assert row is not None
-    found = rounds.mean_round(runs[0], row)
-    assert found is not None
-    num_rounds = found.num_rounds / row.num_questions
-    assert num_rounds == row.num_rounds
-    for name, stage_ms in found.stages_ms.items():
-        assert stage_ms * num_rounds == pytest.approx(row.stages_ms[name])
-    assert (
-        rounds.mean_round(runs[0], runs[0].rows[0]) is None
-    )  # nobody judges the target's own segments
-
-
-def test_acceptance_by_depth_counts_positions_with_enough_segments(runs: list[Run]) -> None:
-    row = main_row(runs[0])
-    assert row is not None
-    depths = rounds.by_depth(runs[0], row)
-    assert [one.index for one in depths] == list(range(1, 9))
-    pooled = sum(one.acceptance.value * one.num_segments for one in depths) / sum(
-        one.num_segments for one in depths
-    )
-    assert pooled == pytest.approx(row.acceptance_rate)
-    few = made_up_run(labels=FEW, num_questions=rounds.LEAST_SEGMENTS - 1)
-    assert rounds.by_depth(few, few.rows[1]) == []
-
-
-def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:
-    blocks = (Text("`x < y` and <b>"), Bullets(("<i>",)), Code(("<u> `z`",)))
-    markdown, page = (
-        as_markdown("T", [Section("A < B", blocks)]),
-        as_html("T", [Section("A < B", blocks)]),
-    )
-    assert (
-        "`x < y` and &lt;b>" in markdown and "- &lt;i>\n" in markdown and "\n<u> `z`\n" in markdown
-    )
-    assert "<code>x &lt; y</code> and &lt;b&gt;" in page
-    assert "<li>&lt;i&gt;</li>" in page and "<pre>&lt;u&gt; `z`\n" in page
-
-
 def test_run_of_several_sessions_reports_quality_and_no_times(tmp_path: Path) -> None:
     run = made_up_run("many", FEW, num_questions=200, sessions=16)
     write_report([run], tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} >= {"many-quality.png", "many.md"}
-    assert not list(tmp_path.glob("many-pareto.png")) and not list(
-        tmp_path.glob("many-speedup.png")
+    page = (tmp_path / "report.html").read_text()
+    assert "times are not" in page and "times as fast" not in page
+    assert not {"speed-up", "latency s", "tokens/s"} & set(main_table(run).header)
+
+
+def test_table_has_counts_intervals_and_nothing_to_compare_the_baseline_with() -> None:
+    table = main_table(made_up_run(labels=("target", "semantic"), num_questions=100))
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert rows[1]["right"].endswith(" of 100")
+    assert re.fullmatch(r"\d+\.\d \(\d+\.\d to \d+\.\d\)", rows[1]["pass@1 in % (95%)"])
+    assert (
+        {rows[0][column] for column in COMPARED}
+        == {"-"}
+        != {rows[1][column] for column in COMPARED}
     )
-    times = [row[3:6] for row in tables.main_table(run).rows]
-    assert times == [("-", "-", "-")] * len(FEW)
-
-
-def test_quality_names_what_the_margin_allows() -> None:
-    run = made_up_run(labels=("target", "semantic", "draft"), num_questions=2000)
-    found = {row[0]: row[1:] for row in tables.quality_table(run).rows}
-    assert (found["semantic"][-1], found["draft"][-1]) == ("yes", "not shown")
-    assert set(found["target"][2:]) == {"-"}
 
 
 @pytest.mark.parametrize(("target", "short"), paper.TARGETS.items())
-def test_every_published_cell_is_printed_and_beside_the_same_pairs_runs(
-    target: str, short: str
+def test_every_published_cell_of_a_pair_stands_below_its_runs(
+    target: str, short: str, tmp_path: Path
 ) -> None:
+    models = f"{target}, {paper.DRAFT}"
+    runs = [made_up_run(task, FEW, 2, task=task, models=models) for task in paper.TASKS]
+    write_report(runs, tmp_path)
+    sections = (
+        (tmp_path / "report.html").read_text().split("<h2>The paper's values for this task")[1:]
+    )
     with (ROOT / "bench/report/paper.csv").open() as file:
         cells = list(csv.DictReader(file))
-    settings: dict[str, Any] = {"pair": "own", "models": f"{target}, {paper.DRAFT}"}
-    runs = [made_up_run(task, FEW, num_questions=2, task=task, **settings) for task in paper.TASKS]
-    blocks = {section.title: section.blocks[-1] for section in sections.paper_layout(runs)}
-    own, every = blocks["Pair own"], blocks["The paper's own values, for orientation"]
-    assert isinstance(own, Table) and isinstance(every, Table) and len(cells) == 86
-    rows = {
-        row[0]: dict(zip(paper.TASKS, row[1:], strict=True)) for row in (*own.rows, *every.rows)
-    }
+    assert len(cells) == 86
     for cell in cells:
-        for where in [cell["pair"], *["published"] * cell["pair"].startswith(short)]:
-            shown = rows[f"{where}: {cell['method']} (table {cell['table']})"][cell["task"]].split(
-                " "
-            )[:7:2]
-            expected = [float(cell[name] or "nan") for name in list(cell)[5:]]
-            assert [float(one.replace("-", "nan")) for one in shown] == pytest.approx(
-                expected, rel=5e-3, nan_ok=True
-            )
-    assert {*rows["spec-thinking"].values()} == {"-"} != {*rows["target"].values()}
+        section = sections[list(paper.TASKS).index(cell["task"])].split("</table>")[0]
+        name = escape(f"{cell['pair']}: {cell['method']}")
+        pass_at_1, tokens_per_s, latency_s, ratio = (
+            float(cell[column] or "nan") for column in list(cell)[5:]
+        )
+        numbers = (cell["table"], f"{100 * pass_at_1:.1f}", latency_s, tokens_per_s, ratio)
+        start = f'<th scope="row">{name}</th>' + "".join(f"<td>{number}</td>" for number in numbers)
+        start = start.replace("nan", "-")
+        assert (start in section) == cell["pair"].startswith(short)
 
 
 @pytest.mark.parametrize("folder", ["loss", "strategies"])

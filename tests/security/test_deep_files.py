@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semspec.bench.record import read_records
-from semspec.bench.report.probes import read_probes
+from semspec.bench.report.page import read_probes
 from semspec.bench.summary import read_run
 from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model

@@ -99,7 +99,7 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     again = Pipeline(config, tmp_path / "work")
     again.make("probes")
     again.make("report")
-    for name in ("report/report.json", "report/acceptance.png"):
+    for name in ("report/report.json", "report/report.html"):
         assert (tmp_path / "work" / name).read_bytes() == (run / "work" / name).read_bytes()
     delivered = [
         path.relative_to(run / "out") for path in (run / "out").rglob("*") if path.is_file()

@@ -7,7 +7,7 @@ with a truth of its own, such as the demo's with its parser, gets both verdicts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,9 +30,10 @@ from semspec.training.evaluation.verification import (
     learning_curve,
 )
 from semspec.training.files import plain
-from semspec.training.report.document import Tone
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 from semspec.types import GOOD_ENOUGH
+
+Tone = Literal["good", "doubtful", "bad"]
 
 
 @dataclass(frozen=True, slots=True)

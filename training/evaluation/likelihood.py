@@ -15,7 +15,7 @@ from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks
 from semspec.training.evaluation.verification import Predicted
-from semspec.training.report.numbers import Measured
+from semspec.training.report.numbers import Measured, decimal, measured_share
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "sum_log_probability", "min_margin")
@@ -130,6 +130,17 @@ class LikelihoodReport:
     chosen: LikelihoodPoint
     curve: tuple[LikelihoodPoint, ...]
     """By rising threshold."""
+
+    @property
+    def sentence(self) -> str:
+        """Effects of the threshold to serve with."""
+        chosen = self.chosen
+        return (
+            f"likelihood accepts where the calibrated probability is at least {chosen.threshold:.3f}: "
+            f"{measured_share(chosen.acceptance)} of the draft's segments, {measured_share(chosen.right_accepted)} of "
+            f"the right and {measured_share(chosen.wrong_accepted)} of the wrong ones, estimated speed-up "
+            f"{decimal(chosen.speed_up, 2)}x"
+        )
 
 
 def calibrated(

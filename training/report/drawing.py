@@ -1,116 +1,53 @@
-"""Figures with matplotlib, in colours that colour-blind readers can distinguish, on white."""
+"""Charts with matplotlib, as SVG, in colours that colour-blind readers can tell apart."""
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from cycler import cycler
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from semspec.training.report.numbers import Measured
-
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, BLACK = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777", "#1c1e21",
-)  # fmt: skip
-"""The palette of Okabe and Ito."""
-DPI = 144
-PERCENT = PercentFormatter(1, decimals=0)
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777")
+"""The palette of Okabe and Ito, with grey for yellow and black."""
+_STYLE: Any = {
+    "axes.axisbelow": True, "axes.grid": True, "axes.prop_cycle": cycler(marker="osD^") * cycler(color=COLOURS),
+    "axes.spines.right": False, "axes.spines.top": False, "errorbar.capsize": 2,
+    "font.family": "sans-serif", "font.size": 9, "grid.color": "#e6e6e6",
+    "legend.frameon": False, "lines.markersize": 4.5, "svg.fonttype": "none", "svg.hashsalt": "semspec",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure of a report."""
+class Panel:
+    """Named points with error bars, joined by lines if there are several."""
 
-    name: str
-    """Name of its file, without suffix."""
-    title: str
-    caption: str
-    alt: str
-    """Alternative text."""
-    png: bytes
-
-    @classmethod
-    def drawn(
-        cls,
-        name: str,
-        title: str,
-        caption: str,
-        alt: str,
-        draw: Callable[[Any], Figure],
-        numbers: Any,
-    ) -> "Picture":
-        """The picture of `draw(numbers)`, in the reports' style."""
-        with styled():
-            return cls(name, title, caption, alt, png(draw(numbers)))
-
-    @property
-    def uri(self) -> str:
-        return f"data:image/png;base64,{b64encode(self.png).decode()}"
+    x_label: str
+    y_label: str
+    points: Mapping[str, Mapping[str, Any]]
+    """For each name arguments of matplotlib's `errorbar`: `x` and `y`, possibly `xerr` and `yerr`."""
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Axes.set`, such as `xlim`."""
+    percent: str = ""
+    """The axes that are in percent: `x`, `y` or `xy`."""
 
 
-def styled() -> AbstractContextManager[None]:
-    """The figures' style, regardless of any matplotlibrc."""
-    return mpl.rc_context(
-        {
-            "font.family": "DejaVu Sans",
-            "font.size": 9,
-            "axes.titlesize": 9.5,
-            "axes.labelsize": 9,
-            "legend.fontsize": 8,
-            "legend.frameon": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": "#e6e6e6",
-        }
-    )
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as PNG; equal figures give equal bytes."""
+def draw(*panels: Panel) -> str:
+    """Return panels side by side, with one legend, as a data URI. Equal charts give equal bytes."""
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def panels(
-    num_columns: int, size: tuple[float, float], num_rows: int = 1
-) -> tuple[Figure, list[Axes]]:
-    """A figure outside pyplot's global state, `size` in inches."""
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
-
-
-def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **style: Any) -> None:
-    """Points joined by a line, with bars of one standard error."""
-    merged: dict[str, Any] = {"fmt": "o-", "color": BLUE, "capsize": 3} | style
-    axes.errorbar(x, [point.value for point in y], errors_of(y), **merged)
-
-
-def name_points(axes: Axes, points: Iterable[tuple[str, float, float]], line: float) -> None:
-    """Write the names of (name, x, y) in a column beside the axes, each with a line to its point. `line`: height of a
-    name, as a fraction of the axes' height."""
-    low, high = axes.get_ylim()
-    points = sorted(points, key=lambda point: (-point[2], -point[1]))
-    line, top = min(line, 1 / len(points)), 1.0
-    for left, (name, x, y) in zip(range(len(points), 0, -1), points, strict=True):
-        place = max(min(top, (y - low) / (high - low)), (left - 0.5) * line)
-        top = place - line
-        axes.annotate(
-            name, (x, y), (1.03, place), textcoords="axes fraction", va="center", fontsize=8,
-            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.4},
-        )  # fmt: skip
-
-
-def errors_of(measured: Iterable[Measured]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """The standard errors; 0 where there is none."""
-    return np.nan_to_num(np.array([one.error for one in measured], dtype=np.float64))
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(11, 3.8), layout="constrained")
+        for axes, panel in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            for name, points in panel.points.items():
+                axes.errorbar(label=name, elinewidth=0.8, **points)
+            axes.set(xlabel=panel.x_label, ylabel=panel.y_label, **panel.axes)
+            for name in panel.percent:
+                getattr(axes, f"{name}axis").set_major_formatter(PercentFormatter(1))
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"

@@ -1,5 +1,6 @@
 """Formats numbers with their standard errors for tables, sentences and captions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
@@ -13,6 +14,14 @@ class Measured:
 
     value: float
     error: float = nan
+
+    @classmethod
+    def of(cls, found: Mapping[str, float | None] | float | None) -> "Measured":
+        """Return a number of a report's JSON, where null stands for nan."""
+        if isinstance(found, Mapping):
+            error = found["standard_error"] if "standard_error" in found else found["error"]
+            return cls(cls.of(found["value"]).value, nan if error is None else error)
+        return cls(nan if found is None else found)
 
 
 def share(value: float) -> str:
@@ -33,8 +42,3 @@ def measured_decimal(measured: Measured, num_digits: int = 3) -> str:
     return decimal(measured.value, num_digits) + (
         "" if isnan(measured.error) else f" ± {measured.error:.{num_digits}f}"
     )
-
-
-def signed(text: str) -> str:
-    """A formatted difference with its sign."""
-    return text if text.startswith("-") or text == UNKNOWN else f"+{text}"
