@@ -10,12 +10,20 @@ from numpy.typing import NDArray
 
 from semspec.training.evaluation.metrics import Floats, Mask
 from semspec.training.files import plain
-from semspec.types import Acceptance
+from semspec.types import Acceptance, shares_ordinary_tokens
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 """Thresholds of the candidate rules, in addition to `sample`."""
 DENSE_THRESHOLDS = (0.0, *np.geomspace(0.03, 30, 61).round(4).tolist())
 """Thresholds of the plotted curves."""
+LEAST_SPEED_UP = 1.1
+"""Least estimated speed-up over the target alone with which a lossy strategy is a release's default."""
+
+
+def exact_rule(draft_tokenizer: str, target_tokenizer: str) -> dict[str, object]:
+    """The rule in `pair.json` where nothing lossy is to be the default: the first exact strategy that fits the pair."""
+    shares = shares_ordinary_tokens(draft_tokenizer, target_tokenizer)
+    return {"strategy": "token-level" if shares else "target"}
 
 
 @dataclass(frozen=True, slots=True)
