@@ -17,7 +17,6 @@ from semspec.decoding.likelihood.calibration import (
     too_few_reason,
 )
 from semspec.errors import InvalidRequest
-from semspec.training.evaluation.acceptance import LEAST_SPEED_UP
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling
 from semspec.training.report.numbers import Measured, measured_decimal, measured_share
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
@@ -90,11 +89,6 @@ class QuantileReport:
     chosen: QuantilePoint
     curve: tuple[QuantilePoint, ...]
     """By rising quantile."""
-
-    @property
-    def is_fast_enough(self) -> bool:
-        """Whether `likelihood` may be the default: its expected speed-up is at least `LEAST_SPEED_UP`."""
-        return self.chosen.speed_up.value >= LEAST_SPEED_UP
 
     @property
     def table(self) -> str:
@@ -192,7 +186,7 @@ def _standardised(own: Floats) -> tuple[Floats, float]:
 def _probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
     """`[num_segments]`, as `Calibration.probability`; 0 where a statistic is not finite."""
     features = _features(surprisal)
-    is_finite = np.isfinite(features).all(1)
+    is_finite: Mask = np.isfinite(features.sum(1))
     score = np.where(is_finite[:, None], features, 0.0) @ weights + bias
     result: Floats = np.where(is_finite, 1 / (1 + np.exp(-score)), 0.0)
     return result
