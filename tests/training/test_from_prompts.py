@@ -181,7 +181,7 @@ def test_slow_draft_is_not_the_default(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("semspec.training.evaluation.quantiles.LEAST_SPEED_UP", 100.0)
+    monkeypatch.setattr("semspec.training.evaluation.acceptance.LEAST_SPEED_UP", 100.0)
     assert run(arguments(prompts, release)) == 0
     assert load_release(release / "out").rule == {"strategy": "token-level"}
     assert "token-level, which is exact" in capsys.readouterr().out

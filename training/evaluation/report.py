@@ -75,7 +75,7 @@ def examples_table(
     order = np.random.default_rng(0).permutation(
         np.flatnonzero(labels.by_draft & (labels.split == "test"))
     )
-    accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
+    accepted = acceptance_of(served.ratio[order], report.recommendation.shown.threshold) >= 0.5
     right, rows = rightness(labels, report.criterion)[order], []
     for (decision, is_accepted), (truth, value) in product(DECISIONS.items(), TRUTHS.items()):
         chosen = order[(accepted == is_accepted) & (right == value)]
@@ -183,8 +183,8 @@ def _rule(report: Report) -> Iterator[Block]:
     yield Text(
         f"Chosen on {chosen.num_right:,} right and {chosen.num_wrong:,} wrong segments of the validation and "
         "calibration questions, on which the probes were also stopped and calibrated: the highest estimated speed-up "
-        f"with at most {share(chosen.limit)} of the wrong ones accepted. The chosen one accepted "
-        f"{share(chosen.chosen.wrong_accepted)} of them. The table is from the test questions, which had no say."
+        f"with at most {share(chosen.limit)} of the wrong ones accepted, by the upper end of the 95% interval. "
+        f"{_choice(chosen.chosen)} The table is from the test questions, which had no say."
     )
     yield Table(
         (
@@ -195,7 +195,7 @@ def _rule(report: Report) -> Iterator[Block]:
             "wrong among accepted",
             "speed-up (estimate)",
         ),
-        [_rule_row(one, one.threshold == chosen.expected.threshold) for one in chosen.curve],
+        [_rule_row(one, _is_recommended(one, chosen)) for one in chosen.curve],
     )
     yield Text(
         f"The speed-up is computed, not measured, from {cost.draft_ms_per_token} ms a token in the draft, "
@@ -206,6 +206,16 @@ def _rule(report: Report) -> Iterator[Block]:
 
 def _rule_name(one: Outcome) -> str:
     return "min(1, p/q)" if one.threshold is None else f"p/q ≥ {one.threshold:.2f}"
+
+
+def _choice(chosen: Outcome | None) -> str:
+    if chosen is None:
+        return "There is none."
+    return f"The chosen one accepted {share(chosen.wrong_accepted)} of them."
+
+
+def _is_recommended(one: Outcome, chosen: Recommendation) -> bool:
+    return chosen.expected is not None and one.threshold == chosen.expected.threshold
 
 
 def _rule_row(one: Outcome, is_chosen: bool) -> tuple[str, ...]:
@@ -231,7 +241,8 @@ def _partial(report: Report) -> Iterator[Block]:
 
 
 def _cautions(report: Report) -> Iterator[str]:
-    counts, expected = report.counts, report.recommendation.expected
+    counts, shown = report.counts, report.recommendation.shown
+    name = "recommended rule" if report.recommendation.expected else f"rule {_rule_name(shown)}"
     own = (
         f"; of the target's own {share(counts.target_wrong)} are"
         if report.criterion == "truth"
@@ -239,7 +250,7 @@ def _cautions(report: Report) -> Iterator[str]:
     )
     yield (
         "Semantic acceptance is lossy: what is accepted may be wrong. Of the draft-written segments that the "
-        f"recommended rule accepts {share(expected.wrong_kept)} are wrong{own}. Only pass@1 of whole answers, "
+        f"{name} accepts {share(shown.wrong_kept)} are wrong{own}. Only pass@1 of whole answers, "
         "beside the target alone, says what that costs."
     )
     if counts.unknown:
@@ -333,17 +344,17 @@ def _drawn(report: Report) -> Figure:
                 color=colour,
                 markersize=5,
             )
-        expected = report.recommendation.expected
-        point = ([expected.right_accepted], [expected.wrong_accepted])
-        axes.plot(
-            *point,
-            "o",
-            color="black",
-            markersize=10,
-            fillstyle="none",
-            label="recommended rule",
-            zorder=5,
-        )
+        if expected := report.recommendation.expected:
+            axes.plot(
+                [expected.right_accepted],
+                [expected.wrong_accepted],
+                "o",
+                color="black",
+                markersize=10,
+                fillstyle="none",
+                label="recommended rule",
+                zorder=5,
+            )
         axes.set(xlabel="right segments accepted")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
@@ -368,8 +379,9 @@ def _drawn(report: Report) -> Figure:
 
 def _draw_speed(axes: Axes, chosen: Recommendation) -> None:
     """Wrong segments accepted against speed-up: every second candidate rule and the recommended one, each named."""
-    rules = [one for one in chosen.curve[1::2] if one.threshold != chosen.expected.threshold]
-    rules = sorted([*rules, chosen.expected], key=lambda one: one.speed_up)
+    rules = [one for one in chosen.curve[1::2] if not _is_recommended(one, chosen)]
+    if chosen.expected:
+        rules = sorted([*rules, chosen.expected], key=lambda one: one.speed_up)
     axes.plot(
         [one.speed_up for one in rules],
         [one.wrong_accepted for one in rules],
@@ -377,14 +389,15 @@ def _draw_speed(axes: Axes, chosen: Recommendation) -> None:
         color=BLUE,
         linewidth=0.8,
     )
-    axes.plot(
-        chosen.expected.speed_up,
-        chosen.expected.wrong_accepted,
-        "o",
-        color="black",
-        ms=10,
-        fillstyle="none",
-    )
+    if chosen.expected:
+        axes.plot(
+            chosen.expected.speed_up,
+            chosen.expected.wrong_accepted,
+            "o",
+            color="black",
+            ms=10,
+            fillstyle="none",
+        )
     axes.set(xlabel="estimated speed-up", title="what each rule costs and brings")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     name_points(axes, [(_rule_name(one), one.speed_up, one.wrong_accepted) for one in rules], 0.07)

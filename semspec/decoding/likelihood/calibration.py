@@ -18,8 +18,8 @@ from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segment
 CALIBRATION_FILE = "likelihood.json"
 """Its name in the folder of a pair's probes."""
 CALIBRATION_FORMAT = 1
-LEAST_QUESTIONS, LEAST_SEGMENTS = 20, 10
-"""Least number of questions of a pilot, and of right and of wrong drafted segments in it."""
+LEAST_QUESTIONS, LEAST_SEGMENTS = 20, 20
+"""Least number of questions of a pilot, and of right and of wrong drafted segments to judge anything by."""
 LEAST_BELOW = 2
 """Least number of the target's own segments below a threshold that is a quantile of their scores."""
 _REMEDY = "make it again with `semspec train calibrate`"
