@@ -17,7 +17,7 @@ from semspec.training import collect, from_prompts
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
-from semspec.training.pipeline import Pipeline, scaled
+from semspec.training.pipeline import Pipeline, agree, scaled, told_estimate
 from semspec.training.progress import Reporter
 
 COMMANDS = {
@@ -85,6 +85,11 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.preset:
         can_start = options.command not in ("status", "check") and options.shard == (0, 1)
         config = scaled(config, work, reporter, can_start)
+        if options.command == "run":
+            agree(work, options.yes, reporter)
+        if options.command == "estimate":
+            print(told_estimate(work))
+            return 0
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
         case "run":
@@ -95,8 +100,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             reporter.say(f"{export_release(config).label}: {config.output / RELEASE_FILE}")
         case "estimate":
             print(pipeline.estimate())
-            if not options.preset:
-                print("an hour of it, from fewer questions: --preset laptop")
+            print("an hour of it, from fewer questions: --preset laptop")
         case "status":
             print("\n".join(pipeline.status()))
         case "check":
@@ -152,7 +156,11 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--preset",
             choices=["laptop"],
-            help="laptop: as many questions as take an hour by a pilot's estimate, which it tells before it starts",
+            help="laptop: as many questions as take an hour by a pilot's estimate, which `run` tells and asks about",
+        )
+    if command == "run":
+        parser.add_argument(
+            "--yes", action="store_true", help="begin the preset's run without asking"
         )
 
 
