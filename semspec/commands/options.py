@@ -81,12 +81,14 @@ def pair_config(
         raise unknown_pair(name)
     config = StackConfig.of_release(Path(name))
     files = {file.model: file for pair in named_pairs() for file in pair.files.values()}
-    found = {
-        field: str(place)
-        for field in ("draft_model", "target_model")
-        if (file := files.get(str(getattr(config, field)))) and (place := find(file, models))
-    }
-    return replace(config, **found)
+
+    def place(model: Path | str | None) -> Path | str | None:
+        file = files.get(str(model))
+        place = find(file, models) if file else None
+        return model if place is None else str(place)
+
+    target = place(config.target_model) or config.target_model
+    return replace(config, draft_model=place(config.draft_model), target_model=target)
 
 
 def chat_options(parser: argparse.ArgumentParser) -> None:
