@@ -71,8 +71,8 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"num_questions": 19}, "has 19 questions with labels, at least 20"),
-        ({"num_wrong": 9}, "has 9 wrong drafted segments, at least 10"),
-        ({"num_right": 0}, "has 0 right drafted segments, at least 10"),
+        ({"num_wrong": 19}, "has 19 wrong drafted segments, at least 20"),
+        ({"num_right": 0}, "has 0 right drafted segments, at least 20"),
     ],
 )
 def test_small_pilot_is_refused(tmp_path: Path, changes: dict[str, int], reason: str) -> None:

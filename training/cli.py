@@ -13,15 +13,16 @@ import transformers
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
+from semspec.training import from_prompts
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
-from semspec.training.pipeline import Pipeline, scaled
+from semspec.training.pipeline import Pipeline, agree, scaled, told_estimate
 from semspec.training.progress import Reporter
 
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
-    "calibrate": "calibrate the strategy likelihood on a pilot: a pair can then be served without probes",
+    "calibrate": "calibrate the strategy likelihood, by a pilot or from prompts alone, to serve a pair without probes",
     "export": "write pair.json for the probes in `output`, as after a change of name or version",
     "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
     "status": "show which shards are there",
@@ -58,7 +59,19 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace, reporter: Reporter) -> int:
-    torch.set_num_threads(options.threads)
+    if options.command == "calibrate" and options.from_prompts is not None:
+        if options.config is not None or options.shard != (0, 1):
+            raise InvalidRequest(
+                "--from-prompts: it takes no --config and no --shard; leave them out",
+                "from_prompts",
+            )
+        print(from_prompts.run(options, reporter))
+        return 0
+    if options.config is None:
+        raise InvalidRequest(
+            "--config: missing; give a configuration, or prompts alone by --from-prompts", "config"
+        )
+    torch.set_num_threads(options.threads or max(os.cpu_count() or 1, 1))
     if options.command == "datastore":
         built = read_config(options.config, DatastoreConfig)
         work = options.work or Path(".work") / f"datastore-{built.name}"
@@ -71,6 +84,11 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.preset:
         can_start = options.command not in ("status", "check") and options.shard == (0, 1)
         config = scaled(config, work, reporter, can_start)
+        if options.command == "run":
+            agree(work, options.yes, reporter)
+        if options.command == "estimate":
+            print(told_estimate(work))
+            return 0
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
         case "run":
@@ -81,8 +99,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             reporter.say(f"{export_release(config).label}: {config.output / RELEASE_FILE}")
         case "estimate":
             print(pipeline.estimate())
-            if not options.preset:
-                print("an hour of it, from fewer questions: --preset laptop")
+            print("an hour of it, from fewer questions: --preset laptop")
         case "status":
             print("\n".join(pipeline.status()))
         case "check":
@@ -111,24 +128,38 @@ def parser() -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     kind = "datastore" if command == "datastore" else "probes"
     parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="YAML; see training/configs/"
+        "--config",
+        type=Path,
+        required=command != "calibrate",
+        metavar="FILE",
+        help="YAML; see training/configs/",
     )
     parser.add_argument(
         "--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)"
     )
     parser.add_argument(
-        "--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads"
+        "--threads",
+        type=int,
+        help="CPU threads (default: all cores; with --from-prompts 1 a model, as when served)"
+        if command == "calibrate"
+        else "CPU threads (default: all cores)",
     )
     parser.set_defaults(shard=(0, 1), preset=None)
+    if command == "calibrate":
+        from_prompts.add_options(parser)
     if command in ("run", "calibrate", "datastore"):
         parser.add_argument(
             "--shard", type=shard, metavar="i/n", help="this worker's share, i from 0"
         )
-    if command != "datastore":
+    if command not in ("calibrate", "datastore"):
         parser.add_argument(
             "--preset",
             choices=["laptop"],
-            help="laptop: as many questions as take an hour by a pilot's estimate, which it tells before it starts",
+            help="laptop: as many questions as take an hour by a pilot's estimate, which `run` tells and asks about",
+        )
+    if command == "run":
+        parser.add_argument(
+            "--yes", action="store_true", help="begin the preset's run without asking"
         )
 
 

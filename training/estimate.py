@@ -15,7 +15,7 @@ import numpy as np
 from semspec.engine.hub import size_of
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, arranged
-from semspec.training.data.pair import Pair
+from semspec.training.data.pair import DeadlinePassed, Pair
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import ClustersStage
 from semspec.training.progress import Reporter, duration, timed
@@ -43,8 +43,12 @@ class Estimate:
     stage_s: dict[str, float]
     states_bytes: int
     free_bytes: int
+    is_lower_bound: bool = False
+    """Whether the pilot reached its limit of time, so that only the least time is known."""
 
     def __str__(self) -> str:
+        if self.is_lower_bound:
+            return f"{self.num_questions} questions: {self.time}, as the pilot reached its limit of time"
         lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
         lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
         lines += [
@@ -59,7 +63,13 @@ class Estimate:
         """The estimate for this share of the questions."""
         stage_s = {name: share * seconds for name, seconds in self.stage_s.items()}
         counts = round(share * self.num_questions), round(share * self.num_contexts)
-        return Estimate(*counts, stage_s, round(share * self.states_bytes), self.free_bytes)
+        states_bytes = round(share * self.states_bytes)
+        return Estimate(*counts, stage_s, states_bytes, self.free_bytes, self.is_lower_bound)
+
+    @property
+    def time(self) -> str:
+        """The time of the whole run in words."""
+        return f"{'at least' if self.is_lower_bound else 'about'} {duration(self.total_s)}"
 
     @property
     def total_s(self) -> float:
@@ -76,6 +86,15 @@ def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
 def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int) -> int:
     """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
     return samples.num_samples * 2 * (2 * target_size + draft_size)
+
+
+class PilotOverdue(Exception):
+    """The pilot reached its limit of time."""
+
+    def __init__(self, num_begun: int, seconds: float) -> None:
+        """`num_begun`: questions that the pilot finished or had begun; `seconds`: what they took."""
+        super().__init__(num_begun, seconds)
+        self.num_begun, self.seconds = num_begun, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +129,7 @@ def run_pilot(
     reporter: Reporter,
 ) -> Piloted:
     """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
-    folders are empty, and the models are loaded."""
+    folders are empty, and the models are loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
     clusters.load()
     stages, bars = (clusters.contexts, clusters.samples, clusters), reporter.passing()
     totals = {group[0].split == "test": defaultdict[str, float](float) for group in groups}
@@ -120,8 +139,12 @@ def run_pilot(
             break
         is_test = group[0].split == "test"
         found = totals[is_test]
-        for stage in stages:
-            found[stage.name] += timed(partial(stage.make, [number], bars))[1]
+        try:
+            for stage in stages:
+                found[stage.name] += timed(partial(stage.make, [number], bars))[1]
+        except DeadlinePassed:
+            num_begun = sum(map(len, groups[: number + 1]))
+            raise PilotOverdue(num_begun, perf_counter() - started) from None
         found["questions"] += len(group)
         found["num_contexts"] += clusters.contexts.num_contexts(number)
         found["bytes"] += clusters.samples.folder.file(number, ".safetensors").stat().st_size
@@ -162,8 +185,8 @@ def fit_seconds(
         recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
         key = (role, *recipe.inputs(role), recipe.loss)
         if key not in times:
-            reporter.say(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})")
-            times[key] = _fit_times(role, recipe, piloted.labels, store, num_train)
+            with reporter.busy(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})"):
+                times[key] = _fit_times(role, recipe, piloted.labels, store, num_train)
         once_s, epoch_s = times[key]
         num_epochs = min(recipe.num_epochs, recipe.num_epochs / 2 + recipe.patience)
         total += num_train * (once_s + num_epochs * epoch_s)

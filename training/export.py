@@ -18,20 +18,20 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.probes.probe import save_probe
 from semspec.probes.verifier import ProbeVerifier
-from semspec.release import RELEASE_FILE, Release, ReleasedModel, load_release
+from semspec.release import Release, ReleasedModel, load_release
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
 from semspec.training.data.stages import ClustersStage
-from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
+from semspec.training.evaluation.acceptance import Cost, card_curve, default_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.files import AGAIN, StageFolder, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore
-from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
+from semspec.types import Acceptance, ModelInfo, SamplingParams, Segmentation, Writer
 
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
@@ -137,14 +137,24 @@ class Export:
         """Write `likelihood.json` beside the probes' place, and the page WORK/likelihood/report.html. `shards`: those
         of the pilot. Raises: InvalidRequest when nothing can be calibrated on them."""
         self._pilot.check()
-        found = self._calibrated(self._cost(pair, shards))
+        with self._reporter.busy("calibrating likelihood"):
+            found = self._calibrated(self._cost(pair, shards))
         self._export_likelihood(found)
-        has_rule = (self._config.output / RELEASE_FILE).exists()
-        own = {"strategy": "likelihood", "gamma": self._config.report.gamma}
-        export_release(self._config, None if has_rule else own)
+        has_probes = (self._config.output / "target.safetensors").exists()
+        release = export_release(self._config, None if has_probes else self._default(None, found))
         self._reporter.say(
-            f"{found.sentence}\n{self._work}/likelihood/report.html; calibration in {self._config.output}"
+            f"{found.sentence}\ndefault of the release: {release.rule['strategy']}\n"
+            f"{self._work}/likelihood/report.html; calibration in {self._config.output}"
         )
+
+    def _default(
+        self, semantic: Acceptance | None, likelihood: LikelihoodReport | None
+    ) -> dict[str, object]:
+        """The rule of the release. `semantic`: None: none is recommended."""
+        infos = self._infos()
+        speed_up = likelihood.chosen.speed_up if likelihood else None
+        tokenizers = infos["draft"].tokenizer, infos["target"].tokenizer
+        return default_rule(semantic, speed_up, self._config.report.gamma, *tokenizers)
 
     def report(self, pair: Pair) -> None:
         """Evaluate the probes; write the report, then the probes with their cards and the recommended rule."""
@@ -153,16 +163,19 @@ class Export:
             write_report,
         )
 
-        cost, folder = self._cost(pair), self._work / "report"
-        likelihood = self._likelihood(cost)
+        folder = self._work / "report"
+        with self._reporter.busy("measuring the costs and calibrating likelihood"):
+            cost = self._cost(pair)
+            likelihood = self._likelihood(cost)
         evidence = self._evidence(cost, likelihood)
-        report = evaluate(evidence, self._config.report.max_wrong_accepted)
+        with self._reporter.busy("evaluating the probes"):
+            report = evaluate(evidence, self._config.report.max_wrong_accepted)
         write_report(
             report, folder, examples_table(self._labels, evidence.served, report, self._texts)
         )
         if likelihood is not None:
             self._export_likelihood(likelihood)
-        self._export(report)
+        self._export(report, likelihood)
         sentences = "\n".join(verdict.sentence for verdict in report.verdicts)
         self._reporter.say(f"{sentences}\n{folder}/report.html; probes in {self._config.output}")
 
@@ -331,18 +344,16 @@ class Export:
         ]
         return (context.reasoning or context.question.text)[-TAIL_CHARACTERS:], segment["text"]
 
-    def _export(self, report: Report) -> None:
+    def _export(self, report: Report, likelihood: LikelihoodReport | None) -> None:
         """Write probes and cards before `pair.json`, which names them."""
-        output, rule, gamma = (
-            self._config.output,
-            report.recommendation.chosen.rule,
-            self._config.report.gamma,
-        )
+        output, chosen = self._config.output, report.recommendation.chosen
         self._save(self._variants.served, report, output)
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
                 self._save(variant, report, output / "alternatives" / ALTERNATIVES[variant.name])
-        export_release(self._config, served_rule(rule, gamma))
+        rule = self._default(chosen.rule if chosen else None, likelihood)
+        release = export_release(self._config, rule)
+        self._reporter.say(f"default of the release: {release.rule['strategy']}")
 
     def _save(self, variant: Variant, report: Report, folder: Path) -> None:
         metrics = self._metrics(report, variant.name)

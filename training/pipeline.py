@@ -1,9 +1,12 @@
 """Runs all stages from a model pair to probes, each resumable, and estimates a run from a pilot of a few questions."""
 
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 from semspec.clustering.loading import load_equivalence
@@ -22,16 +25,25 @@ from semspec.training.data.stages import (
     SamplesStage,
     Stage,
 )
-from semspec.training.estimate import Estimate, fit_seconds, groups_of, run_pilot, state_row_bytes
+from semspec.training.estimate import (
+    Estimate,
+    PilotOverdue,
+    fit_seconds,
+    groups_of,
+    run_pilot,
+    state_row_bytes,
+)
 from semspec.training.export import Export
 from semspec.training.files import StageFolder, check_format, read_json, write_json
-from semspec.training.progress import Reporter
+from semspec.training.progress import Reporter, duration
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
 
 BUDGET_S = 3600.0
+PILOT_LIMIT_S = 300.0
+"""Of the preset's pilot: a pair for which it takes longer is too slow for an hour."""
 LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 """Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
 
@@ -39,7 +51,7 @@ LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 def scaled(
     config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
 ) -> PipelineConfig:
-    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told; the number is kept in `work`.
+    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told and kept in `work`.
     Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
     kept = work / "preset.json"
     if not kept.exists():
@@ -54,17 +66,44 @@ def scaled(
         pilot.questions = Questions(every, config.shard_questions)
         pilot.check_start(range(len(pilot.questions)))
         reporter.say(
-            "a pilot of a few questions estimates the time first; Ctrl-C stops, nothing is lost"
+            f"a pilot of a few questions, at most {duration(PILOT_LIMIT_S)}, estimates the time first; Ctrl-C stops, "
+            "nothing is lost"
         )
-        estimate, has_own_test = (
-            pilot.estimate(),
-            any(source.role == "test" for source in config.questions),
-        )
+        estimate = pilot.estimate(limit_s=PILOT_LIMIT_S)
+        has_own_test = any(source.role == "test" for source in config.questions)
         num_all = sum(one.split != "test" or not has_own_test for one in every)
         num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
-        reporter.say(f"{estimate.times(num / num_all)}\nCtrl-C stops; the same command continues")
-        write_json(kept, {"num_questions": num})
+        scaled_estimate = estimate.times(num / num_all)
+        reporter.say(str(scaled_estimate))
+        write_json(kept, {"num_questions": num, "time": scaled_estimate.time, "is_agreed": False})
     return limited(config, read_json(kept)["num_questions"])
+
+
+def told_estimate(work: Path) -> str:
+    """The estimate that `scaled` kept in `work`, in a line."""
+    kept = read_json(work / "preset.json")
+    return f"{kept['num_questions']} questions: {kept.get('time', 'of unknown time')}"
+
+
+def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
+    """Ask whether to begin the run whose estimate `scaled` kept in `work`, unless that was agreed before.
+
+    Raises: InvalidRequest when the answer is no, or there is nobody to ask.
+    """
+    kept = read_json(work / "preset.json")
+    if kept.get("is_agreed", True):  # a run that was begun by an earlier version does not know it
+        return
+    if not is_agreed:
+        others = "`semspec train calibrate --from-prompts` gives a rule in minutes"
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                f"the run takes {kept['time']}; say --yes to begin it; {others}", "yes"
+            )
+        reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
+        if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
+            raise InvalidRequest(f"not begun; the same command asks again; {others}", "yes")
+    reporter.say("Ctrl-C stops; the same command continues")
+    write_json(work / "preset.json", kept | {"is_agreed": True})
 
 
 class Pipeline:
@@ -143,8 +182,9 @@ class Pipeline:
         self.clusters  # noqa: B018  (its functions are found)
         if all(self.samples.folder.manifest(number) for number in numbers):
             return
-        load_equivalence(self.config.equivalence, self.config.max_segment_tokens)
-        tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
+        with self.reporter.busy("loading the models"):
+            load_equivalence(self.config.equivalence, self.config.max_segment_tokens)
+            tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
         check_models(self.config, tokenizers, self.questions.all)
         inputs = {
             Writer.DRAFT: self.config.probes.inputs("draft"),
@@ -234,22 +274,28 @@ class Pipeline:
     def _export(self) -> Export:
         return Export(self.config, self.work, self.labels, self.clusters, self.reporter)
 
-    def estimate(self, num_questions: int = 2) -> Estimate:
+    def estimate(self, num_questions: int = 2, limit_s: float = inf) -> Estimate:
         """Estimate the whole run, from a pilot in a temporary folder on `num_questions` at a time to train on, and as
-        many for the report."""
+        many for the report. After `limit_s` seconds of writing, a lower bound from the questions begun until then."""
         every = self.questions.all
         groups = groups_of(every, num_questions)
-        self.pair.models  # noqa: B018  (load before timing)
+        if not self.pair.is_loaded:
+            with self.reporter.busy("loading the models"):
+                self.pair.models  # noqa: B018  (load before timing)
+        free = shutil.disk_usage(self.work if self.work.exists() else Path()).free
         with tempfile.TemporaryDirectory() as folder:
             pilot = Pipeline(self.config, Path(folder))
-            pilot.pair = self.pair
+            pilot.pair = self.pair.until(time.monotonic() + limit_s)
             pilot.questions = Questions(
                 [question for group in groups for question in group], len(groups[0])
             )
-            piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
+            try:
+                piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
+            except PilotOverdue as overdue:
+                seconds = overdue.seconds * len(every) / overdue.num_begun
+                return Estimate(len(every), 0, {"pilot": seconds}, 0, free, is_lower_bound=True)
             fits = fit_seconds(self.config, piloted, every, self.reporter)
         contexts = sum(piloted.contexts[question.split == "test"] for question in every)
-        free = shutil.disk_usage(self.work if self.work.exists() else Path()).free
         stages = piloted.stage_s | {"probes": fits}
         return Estimate(len(every), round(contexts), stages, round(piloted.states_bytes), free)
 

@@ -1,9 +1,10 @@
 """Progress of a long run: a bar with rate and remaining time on a terminal, periodic lines in a log."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -37,6 +38,38 @@ class Reporter:
         self._console.print(text, markup=False)
 
     @contextmanager
+    def busy(self, title: str) -> Iterator[None]:
+        """Say that work begins which has no bar, and every `LOG_EVERY_S` that it still goes on."""
+        self.say(title)
+        with self._signs_of_life(lambda: f"still {title}"):
+            yield
+
+    @contextmanager
+    def _signs_of_life(self, text: Callable[[], str]) -> Iterator[Callable[[], None]]:
+        """Say `text()` with the time it took so far whenever nothing was said for `LOG_EVERY_S`; yields what tells
+        that something was said."""
+        begin = said_at = time.monotonic()
+        is_over = threading.Event()
+
+        def note() -> None:
+            nonlocal said_at
+            said_at = time.monotonic()
+
+        def watch() -> None:
+            while not is_over.wait(max(0.01, said_at + LOG_EVERY_S - time.monotonic())):
+                if time.monotonic() - said_at >= LOG_EVERY_S:
+                    note()
+                    self.say(f"{text()}, {duration(time.monotonic() - begin)} so far")
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield note
+        finally:
+            is_over.set()
+            thread.join()
+
+    @contextmanager
     def bar(
         self, title: str, total: int, unit: str, done: int = 0
     ) -> Iterator[Callable[[float], None]]:
@@ -52,9 +85,14 @@ class Reporter:
             speed_estimate_period=1e9,
             transient=self._is_passing,
         )
-        with progress:
-            number = progress.add_task(title, total=total, completed=done, rate="")
-            [task] = progress.tasks
+        number = progress.add_task(title, total=total, completed=done, rate="")
+        [task] = progress.tasks
+        is_log = not self._console.is_terminal  # a terminal shows the time go on
+
+        def text() -> str:
+            return f"{title}: {task.completed:.0f}/{total} {unit}"
+
+        with progress, self._signs_of_life(text) if is_log else nullcontext(_nothing) as note:
             logged_at = time.monotonic()
 
             def advance(count: float) -> None:
@@ -68,12 +106,17 @@ class Reporter:
                 ):
                     return
                 logged_at = time.monotonic()
+                note()
                 left = (
                     "unknown time" if task.time_remaining is None else duration(task.time_remaining)
                 )
-                self.say(f"{title}: {task.completed:.0f}/{total} {unit}, {rate}, {left} left")
+                self.say(f"{text()}, {rate}, {left} left")
 
             yield advance
+
+
+def _nothing() -> None:
+    """Take the place of noting that something was said."""
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

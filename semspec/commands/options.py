@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semspec.errors import InvalidRequest
 from semspec.keys import checked_key
-from semspec.pairs import locate, named_pair, unknown_pair
+from semspec.pairs import find, locate, named_pair, named_pairs, unknown_pair
 from semspec.stack import StackConfig
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -71,12 +71,24 @@ def stack_config(
 def pair_config(
     name: str, models: Path | None, tell: Callable[[str], object] | None
 ) -> StackConfig:
-    """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError."""
+    """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError.
+
+    A release of a named pair's models takes their files from the folder `models` or from the hub's cache.
+    """
     if pair := named_pair(name):
         return StackConfig.of_named(pair, locate(pair, models, tell))
     if not Path(name).exists():
         raise unknown_pair(name)
-    return StackConfig.of_release(Path(name))
+    config = StackConfig.of_release(Path(name))
+    files = {file.model: file for pair in named_pairs() for file in pair.files.values()}
+
+    def place(model: Path | str | None) -> Path | str | None:
+        file = files.get(str(model))
+        place = find(file, models) if file else None
+        return model if place is None else str(place)
+
+    target = place(config.target_model) or config.target_model
+    return replace(config, draft_model=place(config.draft_model), target_model=target)
 
 
 def chat_options(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ curl -s {base_url}/v1/chat/completions -H {authorization} -H 'content-type: appl
 }}' | python3 -m json.tool"""
 WITHOUT_PROBES = """\
 This pair has no probes: requests that name no strategy are answered by {}.
-`semspec train run --config FILE` trains some; `semspec train calibrate --config FILE` is enough for `likelihood`."""
+`semspec train run --config FILE` trains some. `semspec train calibrate --from-prompts FILE` makes a rule without."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -75,13 +75,14 @@ class StackConfig:
         """The configuration of a release, with the models that it names. Raises: Mismatch when it cannot be read."""
         release = load_release(folder)
         models = {"DRAFT": release.draft, "TARGET": release.target}
-        revisions = {
-            f"SEMSPEC_{role}_REVISION": model.revision
-            for role, model in models.items()
-            if model.revision
-        }
+        environment = dict[str, str]()
+        for role, model in models.items():
+            if model.revision:
+                environment[f"SEMSPEC_{role}_REVISION"] = model.revision
+            if model.dtype != "auto" and not os.environ.get(f"SEMSPEC_{role}_DTYPE"):
+                environment[f"SEMSPEC_{role}_DTYPE"] = model.dtype
         return cls(
-            release.place("draft"), release.place("target"), release.folder, environment=revisions
+            release.place("draft"), release.place("target"), release.folder, environment=environment
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from semspec.commands.plan import read_model
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import file_digest
 from semspec.pairs import NamedPair, PairFile, find, locate, named_pair, named_pairs
+from semspec.release import Release, ReleasedModel
 from semspec.stack import StackConfig
 from tests.hub import serving, use
 
@@ -141,6 +142,24 @@ def test_next_start_goes_on_after_one_without_a_network(
 
 def configuration(*words: str) -> StackConfig:
     return stack_config(parser([]).parse_args(["serve", *words]))
+
+
+def test_release_of_a_named_pair_takes_its_files_from_the_folder(
+    models: Path, tmp_path: Path
+) -> None:
+    draft, target = (
+        ReleasedModel(PAIR.files[role].model, "sha256-full:1", "a.b", dtype="packed")
+        for role in ("draft", "target")
+    )
+    (tmp_path / "out").mkdir()
+    Release("small", "1", draft, target, rule={}).save(tmp_path / "out")
+    config = configuration("--pair", str(tmp_path / "out"), "--models", str(models))
+    assert (config.draft_model, config.target_model) == (
+        str(models / "draft.gguf"),
+        str(models / "another.gguf"),
+    )
+    assert config.environment["SEMSPEC_TARGET_DTYPE"] == "packed"
+    assert configuration("--pair", str(tmp_path / "out")).draft_model == PAIR.draft.model
 
 
 def test_pair_is_served_under_its_name_with_its_settings(

@@ -215,14 +215,15 @@ def test_train_commands_of_the_guide_parse() -> None:
         "check",
         "calibrate",
     }
-    assert all((ROOT / option.config).is_file() for option in options)
+    configs = [option.config for option in options if getattr(option, "config", None)]
+    assert len(configs) >= 5 and all((ROOT / config).is_file() for config in configs)
 
 
 def test_serve_commands_of_the_guide_name_what_the_configuration_makes() -> None:
     commands = [words[1:] for words in shell_commands() if words[:2] == ["semspec", "serve"]]
     config = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml")
     pairs = {semspec_cli.parser([]).parse_args(words).pair for words in commands}
-    assert pairs == {str(config.output)}
+    assert pairs == {str(config.output), "probes/quick"}  # with labels, and from prompts alone
 
 
 @pytest.mark.parametrize("fragment", yaml_blocks())

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isnan, nan
 
@@ -13,7 +13,14 @@ from sklearn.metrics import roc_auc_score
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.acceptance import Cost, Drafts, card_curve, outcome, recommend
+from semspec.training.evaluation.acceptance import (
+    Cost,
+    Drafts,
+    card_curve,
+    default_rule,
+    outcome,
+    recommend,
+)
 from semspec.training.evaluation.evaluate import BARS, Evidence, evaluate, label_rule
 from semspec.training.evaluation.metrics import (
     Resampling,
@@ -30,7 +37,7 @@ from tests.training.judged import guessed, made_up
 COST = Cost(draft_ms_per_token=1, target_ms_per_token=10, read_ms=15, judge_ms=5)
 
 
-def drafts(ratio: list[float], right: list[float], num_tokens: int = 10) -> Drafts:
+def drafts(ratio: Sequence[float], right: Sequence[float], num_tokens: int = 10) -> Drafts:
     size = len(ratio)
     return Drafts(np.array(ratio), np.array(right), np.full(size, num_tokens), np.arange(size))
 
@@ -143,28 +150,93 @@ def test_outcome_of_both_rules_by_hand() -> None:
     assert threshold.speed_up == pytest.approx(100 / (10 + 15 + 5 + 0.4 * 100))
 
 
+def many(num_each: int = 200) -> Drafts:
+    """Right and wrong segments, this many at each of three ratios."""
+    ratios, right = [0.9, 0.62, 0.42, 0.32, 0.12, 0.01], [1, 1, 1, 0, 0, 0]
+    return drafts(ratios * num_each, right * num_each)
+
+
 def test_recommended_rule_is_the_fastest_within_the_limit() -> None:
-    judged = drafts([0.9, 0.62, 0.42, 0.32, 0.12, 0.01], [1, 1, 1, 0, 0, 0])
+    judged = many()
     recommended = recommend(judged, judged, COST, limit=0.4)
-    assert recommended.basis == "limit met" and recommended.chosen.rule == Acceptance(
-        "threshold", 0.15
-    )
-    strict = recommend(judged, judged, COST, limit=0)
-    assert strict.basis == "limit met" and strict.chosen.rule == Acceptance("threshold", 0.35)
+    assert recommended.basis == "limit met" and recommended.chosen
+    assert recommended.chosen.rule == Acceptance("threshold", 0.15)
+    strict = recommend(judged, judged, COST, limit=0.01)
+    assert strict.basis == "limit met" and strict.chosen
+    assert strict.chosen.rule == Acceptance("threshold", 0.35)
 
 
-def test_recommended_rule_falls_back_on_the_fewest_wrong() -> None:
-    judged = drafts([2, 0.9, 0.62, 3, 0.5], [1, 1, 1, 0, 0])
+def test_share_below_the_limit_by_chance_is_no_rule() -> None:
+    """None of 20 wrong segments is accepted, but up to a sixth may be."""
+    judged = drafts([0.9, 0.1] * 20, [1, 0] * 20)
+    assert recommend(judged, judged, COST, limit=0.2).basis == "limit met"
     recommended = recommend(judged, judged, COST, limit=0.1)
-    assert recommended.basis == "limit missed" and recommended.chosen.rule == Acceptance(
-        "threshold", 0.55
-    )
-    assert recommended.chosen.wrong_accepted == 0.5
-    nothing_wrong = recommend(drafts([1, 0.2], [1, 1]), judged, COST)
-    assert (
-        nothing_wrong.basis == "nothing wrong to judge by"
-        and nothing_wrong.chosen.rule == Acceptance("sample")
-    )
+    assert (recommended.basis, recommended.chosen) == ("limit missed", None)
+
+
+def test_no_rule_is_recommended_where_none_meets_the_limit() -> None:
+    """Not the most lenient one, where all accept everything."""
+    judged = drafts([3.0] * 400, [1, 0] * 200)
+    recommended = recommend(judged, judged, COST, limit=0.1)
+    assert (recommended.basis, recommended.chosen) == ("limit missed", None)
+    assert recommended.expected is None and recommended.shown.threshold == 1
+
+
+def test_no_rule_is_recommended_that_is_hardly_faster_than_the_target() -> None:
+    slow = replace(COST, draft_ms_per_token=7, read_ms=15)
+    judged = many()
+    assert recommend(judged, judged, slow, limit=0.4).basis == "too slow"
+
+
+@pytest.mark.parametrize(
+    ("semantic", "speed_up", "tokenizers", "rule"),
+    [
+        (
+            Acceptance("threshold", 0.4),
+            2.0,
+            ("a.1", "a.2"),
+            {
+                "strategy": "semantic",
+                "gamma": 2,
+                "acceptance": {"rule": "threshold", "threshold": 0.4},
+            },
+        ),
+        (None, 1.2, ("a.1", "b.1"), {"strategy": "likelihood", "gamma": 2}),
+        (None, 0.7, ("a.1", "a.2"), {"strategy": "token-level"}),
+        (None, 0.7, ("a.1", "b.1"), {"strategy": "target"}),
+        (None, None, ("a.1", "a.2"), {"strategy": "token-level"}),
+    ],
+)
+def test_nothing_lossy_is_the_default_that_is_slow(
+    semantic: Acceptance | None,
+    speed_up: float | None,
+    tokenizers: tuple[str, str],
+    rule: dict[str, object],
+) -> None:
+    assert default_rule(semantic, speed_up, 2, *tokenizers) == rule
+
+
+@pytest.mark.parametrize(("num_right", "num_wrong"), [(1, 41), (41, 19), (41, 0)])
+def test_too_few_segments_are_no_basis_for_a_rule(num_right: int, num_wrong: int) -> None:
+    judged = drafts([0.9] * num_right + [0.1] * num_wrong, [1] * num_right + [0] * num_wrong)
+    recommended = recommend(judged, many(), COST, limit=0.9)
+    assert (recommended.basis, recommended.chosen) == ("too few segments", None)
+
+
+def test_too_few_right_segments_are_refused_in_one_line_without_figures() -> None:
+    labels = made_up()
+    rows = np.flatnonzero((labels.split == "test") & labels.by_draft)
+    valid = np.full(len(labels), np.nan, np.float32)
+    valid[rows[:42]] = [1, *[0] * 41]
+    others = np.isin(labels.split, ["validation", "calibration"])
+    valid[others] = labels.valid[others]
+    report = evaluate(evidence(replace(labels, valid=valid)), num_resamples=5)
+    found, verdict = report.served.verifications["truth"], report.verdicts[0]
+    assert (found.num_right, found.num_wrong) == (1, 41)
+    assert isnan(found.auroc.value) and isnan(found.wrong_accepted.value)
+    assert verdict.headline.startswith("Not judged: the test questions have 1 right and 41 wrong")
+    assert "\n" not in verdict.headline and "AUROC" not in verdict.text
+    assert verdict.standing == "bad"
 
 
 def test_recommended_rule_has_not_seen_the_test_questions() -> None:
@@ -213,7 +285,7 @@ def with_valid(valid: Callable[[Labels], object]) -> Labels:
             with_valid(lambda one: np.where(one.split == "test", 1, one.valid)),
             0.4,
             "truth",
-            "nothing to judge by",
+            "Not judged: the test questions have .* and 0 wrong",
         ),
     ],
     ids=["good", "bad", "without truth", "without a wrong segment"],

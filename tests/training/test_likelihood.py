@@ -47,16 +47,16 @@ def calibrate(of: Pilot, limit: float = 0.1) -> LikelihoodReport:
 
 @pytest.mark.parametrize("missed", [0.0, 0.08])
 @pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_threshold_accepts_the_stated_share_of_wrong_segments_of_others(
+def test_threshold_accepts_at_most_the_stated_share_of_wrong_segments_of_others(
     missed: float, limit: float
 ) -> None:
-    """Also where the samples miss what is right: those segments are not taken for wrong ones."""
+    """By the upper end of the interval, which is wider where the samples miss what is right."""
     found = calibrate(pilot(200, missed)[0], limit).calibration
     other, is_wrong = pilot(200, missed, seed=1)
     probability = np.array([found.probability(row) for row in other.surprisal])
     accepted = probability >= found.threshold
-    assert accepted[is_wrong].mean() == pytest.approx(limit, abs=0.04)
-    assert accepted[other.by_draft & ~is_wrong].mean() > (0.6 if limit == 0.05 else 0.9)
+    assert limit / 2 - 2 * missed < accepted[is_wrong].mean() <= limit
+    assert missed or accepted[other.by_draft & ~is_wrong].mean() > (0.6 if limit == 0.05 else 0.9)
     assert found.num_wrong == pytest.approx(0.2 * 200 * 20, rel=0.1)
 
 
@@ -80,15 +80,25 @@ def test_curve_is_nested_and_its_errors_shrink_with_questions() -> None:
     ("small", "reason"),
     [
         (pilot(19)[0], "the pilot has 19 questions with labels, at least 20"),
-        (pilot(wrong=0.0)[0], "the pilot has 0 wrong drafted segments, at least 10"),
-        (pilot(missed=0.1, wrong=0.0)[0], "wrong drafted segments, at least 10"),
-        (pilot(wrong=1.0)[0], "the pilot has 0 right drafted segments, at least 10"),
+        (pilot(wrong=0.0)[0], "the pilot has 0 wrong drafted segments, at least 20"),
+        (pilot(missed=0.1, wrong=0.0)[0], "wrong drafted segments, at least 20"),
+        (pilot(wrong=1.0)[0], "the pilot has 0 right drafted segments, at least 20"),
     ],
 )
 def test_small_pilot_and_one_class_are_refused(small: Pilot, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
         calibrate(small)
     assert caught.value.parameter == "likelihood.num_questions" and "\n" not in caught.value.message
+
+
+def test_no_threshold_within_the_limit_is_refused_in_one_line() -> None:
+    """None of some 30 wrong segments is accepted by the highest threshold, but a tenth may be."""
+    few = pilot(30, wrong=0.05)[0]
+    assert 20 <= few.num_wrong < 36
+    with pytest.raises(InvalidRequest, match="no threshold accepts at most 10%") as caught:
+        calibrate(few)
+    assert "\n" not in caught.value.message
+    assert calibrate(few, 0.3).chosen.wrong_accepted.value < 0.3
 
 
 def test_pilot_leaves_the_reports_questions_out() -> None:
@@ -145,12 +155,16 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     found = load_calibration(tiny / "out" / "likelihood.json")
     assert found.num_questions == 20 and found.draft.fingerprint != found.target.fingerprint
     release = load_release(tiny / "out")
-    assert (release.rule, release.target_probe) == ({"strategy": "likelihood", "gamma": 1}, "")
+    assert release.target_probe == ""
     assert (release.likelihood, release.draft.fingerprint) == (
         found.digest,
         found.draft.fingerprint,
     )
     report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
+    is_fast = report["chosen"]["speed_up"] >= 1.1
+    assert release.rule == (
+        {"strategy": "likelihood", "gamma": 1} if is_fast else {"strategy": "target"}
+    )
     assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(
         found.curve
     )

@@ -4,17 +4,20 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from time import sleep
 
 import pytest
 import yaml
 from markupsafe import escape
 
+from semspec.errors import InvalidRequest
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline, scaled
+from semspec.training.pipeline import Pipeline, agree, scaled
 from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.checkpoints import loaded
@@ -68,7 +71,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     ]
     assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
-    assert set(release.rule) == {"strategy", "gamma", "acceptance"}
+    assert release.rule == {"strategy": "target"}  # too few segments to recommend a rule
     assert release.foreign_probes(info) is None and release.place("draft") == str(
         models[0].resolve()
     )
@@ -170,6 +173,69 @@ def test_preset_takes_as_many_questions_as_fit_its_time(
         config = scaled(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
         assert config.questions[0].limit == num_questions
         monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1.0)
+
+
+def test_pilot_that_reaches_its_limit_tells_the_least_time(run: Path, tmp_path: Path) -> None:
+    estimate = Pipeline(load_config(run / "pair.yaml"), tmp_path).estimate(limit_s=0.0)
+    assert estimate.is_lower_bound and estimate.time.startswith("at least")
+    assert "20 questions: at least" in str(estimate) and "\n" not in str(estimate)
+    assert not (tmp_path / "contexts").exists()
+
+
+@pytest.fixture
+def estimated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The work folder of a preset whose estimate is not agreed to yet."""
+    monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
+    monkeypatch.setattr("semspec.training.pipeline.PILOT_LIMIT_S", 0.0)
+    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1e-9)
+    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
+    scaled(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
+    return tmp_path / "work"
+
+
+def test_run_of_the_preset_is_not_begun_without_a_yes(
+    run: Path, estimated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--preset", "laptop")
+    assert support.semspec_train_in(estimated, "run", run / "pair.yaml", *options) == 2
+    [line] = support.complaints(capsys)
+    assert "the run takes at least" in line and "--yes" in line and "--from-prompts" in line
+    assert not (estimated / "contexts").exists()
+    assert support.semspec_train_in(estimated, "estimate", run / "pair.yaml", *options) == 0
+    assert "8 questions: at least" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reply", ["y", "n", ""])
+def test_run_of_the_preset_asks_at_a_terminal(
+    estimated: Path, reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = StringIO(f"{reply}\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    if reply == "y":
+        agree(estimated, False, Reporter(quiet=True))
+        agree(estimated, False, Reporter(quiet=True))  # it asks once
+    else:
+        with pytest.raises(InvalidRequest, match="not begun"):
+            agree(estimated, False, Reporter(quiet=True))
+
+
+def test_yes_is_remembered(estimated: Path) -> None:
+    agree(estimated, True, Reporter(quiet=True))
+    agree(estimated, False, Reporter(quiet=True))
+
+
+def test_long_work_shows_that_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("semspec.training.progress.LOG_EVERY_S", 0.1)
+    with Reporter().busy("loading the models"):
+        sleep(0.35)
+    with Reporter().bar("samples", 10, "contexts"):
+        sleep(0.35)  # no context is done in all that time
+    shown = capsys.readouterr().err
+    assert shown.count("still loading the models") >= 2
+    assert shown.count("samples: 0/10 contexts") >= 2
 
 
 def flipped(data: bytes) -> bytes:

@@ -71,7 +71,7 @@ def test_examples_are_of_every_kind_and_of_different_contexts(
     labels: Labels, report: Report
 ) -> None:
     served, rows = guessed(labels, "served", 0.5), examples(labels, report).rows
-    threshold = report.recommendation.expected.threshold
+    threshold = report.recommendation.shown.threshold
     assert threshold is not None and len(rows) >= 5
     contexts = set()
     for kind, *_, text in rows:

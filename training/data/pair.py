@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 import torch
@@ -140,6 +141,23 @@ class ServerWriter:
         )
 
 
+class DeadlinePassed(Exception):
+    """The time to write segments is over."""
+
+
+class LimitedWriter:
+    """A writer that begins no segment after a deadline."""
+
+    def __init__(self, writer: SegmentWriter, deadline: float) -> None:
+        self._writer, self._deadline = writer, deadline
+
+    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+        """Raises: DeadlinePassed; what the writer raises."""
+        if monotonic() > self._deadline:
+            raise DeadlinePassed
+        return self._writer.generate(context, seeds)
+
+
 def _key(config: ServerSampler) -> str | None:
     if config.api_key_env is None:
         return None
@@ -244,6 +262,19 @@ class Pair:
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
         states = to_disk(torch.cat([part.states for part in parts]).cpu())
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
+
+    def until(self, deadline: float) -> "Pair":
+        """The same models, whose writers raise DeadlinePassed when the clock `time.monotonic` is past `deadline`."""
+        limited = Pair(self._config)
+        limited.models = self.models
+        limited.writers = {
+            writer: LimitedWriter(own, deadline) for writer, own in self.writers.items()
+        }
+        return limited
+
+    @property
+    def is_loaded(self) -> bool:
+        return "models" in self.__dict__
 
     def infos(self) -> dict[str, dict[str, Any]]:
         """Both models' infos, for the manifests and the probes' cards."""

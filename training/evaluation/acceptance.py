@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import nan
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semspec.training.evaluation.metrics import Floats, Mask
+from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
+from semspec.training.evaluation.metrics import Floats, Mask, Resampling, upper_limit
 from semspec.training.files import plain
-from semspec.types import Acceptance
+from semspec.types import Acceptance, shares_ordinary_tokens
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 """Thresholds of the candidate rules, in addition to `sample`."""
 DENSE_THRESHOLDS = (0.0, *np.geomspace(0.03, 30, 61).round(4).tolist())
 """Thresholds of the plotted curves."""
+LEAST_SPEED_UP = 1.1
+"""Least estimated speed-up over the target alone with which a lossy strategy is a release's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ class Drafts:
     def num_wrong(self) -> int:
         return int((self.right == 0).sum())
 
+    @property
+    def is_too_few(self) -> bool:
+        """Whether there are fewer than `LEAST_SEGMENTS` right or wrong ones."""
+        return min(self.num_right, self.num_wrong) < LEAST_SEGMENTS
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -113,25 +121,31 @@ def acceptance_of(ratio: Floats, threshold: float | None) -> Floats:
     return np.minimum(1, ratio) if threshold is None else (ratio >= threshold).astype(np.float64)
 
 
-Basis = Literal["limit met", "limit missed", "nothing wrong to judge by"]
+Basis = Literal["limit met", "limit missed", "too slow", "too few segments"]
+"""Why there is a rule, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A rule, chosen on other questions than those of the report's figures."""
+    """A rule, chosen on other questions than those of the report's figures, or why there is none."""
 
     basis: Basis
     limit: float
-    """Maximum share of wrong segments accepted."""
-    chosen: Outcome
-    """The rule's effects on the validation and calibration questions, where it was chosen."""
+    """Maximum share of wrong segments accepted, by the upper end of its 95% interval."""
+    chosen: Outcome | None
+    """The rule's effects on the validation and calibration questions, where it was chosen; None: there is no rule."""
     num_right: int
     num_wrong: int
     """Segments of those questions."""
-    expected: Outcome
+    expected: Outcome | None
     """The rule's effects on the test questions."""
     curve: tuple[Outcome, ...]
     """All candidates on the test questions, from lenient to strict."""
+
+    @property
+    def shown(self) -> Outcome:
+        """What examples are judged by: the rule, or where there is none the strictest threshold."""
+        return self.expected or self.curve[len(THRESHOLDS) - 1]
 
 
 def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
@@ -144,32 +158,61 @@ def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
     return {"strategy": "semantic", "gamma": gamma, "acceptance": acceptance}
 
 
-def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
-    """The candidate with the highest expected speed-up among those that accept at most `limit` of the wrong segments of
-    `chosen_on`; if there is none, the one that accepts the fewest. `test` does not influence the choice.
+def default_rule(
+    semantic: Acceptance | None,
+    likelihood_speed_up: float | None,
+    gamma: int,
+    draft_tokenizer: str,
+    target_tokenizer: str,
+) -> dict[str, object]:
+    """The rule in `pair.json`: that of the probes if one is recommended, else `likelihood` if it is calibrated and
+    estimated fast enough, else the first exact strategy that fits the pair."""
+    if semantic is not None:
+        return served_rule(semantic, gamma)
+    if likelihood_speed_up is not None and likelihood_speed_up >= LEAST_SPEED_UP:
+        return {"strategy": "likelihood", "gamma": gamma}
+    shares = shares_ordinary_tokens(draft_tokenizer, target_tokenizer)
+    return {"strategy": "token-level" if shares else "target"}
 
-    If `chosen_on` has no wrong segments, rules cannot be compared: the result is `sample`, SemanticSpec's rule.
+
+def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
+    """The candidate with the highest expected speed-up, at least `LEAST_SPEED_UP`, whose share of the wrong segments of
+    `chosen_on` accepted is at most `limit` by the upper end of its 95% interval. `test` does not influence the choice.
+
+    There is no rule where no candidate meets both, or `chosen_on` has too few right or wrong segments to tell.
     """
-    candidates = [outcome(chosen_on, threshold, cost) for threshold in (None, *THRESHOLDS)]
-    basis, chosen = _choose(candidates, limit)
-    expected = outcome(test, chosen.threshold, cost)
+    basis, chosen = _choose(chosen_on, cost, limit)
+    expected = None if chosen is None else outcome(test, chosen.threshold, cost)
     curve = tuple(outcome(test, threshold, cost) for threshold in (*THRESHOLDS, None))
     return Recommendation(
         basis, limit, chosen, chosen_on.num_right, chosen_on.num_wrong, expected, curve
     )
 
 
-def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome]:
-    if isnan(candidates[0].wrong_accepted):
-        return "nothing wrong to judge by", candidates[0]
-    within = [candidate for candidate in candidates if candidate.wrong_accepted <= limit]
-    if within:
-        return "limit met", max(
-            within, key=lambda candidate: (candidate.speed_up, -candidate.wrong_accepted)
-        )
-    return "limit missed", min(
-        candidates, key=lambda candidate: (candidate.wrong_accepted, -candidate.speed_up)
-    )
+def _choose(drafts: Drafts, cost: Cost, limit: float) -> tuple[Basis, Outcome | None]:
+    if drafts.is_too_few:
+        return "too few segments", None
+    resampling = Resampling.of(drafts.question)
+    within = [
+        outcome(drafts, threshold, cost)
+        for threshold in (None, *THRESHOLDS)
+        if _most_wrong_accepted(drafts, threshold, resampling) <= limit
+    ]
+    if not within:
+        return "limit missed", None
+    chosen = max(within, key=lambda candidate: (candidate.speed_up, -candidate.wrong_accepted))
+    return ("limit met", chosen) if chosen.speed_up >= LEAST_SPEED_UP else ("too slow", None)
+
+
+def _most_wrong_accepted(drafts: Drafts, threshold: float | None, resampling: Resampling) -> float:
+    """Upper end of the 95% interval of the share of wrong segments accepted."""
+    wrong = drafts.right == 0
+    accepted = acceptance_of(drafts.ratio[wrong], threshold)
+
+    def share(weight: Floats) -> float:
+        return float(weight @ accepted / weight.sum()) if weight.sum() else nan
+
+    return upper_limit(resampling.measured(share, drafts.question[wrong]), drafts.num_wrong)
 
 
 def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:

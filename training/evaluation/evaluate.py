@@ -11,8 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
+from semspec.training.evaluation.acceptance import (
+    LEAST_SPEED_UP,
+    Cost,
+    Drafts,
+    Recommendation,
+    recommend,
+)
 from semspec.training.evaluation.metrics import Resampling, log_loss
 from semspec.training.evaluation.verification import (
     CRITERIA,
@@ -262,11 +269,14 @@ def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int)
     standing: Tone = (
         "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     )
-    headline = {
-        "good": GOOD_ENOUGH,
-        "doubtful": "Every bar is cleared, on too few segments to rely on.",
-        "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
-    }[standing]
+    headline = (
+        _too_few(variants[0].verifications[criterion])
+        or {
+            "good": GOOD_ENOUGH,
+            "doubtful": "Every bar is cleared, on too few segments to rely on.",
+            "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
+        }[standing]
+    )
     return Verdict(
         criterion,
         standing,
@@ -276,14 +286,20 @@ def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int)
     )
 
 
+def _too_few(found: Verification) -> str:
+    """Refuse to judge by too few segments; empty if there are enough."""
+    if min(found.num_right, found.num_wrong) >= LEAST_SEGMENTS:
+        return ""
+    return (
+        f"Not judged: the test questions have {found.num_right} right and {found.num_wrong} wrong draft-written "
+        f"segments, at least {LEAST_SEGMENTS} of each are needed. Name more questions."
+    )
+
+
 def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
     verification = served.verifications[criterion]
-    if not verification.num_right or not verification.num_wrong:
-        known = f"{verification.num_right} right and {verification.num_wrong} wrong"
-        text = (
-            f"the test questions have {known} draft-written segments, so nothing can be said of p/q"
-        )
-        yield Claim("nothing to judge by", text, False)
+    if _too_few(verification):
+        yield Claim("too few segments", "nothing can be said of p/q", False)
     else:
         auroc, wrong, bars = verification.auroc, verification.wrong_accepted, BARS[criterion]
         text = (
@@ -319,22 +335,30 @@ def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) ->
             )
 
 
-def _rule(recommendation: Recommendation) -> str:
-    expected, limit, least = (
-        recommendation.expected,
-        recommendation.limit,
-        recommendation.expected.threshold,
+def _no_rule(recommendation: Recommendation) -> str:
+    """Say why there is no rule, so that the release's default is exact."""
+    reason = {
+        "limit missed": f"none accepts at most {recommendation.limit:.0%} of the wrong segments with 95% confidence",
+        "too slow": f"none within the limit is estimated at {LEAST_SPEED_UP:g} times the target's speed",
+        "too few segments": f"at least {LEAST_SEGMENTS} of each are needed",
+    }[recommendation.basis]
+    return (
+        f"No rule is recommended: on the {recommendation.num_right:,} right and {recommendation.num_wrong:,} wrong "
+        f"segments of the validation and calibration questions {reason}."
     )
+
+
+def _rule(recommendation: Recommendation) -> str:
+    expected, limit = recommendation.expected, recommendation.limit
+    if expected is None:
+        return _no_rule(recommendation)
+    least = expected.threshold
     name = (
         "accept with probability min(1, p/q)"
         if least is None
         else f"accept where p/q is at least {least:g}"
     )
-    why = {
-        "limit met": f"the fastest rule that accepted at most {limit:.0%} of the wrong segments",
-        "limit missed": f"no rule accepted as few as {limit:.0%} of the wrong segments, this one the fewest",
-        "nothing wrong to judge by": "no segment was wrong there, so the method's own rule stands",
-    }[recommendation.basis]
+    why = f"the fastest rule that accepts at most {limit:.0%} of the wrong segments with 95% confidence"
     above = " That is above the limit." if expected.wrong_accepted > limit else ""
     return (
         f"Recommended: {name} (on the validation and calibration questions {why}). "

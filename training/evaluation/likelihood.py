@@ -1,6 +1,7 @@
 """Calibrates the strategy `likelihood` on a pilot: a logistic function of a few statistics of the target's
 log-probabilities over drafted segments, the threshold to serve with, and the curve of thresholds."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +14,14 @@ from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
-from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks
+from semspec.training.evaluation.metrics import (
+    Floats,
+    Mask,
+    Resampling,
+    auroc,
+    dense_ranks,
+    upper_limit,
+)
 from semspec.training.evaluation.verification import Predicted
 from semspec.training.report.numbers import Measured, decimal, measured_share
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
@@ -153,18 +161,17 @@ def calibrated(
 ) -> LikelihoodReport:
     """Fit the function on the whole pilot; choose the threshold by what functions fitted on other questions say.
 
-    The threshold is the lowest that accepts at most `max_wrong_accepted` of the wrong segments.
-    Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only.
+    The threshold is the lowest that accepts at most `max_wrong_accepted` of the wrong segments, by the upper end of the
+    95% interval.
+    Raises: InvalidRequest when the pilot is too small, or no threshold meets the limit.
     """
     pilot.check()
     weights, bias = fit(pilot.surprisal[pilot.by_draft], pilot.said[pilot.by_draft])
     probability, resampling = held_out(pilot), Resampling.of(pilot.question)
-    limits = {*LIMITS, max_wrong_accepted}
-    thresholds = thresholds_at(pilot, probability, limits)
-    points = {
-        one: _point(pilot, probability, one, cost, resampling)
-        for one in sorted(set(thresholds.values()))
-    }
+    candidates, shares = wrong_accepted_from(pilot, probability)
+    threshold = lowest_within(pilot, probability, candidates, max_wrong_accepted, resampling)
+    thresholds = {threshold, *(_lowest(candidates, shares <= limit) for limit in LIMITS)}
+    points = {one: _point(pilot, probability, one, cost, resampling) for one in sorted(thresholds)}
     drafted = pilot.by_draft
     calibration = Calibration(
         draft=CalibratedModel.of(models["draft"]),
@@ -173,7 +180,7 @@ def calibrated(
         statistics=STATISTICS,
         weights=tuple(weights.tolist()),
         bias=bias,
-        threshold=thresholds[max_wrong_accepted],
+        threshold=threshold,
         max_wrong_accepted=max_wrong_accepted,
         num_questions=pilot.num_questions,
         num_right=pilot.num_right,
@@ -231,21 +238,51 @@ def held_out(pilot: Pilot) -> Floats:
     return result
 
 
-def thresholds_at(pilot: Pilot, probability: Floats, limits: set[float]) -> dict[float, float]:
-    """For each limit the lowest threshold from which on no more than this share of the wrong segments is accepted."""
+def wrong_accepted_from(pilot: Pilot, probability: Floats) -> tuple[Floats, Floats]:
+    """Candidates for a threshold, ascending, and the largest share of the wrong segments that is accepted from each
+    on."""
     unsaid = np.unique(probability[pilot.by_draft & ~pilot.said])
     candidates = unsaid[
         np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)
     ]
     weight = np.ones(len(probability))
     shares = np.array([pilot.wrong_accepted(probability > one, weight) for one in candidates])
-    most_from_here = np.maximum.accumulate(shares[::-1])[::-1]
-    thresholds = {}
-    for limit in limits:
-        within = np.flatnonzero(most_from_here <= limit)
-        at = candidates[within[0]] if len(within) else 1.0
-        thresholds[limit] = min(float(np.ceil(np.nextafter(at, 2) * 1e5) / 1e5), 1.0)
-    return thresholds
+    return candidates, np.maximum.accumulate(shares[::-1])[::-1]
+
+
+def lowest_within(
+    pilot: Pilot, probability: Floats, candidates: Floats, limit: float, resampling: Resampling
+) -> float:
+    """The lowest threshold from which on the upper end of the 95% interval is at most `limit`, found by halving.
+
+    Raises: InvalidRequest when there is none.
+    """
+
+    def is_within(candidate: float) -> bool:
+        share = resampling.measured(
+            partial(pilot.wrong_accepted, probability > candidate), pilot.question
+        )
+        return upper_limit(share, pilot.num_wrong) <= limit
+
+    if not is_within(candidates[-1]):
+        raise InvalidRequest(
+            f"no threshold accepts at most {limit:.0%} of the wrong segments with 95% confidence: the pilot has "
+            f"{pilot.num_wrong} of them; raise likelihood.num_questions or likelihood.max_wrong_accepted",
+            "likelihood.max_wrong_accepted",
+        )
+    first = bisect_left(candidates, True, key=is_within)
+    return _above(candidates[first])
+
+
+def _lowest(candidates: Floats, is_within: Mask) -> float:
+    """The lowest threshold above a candidate that is within a limit; 1 if none is."""
+    within = np.flatnonzero(is_within)
+    return _above(candidates[within[0]]) if len(within) else 1.0
+
+
+def _above(candidate: float) -> float:
+    """The least threshold of five digits that does not accept what has this probability."""
+    return min(float(np.ceil(np.nextafter(candidate, 2) * 1e5) / 1e5), 1.0)
 
 
 def predicted(labels: Labels, surprisal: Floats, calibration: Calibration) -> Predicted:

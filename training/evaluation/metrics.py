@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta
 
 from semspec.probes.probe import LEAST_PROBABILITY
 from semspec.training.report.numbers import Measured
@@ -93,6 +94,24 @@ class Resampling:
         if len(self.questions) < 2 or len(resampled) < 2 or not isfinite(value):
             return Measured(value)
         return Measured(value, float(resampled.std(ddof=1)))
+
+
+def upper_limit(share: Measured, num_segments: float) -> float:
+    """Upper end of the 95% interval of a share of this many segments; nan without a share.
+
+    The larger of two: by the standard error, which knows that segments of a question are alike, and exact (Clopper and
+    Pearson), which is not 0 where the share is.
+    """
+    if not isfinite(share.value) or num_segments <= 0:
+        return nan
+    num_accepted = share.value * num_segments
+    exact = (
+        float(beta.ppf(0.975, num_accepted + 1, num_segments - num_accepted))
+        if num_accepted < num_segments
+        else 1.0
+    )
+    error = share.error if isfinite(share.error) else 0.0
+    return min(1.0, max(exact, share.value + 1.96 * error))
 
 
 def _weights(weight: Floats | None, like: NDArray[Any]) -> Floats:

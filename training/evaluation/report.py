@@ -37,7 +37,7 @@ def examples_table(
     """
     test = np.flatnonzero(labels.by_draft & (labels.split == "test"))
     order = np.random.default_rng(0).permutation(test)
-    accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
+    accepted = acceptance_of(served.ratio[order], report.recommendation.shown.threshold) >= 0.5
     right, rows = rightness(labels, report.criterion)[order], []
     for is_accepted, is_right in product((True, False), (True, False)):
         chosen = order[(accepted == is_accepted) & (right == is_right)]
@@ -96,8 +96,9 @@ def _curves(found: Json) -> list[Panel]:
         ({"thresholds of the served": rules}, speed, {}),
     ):
         points = {name: _points(curve, part) for name, curve in outcomes.items()}
-        expected = _points([recommended["expected"]], part)
-        points["recommended rule"] = expected | {"marker": "*", "color": "black", "markersize": 12}
+        if expected := recommended["expected"]:
+            star = {"marker": "*", "color": "black", "markersize": 12}
+            points["recommended rule"] = _points([expected], part) | star
         percent = "y" if part == "speed_up" else "xy"
         panels.append(Panel(label, "wrong segments accepted", points, limits, percent))
     return panels

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from typing import Literal, get_args
 
 import numpy as np
@@ -136,7 +137,10 @@ def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verifica
 
 
 def separation(judged: Drafts, resampling: Resampling) -> tuple[Measured, Measured]:
-    """AUROC of p/q, and the share of wrong segments accepted at 95% of the right ones, where the truth is known."""
+    """AUROC of p/q, and the share of wrong segments accepted at 95% of the right ones, where the truth is known; nan
+    with fewer than `LEAST_SEGMENTS` right or wrong ones, by which nothing can be told."""
+    if judged.is_too_few:
+        return Measured(nan), Measured(nan)
     known = judged.known
     ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
     measures = (partial(auroc, ranks, right), partial(wrong_accepted, ranks, right))

@@ -7,7 +7,7 @@ statistics of the target's log-probabilities over it, and the least such probabi
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from math import exp, isfinite
+from math import ceil, exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segment
 CALIBRATION_FILE = "likelihood.json"
 """Its name in the folder of a pair's probes."""
 CALIBRATION_FORMAT = 1
-LEAST_QUESTIONS, LEAST_SEGMENTS = 20, 10
-"""Least number of questions of a pilot, and of right and of wrong drafted segments in it."""
+LEAST_QUESTIONS, LEAST_SEGMENTS = 20, 20
+"""Least number of questions of a pilot, and of right and of wrong drafted segments to judge anything by."""
+LEAST_BELOW = 2
+"""Least number of the target's own segments below a threshold that is a quantile of their scores."""
 _REMEDY = "make it again with `semspec train calibrate`"
 
 
@@ -37,9 +39,33 @@ class CalibratedModel:
         return cls(info.model, info.fingerprint, info.tokenizer)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSegments:
+    """Basis of a threshold without labels: the scores of segments that the target wrote itself."""
+
+    quantile: float
+    """Share of the target's own segments whose probability is below the threshold."""
+    num_segments: int
+    num_drafts: int
+    """Drafted segments, at the same contexts, that the curve's acceptance and speed are of."""
+    temperature: float
+    top_p: float
+    draft_ms_per_token: float
+    target_ms_per_token: float
+    score_ms: float
+    """Mean time in which the target scores a drafted segment."""
+    speed_up: float
+    """Expected speed-up over the target alone at the threshold."""
+    quantiles: tuple[float, ...]
+    """Quantile of each point of the curve."""
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """A logistic function of the statistics of a segment's score, and the threshold that the pilot led to."""
+    """A logistic function of the statistics of a segment's score, and the threshold to accept from.
+
+    The threshold comes from a pilot with labels, or without labels from the target's own segments (`own`).
+    """
 
     draft: CalibratedModel
     target: CalibratedModel
@@ -50,22 +76,26 @@ class Calibration:
     """One per statistic, none negative: what is likelier is never less probable to be right."""
     bias: float
     threshold: float
-    """Least probability to accept: the one at which at most `max_wrong_accepted` of the wrong segments were."""
-    max_wrong_accepted: float
+    """Least probability to accept: the one at which at most `max_wrong_accepted` of the wrong segments were, or the
+    quantile of `own`."""
     num_questions: int
-    num_right: int
-    """Drafted segments of the pilot that one of the target's samples at the same context means too."""
-    num_wrong: int
-    """Those that none of them means."""
     curve: tuple[OperatingPoint, ...]
-    """Effects of other thresholds on the pilot, each question judged by weights of the others."""
+    """Effects of other thresholds, in a pilot with labels on each question by weights of the others."""
     data_digest: str
+    max_wrong_accepted: float | None = None
+    """None: without labels, as for the next two."""
+    num_right: int | None = None
+    """Drafted segments of the pilot that one of the target's samples at the same context means too."""
+    num_wrong: int | None = None
+    """Those that none of them means."""
+    own: OwnSegments | None = None
+    """None: the pilot had labels."""
     format: int = CALIBRATION_FORMAT
 
     @cached_property
     def digest(self) -> str:
-        """Of all fields, 16 hexadecimal digits."""
-        return digest_of(asdict(self))
+        """Of all fields that are not None, 16 hexadecimal digits."""
+        return digest_of(_known(self))
 
     def probability(self, surprisal: Sequence[float]) -> float:
         """Probability in [0, 1] that the target says it, too, from a score aligned with `SURPRISAL_FEATURES`.
@@ -89,9 +119,25 @@ def too_small_reason(num_questions: int, num_right: int, num_wrong: int) -> str 
     return None
 
 
+def too_few_reason(num_segments: int, quantile: float) -> str | None:
+    """Why a quantile of so few of the target's own segments is no threshold, in words; None if there are enough."""
+    least = ceil(LEAST_BELOW / quantile)
+    if num_segments >= least:
+        return None
+    return (
+        f"the answers have {num_segments} whole segments of the target's own, at least {least} are needed for the "
+        f"quantile {quantile:g}"
+    )
+
+
 def as_json(calibration: Calibration) -> dict[str, Any]:
     """The contents of its file."""
-    return asdict(calibration) | {"digest": calibration.digest}
+    return _known(calibration) | {"digest": calibration.digest}
+
+
+def _known(calibration: Calibration) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in asdict(calibration).items() if value is not None}
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -115,11 +161,17 @@ def load_calibration(path: Path) -> Calibration:
         raise Mismatch(
             f"likelihood calibration {path} is damaged: it has not the digest it names; {_REMEDY}"
         )
-    if reason := too_small_reason(
-        calibration.num_questions, calibration.num_right, calibration.num_wrong
-    ):
+    if reason := _unreliable_reason(calibration):
         raise Mismatch(f"likelihood calibration {path}: {reason}; {_REMEDY} on more questions")
     return calibration
+
+
+def _unreliable_reason(calibration: Calibration) -> str | None:
+    """Why the threshold has too little data, in words; None if it has enough."""
+    if own := calibration.own:
+        return too_few_reason(own.num_segments, own.quantile)
+    right, wrong = calibration.num_right or 0, calibration.num_wrong or 0
+    return too_small_reason(calibration.num_questions, right, wrong)
 
 
 def _parsed(fields: dict[str, Any]) -> Calibration:
@@ -130,6 +182,7 @@ def _parsed(fields: dict[str, Any]) -> Calibration:
         | {name: tuple(fields[name]) for name in ("statistics", "weights")}
         | {"segmentation": Segmentation(fields["segmentation"])}
         | {"curve": tuple(OperatingPoint(**point) for point in fields["curve"])}
+        | ({"own": _own_segments(fields["own"])} if "own" in fields else {})
     )
     numbers = (*calibration.weights, calibration.bias, calibration.threshold)
     if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
@@ -139,6 +192,14 @@ def _parsed(fields: dict[str, Any]) -> Calibration:
     if unknown := set(calibration.statistics) - set(SURPRISAL_FEATURES):
         raise ValueError(f"this build computes no statistic {', '.join(sorted(unknown))}")
     return calibration
+
+
+def _own_segments(fields: dict[str, Any]) -> OwnSegments:
+    """Raises: ValueError, TypeError or KeyError when the fields are not those of `OwnSegments`."""
+    own = OwnSegments(**fields | {"quantiles": tuple(fields["quantiles"])})
+    if not 0 < own.quantile < 1:
+        raise ValueError("own.quantile is not between 0 and 1")
+    return own
 
 
 def _logistic(score: float) -> float:

@@ -1,0 +1,280 @@
+"""Calibrates `likelihood` from prompts alone.
+
+The target's own answers set the threshold, and drafts at the same contexts tell how fast it is. Every segment that is
+written is kept, so a killed run goes on with the same command.
+"""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
+from semspec.engine.checkpoint import loading
+from semspec.engine.gguf import weights_file
+from semspec.engine.numeric_form import resolve_form
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.pairs import ROLES, locate, named_pair, unknown_pair
+from semspec.release import Release, ReleasedModel
+from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
+from semspec.training.evaluation.quantiles import (
+    Basis,
+    QuantileReport,
+    calibrated_without_labels,
+)
+from semspec.training.files import json_lines, write_json
+from semspec.training.own_answers import (
+    TOP_P,
+    Answers,
+    AnswerWriter,
+    ModelChoice,
+    Settings,
+    answer_all,
+)
+from semspec.training.progress import Reporter
+from semspec.types import (
+    ModelInfo,
+    Segmentation,
+    Writer,
+)
+
+PROMPT_FIELDS = ("problem", "question")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `semspec train calibrate --from-prompts`."""
+    group = parser.add_argument_group(
+        "without labels", "a threshold from the target's own answers, instead of --config"
+    )
+    defaults = Settings("", ModelChoice(""), ModelChoice(""), Path())
+    group.add_argument(
+        "--from-prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with `problem` or `question`, such as MATH-500's",
+    )
+    group.add_argument("--pair", metavar="NAME", help="a pair of `semspec pairs`, or both models:")
+    for role in ROLES:
+        group.add_argument(
+            f"--{role}-model",
+            metavar="MODEL",
+            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub",
+        )
+    group.add_argument(
+        "--models", type=Path, metavar="FOLDER", help="where the files of the named pair lie"
+    )
+    group.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="of the release, for `semspec serve --pair`"
+    )
+    group.add_argument(
+        "--num-prompts",
+        type=_positive,
+        metavar="N",
+        default=defaults.num_prompts,
+        help=f"the first N of the file (default {defaults.num_prompts})",
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=_positive,
+        metavar="N",
+        default=defaults.max_tokens,
+        help=f"longest answer (default {defaults.max_tokens})",
+    )
+    group.add_argument(
+        "--temperature",
+        type=_temperature,
+        metavar="T",
+        default=defaults.temperature,
+        help=f"of both models, from 0 to 2 (default {defaults.temperature})",
+    )
+    group.add_argument(
+        "--quantile",
+        type=_quantile,
+        metavar="Q",
+        default=defaults.quantile,
+        help="share of the target's own segments below the threshold; more is stricter "
+        f"(default {defaults.quantile})",
+    )
+
+
+def run(options: argparse.Namespace, reporter: Reporter) -> str:
+    """Calibrate, write the release, and return its table and default in lines. Raises: SemspecError."""
+    settings = _settings(options, reporter)
+    questions = _questions(options.from_prompts, settings.num_prompts)
+    work = options.work or Path(".work") / f"prompts-{settings.name.replace('/', '-')}"
+    _check_output(settings.output)
+    report, infos = asyncio.run(_calibrate(settings, questions, work, reporter))
+    release = _write(settings, report, infos)
+    lines = (
+        report.table,
+        f"speed: {settings.threads} thread a model, without draft-ahead, which may be faster; how many wrong segments "
+        "pass is unknown: compare pass@1",
+        _rule_sentence(release, report),
+        f"serve it: semspec serve --pair {settings.output}",
+    )
+    return "\n".join(lines)
+
+
+def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
+    """Raises: InvalidRequest when options are missing or exclude each other."""
+    given = {role: getattr(options, f"{role}_model") for role in ROLES}
+    if options.output is None:
+        raise InvalidRequest("--output: missing; give the folder of the release", "output")
+    if options.pair is not None:
+        if any(given.values()):
+            raise InvalidRequest("--pair: give a named pair or two models, not both", "pair")
+        pair = named_pair(options.pair)
+        if pair is None:
+            raise unknown_pair(options.pair)
+        found, dtype = (
+            locate(pair, options.models, reporter.say),
+            pair.settings.get("dtype", "auto"),
+        )
+        models = {
+            role: ModelChoice(found[role], dtype, file.model, file.revision)
+            for role, file in pair.files.items()
+        }
+        name = pair.name
+    elif None in given.values():
+        raise InvalidRequest(
+            "--from-prompts: name the models, by --pair NAME or by --draft-model and --target-model",
+            "from_prompts",
+        )
+    else:
+        models = {role: ModelChoice(str(model)) for role, model in given.items()}
+        name = options.output.resolve().name
+    torch.set_num_threads(options.threads or 1)  # the measurement of the fastest form uses them
+    return Settings(
+        name,
+        _with_form(models["draft"]),
+        _with_form(models["target"]),
+        options.output,
+        options.num_prompts,
+        options.temperature,
+        options.max_tokens,
+        options.quantile,
+        options.threads or 1,
+    )
+
+
+def _questions(path: Path, num_prompts: int) -> list[str]:
+    """The first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
+
+    def question(place: str, row: dict[str, Any]) -> str:
+        text = next((row[name] for name in PROMPT_FIELDS if row.get(name)), None)
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"{place} has neither `problem` nor `question`; one prompt a line", "from_prompts"
+            )
+        return text
+
+    rows = islice(json_lines(path, "from_prompts"), num_prompts)
+    found = [question(place, row) for place, row in rows]
+    if not found:
+        raise InvalidRequest(f"{path} has no prompt; give one a line", "from_prompts")
+    return found
+
+
+def _check_output(output: Path) -> None:
+    """Raises: Mismatch when the folder has probes, which its new `pair.json` would not name."""
+    if (output / "target.safetensors").exists():
+        raise Mismatch(
+            f"output: {output} contains probes; name another folder for the release without probes"
+        )
+
+
+def _with_form(model: ModelChoice) -> ModelChoice:
+    """Choose the form of a GGUF file's weights, which is part of its fingerprint, where it is auto."""
+    with loading(model.model, model.loaded_revision) as folder:
+        form = resolve_form(model.model, folder, "auto", model.dtype)
+        return replace(model, dtype=form) if weights_file(folder) else model
+
+
+async def _calibrate(
+    settings: Settings, questions: Sequence[str], work: Path, reporter: Reporter
+) -> tuple[QuantileReport, dict[str, ModelInfo]]:
+    """The report, and what the engines say of the models."""
+    async with AsyncExitStack() as stack:
+        engines = dict[str, TransformersEngine]()
+        for role in ROLES:
+            model: ModelChoice = getattr(settings, role)
+            with reporter.busy(f"loading the {role} {model.name or model.model}"):
+                engine = TransformersEngine.load(
+                    model.model,
+                    writer=Writer(role),
+                    revision=model.loaded_revision,
+                    dtype=model.dtype,
+                    threads=settings.threads,
+                )
+            engines[role] = await stack.enter_async_context(aclosing(engine))
+        infos = {role: await engine.info() for role, engine in engines.items()}
+        answers = Answers(work, settings, questions, infos)
+        writer = AnswerWriter(settings, engines["draft"], engines["target"], answers)
+        await answer_all(writer, answers, reporter)
+    basis = Basis(
+        infos["draft"],
+        infos["target"],
+        Segmentation.PARAGRAPH,
+        settings.temperature,
+        TOP_P,
+        answers.digest,
+    )
+    return calibrated_without_labels(answers.contexts(), settings.quantile, basis), infos
+
+
+def _write(settings: Settings, report: QuantileReport, infos: dict[str, ModelInfo]) -> Release:
+    """Write the calibration and the `pair.json` that names it."""
+    settings.output.mkdir(parents=True, exist_ok=True)
+    write_json(settings.output / CALIBRATION_FILE, as_json(report.calibration))
+    draft, target = (_released(settings, role, infos[role]) for role in ROLES)
+    rule = default_rule(None, report.chosen.speed_up.value, 1, draft.tokenizer, target.tokenizer)
+    release = Release(settings.name, "1", draft, target, rule, likelihood=report.calibration.digest)
+    release.save(settings.output)
+    return release
+
+
+def _released(settings: Settings, role: str, info: ModelInfo) -> ReleasedModel:
+    model: ModelChoice = getattr(settings, role)
+    place = model.name or model.model
+    if not model.name and Path(place).exists():
+        place = os.path.relpath(place, settings.output)
+    dtype: Any = model.dtype
+    return ReleasedModel(place, info.fingerprint, info.tokenizer, model.revision, dtype)
+
+
+def _rule_sentence(release: Release, report: QuantileReport) -> str:
+    """What a request that names no strategy gets, and why."""
+    speed = f"{report.chosen.speed_up.value:.2f} times the target's speed"
+    if release.rule["strategy"] == "likelihood":
+        return f"default of the release: likelihood, an estimate of {speed}"
+    return (
+        f"default of the release: {release.rule['strategy']}, which is exact, since likelihood has an estimate of "
+        f"{speed}, less than {LEAST_SPEED_UP:g}; a request may still name it"
+    )
+
+
+def _positive(text: str) -> int:
+    return int(_number(text, 1, float("inf"), int(text) if text.isdigit() else 0))
+
+
+def _temperature(text: str) -> float:
+    return _number(text, 0, 2, float(text))
+
+
+def _quantile(text: str) -> float:
+    return _number(text, 0.001, 0.9, float(text))
+
+
+def _number(text: str, least: float, most: float, value: float) -> float:
+    """Raises: ArgumentTypeError when the value is out of range."""
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number from {least:g} to {most:g}")
+    return value

@@ -1,0 +1,320 @@
+"""The target's own answers to prompts, with a draft at each of their contexts.
+
+Every segment that is written is kept, so that a killed run goes on where it was.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from semspec.decoding import prompts_of
+from semspec.decoding.repeats import repeated_index
+from semspec.decoding.steps import together, write_all
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import Mismatch
+from semspec.files import digest_of
+from semspec.pairs import ROLES
+from semspec.training.evaluation.quantiles import OwnContexts
+from semspec.training.files import StageFolder
+from semspec.training.progress import Reporter, duration
+from semspec.types import (
+    Context,
+    GenerationParams,
+    Message,
+    ModelInfo,
+    Piece,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+    derive_seed,
+)
+
+NUM_ALONE = 2
+"""Answers that are written one at a time: for the target's time a token, and for the estimate."""
+NUM_TOGETHER = 4
+"""Answers that are written together after these, in half the time."""
+TOP_P, SEED = 0.95, 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model of the pair to calibrate."""
+
+    model: str
+    """Folder, GGUF file, hub id, or ID:FILE.gguf: what is loaded."""
+    dtype: str = "auto"
+    name: str = ""
+    """What `pair.json` calls it; empty: as `model`."""
+    revision: str | None = None
+
+    @property
+    def loaded_revision(self) -> str | None:
+        """None: the model is on this machine."""
+        return None if Path(self.model).exists() else self.revision
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the answers depend on, and the quantile."""
+
+    name: str
+    """Of the release."""
+    draft: ModelChoice
+    target: ModelChoice
+    output: Path
+    num_prompts: int = 20
+    temperature: float = 0.6
+    max_tokens: int = 512
+    """Of an answer."""
+    quantile: float = 0.1
+    threads: int = 1
+    """Of each model, as when it is served: the times depend on it."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, TOP_P)
+
+    def recipe(self) -> dict[str, Any]:
+        """What must not change between two runs in one work folder, next to the models' fingerprints."""
+        return {
+            "sampling": asdict(self.sampling),
+            "max_tokens": self.max_tokens,
+            "threads": self.threads,
+            "dtype": {role: getattr(self, role).dtype for role in ROLES},
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """What is kept of an answer."""
+
+    segments: list[Segment] = field(default_factory=list)
+    timed_ms: float = 0.0
+    """Time of the segments that were written while no other answer was."""
+    num_timed_tokens: int = 0
+    contexts: list[dict[str, Any]] = field(default_factory=list)
+    """Of each segment, once all are compared with drafts."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the target ended it."""
+        return bool(self.segments) and self.segments[-1].end.is_last
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+
+class Answers:
+    """The answers in WORK/answers.jsonl: a line for each segment, and one for the comparison of a whole answer."""
+
+    def __init__(
+        self,
+        work: Path,
+        settings: Settings,
+        questions: Sequence[str],
+        infos: dict[str, ModelInfo],
+    ) -> None:
+        """Raises: Mismatch when the folder has answers of other models or settings."""
+        self.questions, self._settings = questions, settings
+        self._tokenizer = infos["target"].tokenizer
+        fingerprints = {role: info.fingerprint for role, info in infos.items()}
+        StageFolder(work).claim(settings.recipe() | {"fingerprints": fingerprints})
+        self._path = work / "answers.jsonl"
+        self._found = defaultdict[str, Answer](Answer)
+        self._read()
+
+    def answer(self, index: int) -> Answer:
+        return self._found[self._key(index)]
+
+    def missing(self) -> list[int]:
+        """Numbers of the prompts whose answers are not there or not compared."""
+        return [index for index in range(len(self.questions)) if not self.answer(index).contexts]
+
+    def add_segment(self, index: int, segment: Segment, write_ms: float | None) -> None:
+        """Keep a segment. `write_ms`: None: it was written together with others."""
+        fields = {"text": segment.text, "token_ids": segment.token_ids, "end": segment.end.value}
+        self._append({"prompt": self._key(index), "segment": fields, "write_ms": write_ms})
+
+    def add_contexts(self, index: int, contexts: Sequence[dict[str, Any]]) -> None:
+        """Keep the comparison of an answer, which is then finished."""
+        self._append({"prompt": self._key(index), "contexts": contexts})
+
+    def contexts(self) -> OwnContexts:
+        """All contexts of the answers."""
+        answers = [self.answer(index) for index in range(len(self.questions))]
+        rows = [(number, row) for number, one in enumerate(answers) for row in one.contexts]
+        column = {name: [row[name] for _, row in rows] for name in rows[0][1]}
+        return OwnContexts(
+            answer=np.array([number for number, _ in rows]),
+            own_surprisal=np.array(column["own_surprisal"], dtype=np.float64),
+            own_tokens=np.array(column["own_tokens"]),
+            is_whole=np.array(column["is_whole"]),
+            surprisal=np.array(column["surprisal"], dtype=np.float64),
+            num_tokens=np.array(column["num_tokens"]),
+            repeats=np.array(column["repeats"]),
+            draft_ms=np.array(column["draft_ms"]),
+            score_ms=np.array(column["score_ms"]),
+            target_ms_per_token=sum(one.timed_ms for one in answers)
+            / sum(one.num_timed_tokens for one in answers),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest of what the calibration is made from."""
+        return digest_of([self.answer(index).contexts for index in range(len(self.questions))])
+
+    def _key(self, index: int) -> str:
+        return digest_of([index, self.questions[index]])
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(row)
+
+    def _read(self) -> None:
+        """Take in the file's whole lines, and cut off one that was not written to its end."""
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            for line in whole.splitlines():
+                self._take(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Mismatch(
+                f"{self._path} is damaged: {error}; delete it and run the same command again"
+            ) from error
+        if whole != data:
+            os.truncate(self._path, len(whole))
+
+    def _take(self, row: dict[str, Any]) -> None:
+        answer = self._found[row["prompt"]]
+        if "contexts" in row:
+            answer.contexts = row["contexts"]
+            return
+        ids, end = tuple(row["segment"]["token_ids"]), SegmentEnd(row["segment"]["end"])
+        text = row["segment"]["text"]
+        answer.segments.append(Segment(text, ids, self._tokenizer, Writer.TARGET, end))
+        if row["write_ms"] is not None:
+            answer.timed_ms += row["write_ms"]
+            answer.num_timed_tokens += len(ids)
+
+
+class AnswerWriter:
+    """Has the target write answers, and compares each of their segments with one of the draft."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        draft: TransformersEngine,
+        target: TransformersEngine,
+        answers: Answers,
+    ) -> None:
+        self._settings, self._draft, self._target = settings, draft, target
+        self._answers = answers
+
+    async def write(self, index: int, is_alone: bool) -> None:
+        """Write the rest of an answer, and keep each segment when it is complete."""
+        answer = self._answers.answer(index)
+        num_left = self._settings.max_tokens - answer.num_tokens
+        if answer.is_ended or num_left <= 0:
+            return
+        start, _ = await self._prompts(index)
+        context = Context((start, *answer.segments))
+        # Reads the context before the first segment's time begins.
+        await write_all(self._target, context, self._params(index, 1, 1))
+        params = self._params(index, 0, num_left)
+        async with aclosing(self._target.generate(context, params)) as written:
+            async for one in written:
+                self._answers.add_segment(index, one.segment, one.duration_ms if is_alone else None)
+
+    async def compare(self, index: int) -> None:
+        """Draft a segment at each context of a written answer, and score it and the target's own."""
+        start, draft_start = await self._prompts(index)
+        own = self._answers.answer(index).segments
+        session = f"answer {index}"
+        drafted, scores = [], []
+        for depth in range(len(own)):
+            context = Context((draft_start, *own[:depth]))
+            params = self._params(index, 1, self._settings.max_tokens)
+            drafted += await write_all(self._draft, context, params)
+        own_scores = await self._target.score(Context((start,)), own, session)
+        for depth in reversed(range(len(own))):  # each context is then in the cache, as when served
+            context = Context((start, *own[:depth]))
+            scores += await self._target.score(context, [drafted[depth].segment], session)
+        rows = [
+            {
+                "own_surprisal": mine.surprisal,
+                "own_tokens": len(segment.token_ids),
+                "is_whole": segment.end is not SegmentEnd.LENGTH,
+                "text": one.segment.text,
+                "surprisal": score.surprisal,
+                "num_tokens": len(one.segment.token_ids),
+                "repeats": repeated_index(one.segment, own[:depth]) is not None,
+                "draft_ms": one.duration_ms,
+                "score_ms": score.duration_ms,
+            }
+            for depth, (segment, mine, one, score) in enumerate(
+                zip(own, own_scores, drafted, reversed(scores), strict=True)
+            )
+        ]
+        self._answers.add_contexts(index, rows)
+
+    async def _prompts(self, index: int) -> tuple[Piece, Piece]:
+        """The prompt as the target and as the draft reads it."""
+        messages = [Message("user", self._answers.questions[index])]
+        infos = await self._draft.info(), await self._target.info()
+        encoded = self._target.encode(messages)
+        prompts = await prompts_of(messages, encoded, self._draft, *infos)
+        return prompts.target, prompts.draft or prompts.target
+
+    def _params(self, index: int, max_segments: int, max_tokens: int) -> GenerationParams:
+        sampling = self._settings.sampling
+        seed = derive_seed(SEED, "answer", index)
+        return GenerationParams(
+            replace(sampling, seed=seed),
+            Segmentation.PARAGRAPH,
+            max_segments,
+            max_tokens,
+            session=f"answer {index}",
+        )
+
+
+async def answer_all(writer: "AnswerWriter", answers: "Answers", reporter: Reporter) -> None:
+    """Make the missing answers: write the first ones alone and the others together, then compare one at a time."""
+    missing = answers.missing()
+    num_all, begin = len(answers.questions), perf_counter()
+    with reporter.bar("answers", num_all, "answers", num_all - len(missing)) as advance:
+        for number, group in enumerate(_groups(missing)):
+            await together(writer.write(index, is_alone=len(group) == 1) for index in group)
+            for index in group:
+                await writer.compare(index)
+                advance(1)
+            if number == 0 and (num_left := len(missing) - len(group)):
+                rest_s = (perf_counter() - begin) * num_left / len(group)
+                reporter.say(
+                    f"the first answer took {duration(rest_s / num_left)}; still to make: {num_left}, which take at "
+                    f"most about {duration(rest_s)}; Ctrl-C stops, the same command continues"
+                )
+
+
+def _groups(missing: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The answers that are written at a time."""
+    alone = [index for index in missing if index < NUM_ALONE]
+    yield from ([index] for index in alone)
+    others = missing[len(alone) :]
+    for start in range(0, len(others), NUM_TOGETHER):
+        yield others[start : start + NUM_TOGETHER]
