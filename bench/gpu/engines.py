@@ -159,7 +159,7 @@ async def started(
             name: options[name] for name in options if name != "gpu_memory_utilization"
         }
     chosen = ModelSettings.model_validate(settings | own)
-    prepare_environment(chosen.threads)
+    prepare_environment(chosen.threads or 1)
     check_installed()
     described, tokenizer = load_model(chosen, Writer.TARGET)
     arguments = (

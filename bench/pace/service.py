@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     else:
         settings, servicer = load_settings(TargetSettings), TargetServicer
         load = partial(load_target, settings)
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or 1)
     with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
         shared = GpuFile(Path(folder) / gpu[0], float(dilation) * SLICE_S) if gpu else None
         step = PacedStep(load_times(Path(table)), float(dilation), counts.write, gpu=shared)
