@@ -13,6 +13,9 @@ from semspec.types import ChoiceScores, SamplingParams, SegmentScore, States, To
 LARGEST_DRAW = 1 - 2**-23
 """Upper limit of a draw: its fp32 product with a total stays below the total, so no token of weight 0 is drawn."""
 
+NUM_SORTED = 512
+"""Likeliest tokens that top-p sorts first; they nearly always have the share that it keeps."""
+
 SURPRISING = -3.0
 """A token less probable than e^-3 (5%) counts as surprising."""
 
@@ -99,16 +102,27 @@ def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
         probabilities = probabilities.masked_fill_(probabilities < least, 0)
     if sampling.top_k == 0 and sampling.top_p >= 1:
         return probabilities
-    descending = probabilities.sort(descending=True).values
-    if sampling.top_k:
-        descending = descending[:, : sampling.top_k]
-    if sampling.top_p < 1:
-        sum_before = descending.cumsum(-1) - descending
-        descending = descending.masked_fill(
-            sum_before >= sampling.top_p * descending.sum(-1, keepdim=True), 2.0
-        )
-    least = descending.min(-1, keepdim=True).values
+    least = _least_kept(probabilities, sampling)
     return probabilities.masked_fill_(probabilities < least, 0)
+
+
+def _least_kept(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
+    """Return the smallest probability that top-k and top-p keep in each row, `[num_rows, 1]`.
+
+    Sorting a vocabulary of 150,000 takes as long as a small model's forward pass, so only the likeliest tokens are
+    sorted, unless top-p reaches beyond them.
+    """
+    vocab_size = probabilities.shape[-1]
+    num_sorted = min(sampling.top_k or NUM_SORTED, vocab_size)
+    descending = probabilities.topk(num_sorted).values
+    if sampling.top_p >= 1:
+        return descending[:, -1:]
+    total = (descending if sampling.top_k else probabilities).sum(-1, keepdim=True)
+    share = sampling.top_p * total
+    if not sampling.top_k and bool((descending.sum(-1, keepdim=True) < share).any()):
+        descending = probabilities.sort(descending=True).values
+    sum_before = descending.cumsum(-1) - descending
+    return descending.masked_fill(sum_before >= share, 2.0).min(-1, keepdim=True).values
 
 
 def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +79,24 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     assert draw_each(rows, samplings, [4] * 3) == [
         draw_token(rows[i], samplings[i], 4) for i in range(3)
     ]
+
+
+@pytest.mark.parametrize("scale", [0.1, 2.0, 8.0])
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0.9}, {"top_k": 20}, {"top_k": 50, "top_p": 0.8}, {"min_p": 0.05}]
+)
+def test_large_vocabulary_keeps_what_sorting_it_whole_keeps(
+    scale: float, fields: dict[str, Any]
+) -> None:
+    """Flat distributions reach beyond the tokens that are sorted first, peaked ones do not."""
+    logits = scale * torch.randn(4, 20_000, generator=torch.Generator().manual_seed(3))
+    sampling = SamplingParams(0.7, **({"top_p": 1.0} | fields))
+    found, probabilities = filtered(logits, sampling), torch.softmax(logits / 0.7, -1).double()
+    for row, kept in zip(probabilities, found > 0, strict=True):
+        if sampling.min_p:
+            row = row.where(row >= sampling.min_p * row.max(), 0)
+        descending = row.sort(descending=True).values[: sampling.top_k or None]
+        before = (descending.cumsum(0) - descending) / descending.sum()
+        num_kept = int(((before < sampling.top_p) & (descending > 0)).sum())
+        assert abs(int(kept.sum()) - num_kept) <= 1  # of a token on the border
+        assert set(kept.nonzero()[:, 0].tolist()) >= set(row.topk(num_kept - 1).indices.tolist())
