@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 from semspec.bench.strategies import STRATEGIES
 from semspec.decoding.generation import GateName, RewriteName
 from semspec.errors import InvalidRequest
-from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
+from semspec.types import AcceptanceRule, RetrievalSource, Segmentation
 
 RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
@@ -36,7 +36,6 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "segmentation": _one_of(*Segmentation),
     "rule": _one_of(*get_args(AcceptanceRule)),
     "threshold": float,
-    "score_method": _one_of(*get_args(ScoreMethod)),
     "source": _one_of(*get_args(RetrievalSource)),
     "gate": _one_of(*get_args(GateName)),
     "exact_answer": _one_of("on"),
@@ -93,7 +92,7 @@ class Configuration:
         """The request's `semspec` object, with only the label's options."""
         options: dict[str, Any] = {"strategy": self.method}
         for name, value in self.knobs.items():
-            if name in ("rule", "threshold", "score_method"):
+            if name in ("rule", "threshold"):
                 options.setdefault("acceptance", {})[name] = value
             elif name in ("source", "gate"):
                 options.setdefault("retrieval", {})[name] = value

@@ -15,7 +15,6 @@ from semspec.types import (
     Gate,
     RetrievalSource,
     SamplingParams,
-    ScoreMethod,
     Segmentation,
 )
 
@@ -66,9 +65,7 @@ class AcceptanceOptions(RequestModel):
 
     rule: AcceptanceRule | None = None
     threshold: float | None = Field(default=None, ge=0)
-    """A ratio for `semantic`, a probability for `likelihood`, a score from 0 to 9 for `spec-reason`."""
-    score_method: ScoreMethod | None = None
-    """Of `spec-reason`."""
+    """A ratio for `semantic`, a probability for `likelihood`."""
 
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
@@ -113,8 +110,7 @@ class StrategyOptions(RequestModel):
     )
     acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = Field(
         AcceptanceOptions(),
-        description="rule: sample (unset) or threshold; threshold: a ratio, .5 if unset, for likelihood a probability, "
-        "for spec-reason a score, 7 if unset; score_method: greedy (unset) or average, of spec-reason",
+        description="rule: sample (unset) or threshold; threshold: a ratio, .5 if unset, for likelihood a probability",
     )
     retrieval: Annotated[RetrievalChoices, or_default(RetrievalChoices)] = Field(
         RetrievalChoices(),

@@ -216,8 +216,6 @@ class Strategy:
     """Whether it judges by `Backends.likelihood`."""
     needs_one_vocabulary: bool = False
     """Whether the target verifies draft tokens, so that both models must share their ordinary tokens."""
-    needs_earlier_turns: bool = False
-    """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
     needs_datastore: bool = False
     """Whether the draft service retrieves from a datastore of the target's answers."""
     supports_grammars: bool = False

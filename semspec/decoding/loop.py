@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from semspec.decoding import exact_answer, semantic, spec_reason, steps, token_level
+from semspec.decoding import exact_answer, semantic, steps, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends, Drafter
@@ -41,7 +41,6 @@ STRATEGIES: Strategies = {
     "likelihood": likelihood.strategy,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
-    "spec-reason": spec_reason.strategy,
     "target": steps.target,
     "draft": steps.draft,
 }

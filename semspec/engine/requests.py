@@ -100,16 +100,7 @@ class Verified:
     """`VerifiedTokens.state` for each of the tokens as the last; empty if not at hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
-    """`ChoiceScores` of the token after the tokens, which end with a question of `num_asked` tokens."""
-
-    options: tuple[int, ...]
-    num_asked: int
-    kind: Literal["choose"] = "choose"
-
-
-Request = Generate | Propose | Score | Verify | Choose
+Request = Generate | Propose | Score | Verify
 
 
 def num_following(request: Request) -> int:
@@ -119,8 +110,6 @@ def num_following(request: Request) -> int:
             return sum(lengths)
         case Verify(num_fed=num_fed):
             return num_fed
-        case Choose(num_asked=num_asked):
-            return num_asked
     return 0
 
 

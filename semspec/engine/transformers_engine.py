@@ -13,9 +13,8 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.local import LocalEngine
-from semspec.engine.logits import choice_scores, draw_token, segment_scores, token_statistics
+from semspec.engine.logits import draw_token, segment_scores, token_statistics
 from semspec.engine.requests import (
-    Choose,
     Generate,
     Propose,
     Request,
@@ -126,13 +125,6 @@ class Calls:
                 parts = zip(rows[:-1].split(lengths), ids.split(lengths), strict=True)
                 states = self._projections.states_of(pooled, request.projection)
                 return segment_scores([token_statistics(*part) for part in parts], states)
-            case Choose(options=options):
-                rows, _ = yield from self._rows_after(prefix, tokens, following)
-                prefix.crop(
-                    len(tokens)
-                )  # remove the question: the next call continues from the context
-                prefix.remember_logits(len(tokens), rows[0])
-                return choice_scores(self._tokenizer, rows[-1], options)
         raise NotImplementedError
 
     def _generate(

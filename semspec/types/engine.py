@@ -192,17 +192,6 @@ class VerifiedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceScores:
-    """Probabilities of the first token of the target's answer to a question."""
-
-    probabilities: tuple[float, ...]
-    """Probability of each option, at temperature 1, over the whole vocabulary."""
-    likeliest: str
-    """Text of the most probable token, option or not."""
-    duration_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Handshake of a model service."""
 
@@ -217,8 +206,6 @@ class ModelInfo:
     state_convention: str = STATE_CONVENTION
     segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
     build: str = ""
-    supports_choices: bool = False
-    """Whether its chat template keeps earlier turns, as `Target.score_choices` requires."""
     supports_logprobs: bool = True
     """Whether it can return logprobs of generated tokens."""
     cache_bytes: int = field(default=0, compare=False)

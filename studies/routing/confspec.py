@@ -10,73 +10,69 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from math import exp
 from typing import cast
 
+from semspec.bench import spec_reason
+from semspec.bench.spec_reason import THRESHOLD, digit_scores, question_turn
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Target
-from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, THRESHOLD
 from semspec.decoding.steps import (
     Stopwatch,
-    drafted_segment,
     of_drafted,
     or_backend_unavailable,
-    rewritten,
     total,
     waited,
-    written_by_target,
 )
-from semspec.types import ChoiceScores, SegmentRecord
+from semspec.types import SURPRISAL_FEATURES, Context, Segment, StageTimes
 
 CONFIDENCE = Limits("confspec", "acceptance.threshold", 0.9, 0.5, 1)
+_LOG_PROBABILITY = SURPRISAL_FEATURES.index("sum_log_probability")
 
 
-def share_to_keep(reply: ChoiceScores) -> float:
+async def probabilities_of(
+    model: Target, turn: str, context: Context, drafted: Segment, session: str
+) -> tuple[list[float], float]:
+    """Return the probability of each digit as the grade of a step, and the milliseconds that the engine took."""
+    scores = [one async for _, one in digit_scores(model, turn, context, drafted, session)]
+    probabilities = [exp(one.surprisal[_LOG_PROBABILITY]) for one in reversed(scores)]
+    return probabilities, sum(one.duration_ms for one in scores)
+
+
+def share_to_keep(probabilities: list[float]) -> float:
     """Share of the digits' probability from the threshold on; 0 if no digit is likely."""
-    mass = sum(reply.probabilities)
-    return sum(reply.probabilities[int(THRESHOLD.default) :]) / mass if mass else 0.0
-
-
-def confidence_of(reply: ChoiceScores) -> float:
-    return max(share_to_keep(reply), 1 - share_to_keep(reply))
+    mass = sum(probabilities)
+    return sum(probabilities[int(THRESHOLD.default) :]) / mass if mass else 0.0
 
 
 async def rounds(
     progress: Progress, backends: Backends, confidence: float
 ) -> AsyncGenerator[Step, None]:
-    while progress.finish_reason is None:
-        record = await drafted_segment(
-            progress, backends.drafter, progress.params("draft", max_segments=1)
+    draft = cast(Target, backends.drafter)  # our engines score for either model
+    draft_turn = await or_backend_unavailable("draft", question_turn(draft))
+    target_turn = await question_turn(backends.target)
+
+    async def judge(progress: Progress, drafted: Segment) -> tuple[bool, StageTimes]:
+        clock, session = Stopwatch(), progress.generation.session
+        own, own_ms = await or_backend_unavailable(
+            "draft", probabilities_of(draft, draft_turn, progress.draft_context, drafted, session)
         )
-        clock, asked = Stopwatch(), (QUESTION, PREFILL, DIGITS, progress.generation.session)
-        own = cast(Target, backends.drafter).score_choices  # our engines do it for either model
-        reply = await or_backend_unavailable(
-            "draft", own(progress.draft_context.extended(record.segment), *asked)
-        )
-        times = total(record.times, waited("draft_ms", clock.lap_ms(), reply.duration_ms))
-        if confidence_of(reply) < confidence:
-            reply = await of_drafted(
-                backends.target.score_choices(progress.context.extended(record.segment), *asked)
+        kept, times = share_to_keep(own), waited("draft_ms", clock.lap_ms(), own_ms)
+        if max(kept, 1 - kept) < confidence:
+            graded, engine_ms = await of_drafted(
+                probabilities_of(backends.target, target_turn, progress.context, drafted, session)
             )
-            times = total(times, waited("read_ms", clock.lap_ms(), reply.duration_ms))
-        kept = share_to_keep(reply)
-        record = replace(record, accepted=kept >= 0.5, score=kept, times=times)
-        if record.accepted:
-            progress = progress.after(record.segment)
-            yield record
-            continue
-        async with aclosing(
-            rewritten(record, written_by_target(progress, backends, max_segments=1))
-        ) as steps:
-            async for step in steps:
-                if isinstance(step, SegmentRecord):
-                    progress = progress.after(step.segment)
-                yield step
+            kept = share_to_keep(graded)
+            times = total(times, waited("read_ms", clock.lap_ms(), engine_ms))
+        return kept >= 0.5, times
+
+    async with aclosing(spec_reason.rounds(progress, backends, judge)) as steps:
+        async for step in steps:
+            yield step
 
 
 def strategy(generation: Generation) -> Strategy:
     acceptance = generation.options.acceptance
     confidence = CONFIDENCE.of(acceptance.threshold)
     options = replace(generation.options, acceptance=replace(acceptance, threshold=confidence))
-    return Strategy(
-        "confspec", partial(rounds, confidence=confidence), options, needs_earlier_turns=True
-    )
+    return Strategy("confspec", partial(rounds, confidence=confidence), options)

@@ -42,7 +42,7 @@ async def rounds(progress: Progress, backends: Backends, most: float) -> AsyncGe
         else:
             written = written_by_target(progress, backends, 1)
             [record] = [step async for step in written if isinstance(step, SegmentRecord)]
-        record = replace(record, score=entropy, times=total(record.times, times))
+        record = replace(record, times=total(record.times, times))
         progress = progress.after(record.segment)
         yield record
 

@@ -57,9 +57,9 @@ def test_paper_rule_replaces_the_pairs_threshold() -> None:
     assert with_options(DEFAULTS, parse("semantic:rule=sample")).options.acceptance.rule == "sample"
 
 
-def test_scoring_knobs_reach_the_loop() -> None:
-    generation = with_options(DEFAULTS, parse("spec-reason:score_method=average:threshold=9"))
-    assert generation.options.acceptance == Acceptance("threshold", 9.0, "average")
+def test_threshold_reaches_the_loop() -> None:
+    generation = with_options(DEFAULTS, parse("spec-reason:threshold=9"))
+    assert generation.options.acceptance == Acceptance("threshold", 9.0)
 
 
 def test_recorded_labels_of_earlier_versions_are_read() -> None:

@@ -21,7 +21,6 @@ EXACT: dict[str, Any] = {"exact_answer": True}
 LOSSY: dict[str, dict[str, Any]] = {
     "semantic": {},
     "likelihood": {},
-    "spec-reason": {"acceptance": {"threshold": 0}},
     "draft": {},
 }
 TOOL = {

@@ -263,11 +263,8 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (semspec(probes="psychic"), "semspec.probes"),
         (semspec(token_gamma=4), "semspec.token_gamma"),
         (semspec(draft_ahead=False), "semspec.draft_ahead"),
-        (semspec(acceptance={"score_method": "guess"}), "semspec.acceptance.score_method"),
-        (
-            semspec(strategy="spec-reason", acceptance={"threshold": 9.5}),
-            "semspec.acceptance.threshold",
-        ),
+        (semspec(acceptance={"score_method": "greedy"}), "semspec.acceptance.score_method"),
+        (semspec(strategy="spec-reason"), "semspec.strategy"),
         (
             semspec(strategy="likelihood", acceptance={"threshold": 1.5}),
             "semspec.acceptance.threshold",

@@ -184,7 +184,7 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
     theirs.verifier.verifier_info = replace(
         theirs.verifier.verifier_info, draft_model=draft, target_model=target
     )
-    release(theirs, "2", strategy="spec-reason").save(folder / "2")
+    release(theirs, "2", strategy="draft").save(folder / "2")
     services = dict.fromkeys(("draft", "target", "verifier"), OTHER)
     listed(folder / "list.json", {"pair": "1", "weight": 1}, {"pair": "2", "weight": 1, **services})
     gateway = await start(theirs, ours := Fakes.make(verifier=verifier("1")))
@@ -192,7 +192,7 @@ async def test_release_of_other_models_has_services_of_its_own(start: Start, fol
         (await gateway.http.get(f"/v1/models/semspec-demo@{one}")).json()["strategy"]
         for one in "12"
     ]
-    assert strategies == ["semantic", "spec-reason"]
+    assert strategies == ["semantic", "draft"]
     assert {await release_of(gateway) for _ in range(16)} == {"semspec-demo@1", "semspec-demo@2"}
     num_asked = len(theirs.drafter.asked), len(theirs.target.prompts)
     await release_of(gateway, model="semspec-demo@1")

@@ -18,7 +18,6 @@ from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierService
 from semspec.types import (
     LEAST_POSITIVE,
     SURPRISAL_FEATURES,
-    ChoiceScores,
     Context,
     Conversation,
     Distribution,
@@ -171,7 +170,6 @@ STOPS = frozenset({"stops", "splits_reasoning"})
         (scores, target_pb2.SegmentScore),
         (proposals, types_pb2.Proposal),
         (built(VerifiedTokens), target_pb2.VerifyTokensResponse),
-        (built(ChoiceScores), target_pb2.ScoreChoicesResponse),
         (built(Judgement), verifier_pb2.Judgement),
         (tokens, target_pb2.Token),
         (built(ModelInfo), types_pb2.ModelInfo),
@@ -262,7 +260,6 @@ ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
         ),
         "proposal.distributions[0].token_ids": (b"1234567",),
     },
-    "ScoreChoices": {"context": (None,), "question": (None,), "options": (None,)},
     "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
     "Judge": {
         **dict.fromkeys(
@@ -361,7 +358,6 @@ VALUES: dict[object, type[Wire]] = {
     WRITTEN: types_pb2.GenerateResponse,
     PROPOSAL: types_pb2.Proposal,
     VerifiedTokens((SEGMENT,), (), 0, 1.0): target_pb2.VerifyTokensResponse,
-    ChoiceScores((1.0,), "yes", 1.0): target_pb2.ScoreChoicesResponse,
     Judgement(0.5, 0.5): verifier_pb2.Judgement,
     Token(2, "b", 2, 3): target_pb2.Token,
     INFO: verifier_pb2.VerifierInfo,
@@ -374,10 +370,6 @@ ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
     },
     types_pb2.Proposal: {"duration_ms": (math.nan, math.inf, -0.001)},
     target_pb2.VerifyTokensResponse: {"duration_ms": (math.nan, math.inf, -0.001)},
-    target_pb2.ScoreChoicesResponse: {
-        "duration_ms": (math.nan, math.inf, -0.001),
-        "probabilities[0]": (1.1,),
-    },
     verifier_pb2.Judgement: {
         "target_probability": (math.nan, -0.001, 1.001),
         "draft_probability": (1.1,),
