@@ -16,8 +16,8 @@ from semspec.training.report.numbers import NONE, decimal, measured_decimal, sha
 LOSSY = (
     "Not lossless. Semantic acceptance keeps what means the same as far as a probe can tell; a wrong step that looks "
     "right to the target is kept, and the answer may differ from the target's. That is so by construction: read pass@1 "
-    "and speed together, always. Of our strategies only `target`, `token-level` and `retrieval` with its exact gate "
-    "keep the target's distribution."
+    "and speed together, always. Of our strategies only `target`, `token-level` and `retrieval` keep the "
+    "target's distribution."
 )
 
 

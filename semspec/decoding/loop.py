@@ -57,8 +57,7 @@ async def decode(
     record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
-    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`. Exception:
-    `retrieval` through the soft gate, resumed, may yield other segments.
+    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`.
 
     Raises: InvalidRequest when options contradict the strategy; what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.

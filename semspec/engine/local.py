@@ -183,7 +183,6 @@ class LocalEngine(Engine):
             distributions[: len(drafted)],
             params.sampling,
             not open_ids and ended_by_look_ahead(context, params.segmentation),
-            params.gate,
             proposal.state_layer,
         )
         done = await self._result([*context_ids, *open_ids, *fed], request, params.session)
@@ -199,7 +198,6 @@ class LocalEngine(Engine):
             done.duration_ms,
             segmenter.open_piece if is_foreign else None,
             states[num_taken - 1] if states else b"",
-            done.value.mismatches,
             done.num_cached_tokens,
             segmenter.settled_text,
         )

@@ -12,7 +12,6 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     OpenText,
@@ -84,7 +83,6 @@ class Verify:
     distributions: tuple[Distribution, ...]
     sampling: SamplingParams
     is_after_end: bool
-    gate: Gate | None = None
     state_layer: int | None = None
     kind: Literal["verify"] = "verify"
 
@@ -95,7 +93,6 @@ class Verified:
 
     token_ids: tuple[int, ...]
     """The accepted tokens and one recovered or bonus token."""
-    mismatches: tuple[bool, ...] = ()
     states: tuple[bytes, ...] = ()
     """`VerifiedTokens.state` for each of the tokens as the last; empty if not at hand."""
 

@@ -191,7 +191,7 @@ class Calls:
         rows, states = yield from self._rows_after(
             prefix, tokens, following, wants_each=layer is not None
         )
-        chosen, mismatches = verify(rows, request, len(tokens), self._tokenizer)
+        chosen = verify(rows, request, len(tokens), self._tokenizer)
         num_accepted = len(chosen) - 1
         prefix.crop(len(tokens) + num_accepted)
         prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
@@ -201,7 +201,7 @@ class Calls:
             if layer is None
             else tuple(state_before(row - len(rows), states, layer) for row in after)
         )
-        return Verified(tuple(chosen), mismatches, told)
+        return Verified(tuple(chosen), told)
 
 
 class TransformersEngine(LocalEngine):

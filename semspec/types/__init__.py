@@ -6,7 +6,6 @@ from semspec.types.engine import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     ModelInfo,

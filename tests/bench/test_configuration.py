@@ -12,7 +12,7 @@ from semspec.bench.runners.in_process import with_options
 from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
 from semspec.gateway.options import AcceptanceOptions, Defaults
-from semspec.types import Acceptance, Gate, Segmentation
+from semspec.types import Acceptance, Segmentation
 
 DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))
 
@@ -44,13 +44,11 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
 
 
 def test_options_of_retrieval_have_knobs() -> None:
-    label = "in-process/retrieval:source=datastore:gate=soft:gate_entropy=0.1:gate_top_k=5"
-    retrieval = {"source": "datastore", "gate": "soft"}
-    assert parse(label).options == {"strategy": "retrieval", "retrieval": retrieval}
-    options = with_options(DEFAULTS, parse(label)).options
-    assert options.retrieval == RetrievalOptions("datastore", "soft") and options.soft_gate == Gate(
-        0.1, top_k=5
-    )
+    configuration = parse("in-process/retrieval:source=datastore")
+    retrieval = {"source": "datastore"}
+    assert configuration.options == {"strategy": "retrieval", "retrieval": retrieval}
+    options = with_options(DEFAULTS, configuration).options
+    assert options.retrieval == RetrievalOptions("datastore")
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
@@ -70,8 +68,7 @@ def test_recorded_labels_of_earlier_versions_are_read() -> None:
         parse_recorded("last-hidden:rule=sample").variant
         == parse("semantic:probes=last-hidden").variant
     )
-    gate = parse_recorded("retrieval:retrieval_source=ngrams:gate=soft:gate_entropy=0.02")
-    assert gate.knobs == {"source": "ngrams", "gate": "soft", "gate_entropy": 0.02}
+    assert parse_recorded("retrieval:retrieval_source=ngrams").knobs == {"source": "ngrams"}
 
 
 def test_peer_methods_have_their_own_knobs() -> None:

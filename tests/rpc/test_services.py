@@ -32,7 +32,6 @@ from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import (
     Context,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
@@ -70,7 +69,6 @@ PARAMS = GenerationParams(
     6,
     4,
     session="s",
-    gate=Gate(recent=(True,)),
 )
 RETRIEVING = GenerationParams(
     PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context")

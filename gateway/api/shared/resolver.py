@@ -50,7 +50,6 @@ OPTIONS = (
         "probes",
         "num_speculative_tokens",
         "acceptance.threshold",
-        "retrieval.gate",
     ),
     *("segmentation", "strictness", "exact_answer", "session"),
 )

@@ -221,8 +221,8 @@ class ReadCall(Call):
             case Score(lengths=lengths):
                 self.results = [segment_scores(rows.split(list(lengths)), states)]
             case Verify():
-                chosen, mismatches = verify(rows, request, self._first, self._tokenizer)
-                self.results = [Verified(tuple(chosen), mismatches)]
+                chosen = verify(rows, request, self._first, self._tokenizer)
+                self.results = [Verified(tuple(chosen))]
 
 
 CALLS: Mapping[str, Callable[..., Call]] = {"generate": GenerateCall, "propose": ProposeCall}

@@ -19,7 +19,6 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     Conversation,
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
@@ -203,7 +202,6 @@ def _check_distribution(distribution: Distribution) -> None:
 SHARE, AMOUNT, COUNT = (0.0, 1.0), (0.0, math.inf), (1, math.inf)
 PENALTY = -MOST_PENALTY, MOST_PENALTY
 BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
-    Gate: {"window": COUNT, "entropy": SHARE, "floor": SHARE, "density": SHARE},
     GeneratedSegment: {"duration_ms": AMOUNT},
     GenerationParams: {
         "max_tokens": COUNT,
