@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from semspec.bench.strategies import STRATEGIES
-from semspec.decoding.generation import GateName, RewriteName
+from semspec.decoding.generation import RewriteName
 from semspec.errors import InvalidRequest
-from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
+from semspec.types import AcceptanceRule, RetrievalSource, Segmentation
 
 RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
@@ -36,19 +36,12 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "segmentation": _one_of(*Segmentation),
     "rule": _one_of(*get_args(AcceptanceRule)),
     "threshold": float,
-    "score_method": _one_of(*get_args(ScoreMethod)),
     "source": _one_of(*get_args(RetrievalSource)),
-    "gate": _one_of(*get_args(GateName)),
     "exact_answer": _one_of("on"),
 }
 _OPERATORS: Mapping[str, Callable[[str], Any]] = {
     "ahead": _one_of("on", "off"),
     "repeats": _one_of("refused", "allowed"),
-    "gate_entropy": float,
-    "gate_floor": float,
-    "gate_top_k": int,
-    "gate_density": float,
-    "gate_window": int,
 }
 """What a request cannot choose, and so only the runner in this process. `repeats`: see `semspec.decoding.repeats`."""
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
@@ -78,10 +71,10 @@ class Configuration:
         """The request's `semspec` object, with only the label's options."""
         options: dict[str, Any] = {"strategy": self.method}
         for name, value in self.knobs.items():
-            if name in ("rule", "threshold", "score_method"):
+            if name in ("rule", "threshold"):
                 options.setdefault("acceptance", {})[name] = value
-            elif name in ("source", "gate"):
-                options.setdefault("retrieval", {})[name] = value
+            elif name == "source":
+                options["retrieval"] = {name: value}
             elif name == "exact_answer":
                 options[name] = True
             elif name in _KNOBS:
@@ -91,14 +84,7 @@ class Configuration:
     @property
     def operators(self) -> dict[str, Any]:
         """The label's keys of the operator's defaults."""
-        gate = {
-            name.removeprefix("gate_"): self.knobs[name]
-            for name in _OPERATORS
-            if name in self.knobs
-        }
-        gate.pop("repeats", None)
-        ahead = gate.pop("ahead", "on") == "on"
-        return {"draft_ahead": ahead, **({"soft_gate": gate} if gate else {})}
+        return {"draft_ahead": self.knobs.get("ahead", "on") == "on"}
 
 
 def parse(text: str) -> Configuration:

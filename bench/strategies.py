@@ -5,7 +5,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from semspec.bench import spec_thinking
+from semspec.bench import spec_reason, spec_thinking
 from semspec.decoding import STRATEGIES as PRODUCT
 from semspec.decoding import Backends, Generation, Strategies, Strategy
 from semspec.decoding.generation import Progress, Step
@@ -32,7 +32,12 @@ def random(generation: Generation) -> Strategy:
     return Strategy("random", _at_random, generation.options)
 
 
-STRATEGIES: Strategies = {**PRODUCT, "spec-thinking": spec_thinking.strategy, "random": random}
+STRATEGIES: Strategies = {
+    **PRODUCT,
+    "spec-reason": spec_reason.strategy,
+    "spec-thinking": spec_thinking.strategy,
+    "random": random,
+}
 
 if __name__ == "__main__":
     from semspec.gateway.__main__ import main

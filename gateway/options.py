@@ -5,17 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from semspec.decoding import PREFERRED, STRATEGIES, Generation, Options, RetrievalOptions
-from semspec.decoding.generation import GateName, RewriteName
+from semspec.decoding.generation import RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import (
     LEAST_POSITIVE,
     Acceptance,
     AcceptanceRule,
     Context,
-    Gate,
     RetrievalSource,
     SamplingParams,
-    ScoreMethod,
     Segmentation,
 )
 
@@ -66,9 +64,7 @@ class AcceptanceOptions(RequestModel):
 
     rule: AcceptanceRule | None = None
     threshold: float | None = Field(default=None, ge=0)
-    """A ratio for `semantic`, a probability for `likelihood`, a score from 0 to 9 for `spec-reason`."""
-    score_method: ScoreMethod | None = None
-    """Of `spec-reason`."""
+    """A ratio for `semantic`, a probability for `likelihood`."""
 
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
@@ -83,7 +79,6 @@ class RetrievalChoices(RequestModel):
     """Of `retrieval`, and of `semantic` with this rewrite."""
 
     source: RetrievalSource | None = None
-    gate: GateName | None = None
 
 
 class StrategyOptions(RequestModel):
@@ -113,24 +108,13 @@ class StrategyOptions(RequestModel):
     )
     acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = Field(
         AcceptanceOptions(),
-        description="rule: sample (unset) or threshold; threshold: a ratio, .5 if unset, for likelihood a probability, "
-        "for spec-reason a score, 7 if unset; score_method: greedy (unset) or average, of spec-reason",
+        description="rule: sample (unset) or threshold; threshold: a ratio, .5 if unset, for likelihood a probability",
     )
     retrieval: Annotated[RetrievalChoices, or_default(RetrievalChoices)] = Field(
         RetrievalChoices(),
         description="source: all (unset), ngrams (no semantic neighbours), context (n-grams of the context) or "
-        "datastore (all without the context); gate: exact (unset) or soft",
+        "datastore (all without the context)",
     )
-
-
-class SoftGate(RequestModel):
-    """The numbers of retrieval's gate `soft`: an open gate keeps whatever a datastore has. See `semspec.types.Gate`."""
-
-    entropy: float = Field(0.05, ge=0, le=1)
-    floor: float = Field(0.1, ge=0, le=1)
-    top_k: int = Field(3, ge=0, le=1000)
-    density: float = Field(0.1, ge=0, le=1)
-    window: int = Field(16, ge=1, le=1024)
 
 
 class Defaults(StrategyOptions):
@@ -148,11 +132,6 @@ class Defaults(StrategyOptions):
     )
     segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     draft_ahead: bool = Field(True, description="true drafts on while the target reads")
-    soft_gate: SoftGate = Field(
-        SoftGate(),
-        description="the gate soft of retrieval, docs/retrieval.md: entropy .05, floor .1, density .1 (0 to 1), top_k "
-        "3 (at most 1000), window 16 (1 to 1024)",
-    )
     temperature: Temperature = Field(0.6, description="0 is greedy")
     top_p: TopP = Field(0.95, description="share of probability mass to draw from; 1 keeps all")
     max_tokens: int | None = Field(
@@ -200,7 +179,6 @@ class Defaults(StrategyOptions):
             acceptance=Acceptance(**acceptance),
             retrieval=RetrievalOptions(**retrieval),
             draft_ahead=self.draft_ahead,
-            soft_gate=Gate(**self.soft_gate.model_dump()),
         )
 
 

@@ -174,12 +174,6 @@ class Served:
                 "needs a datastore of the target's answers, which the draft service does not have: build one with "
                 f"`semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE){or_target}",
             )
-        if strategy.needs_earlier_turns and not self.target.supports_choices:
-            yield Lack(
-                "no earlier turns in the chat template",
-                f"asks the target about each step, but the chat template of {self.target.model} drops earlier turns: "
-                "serve another target",
-            )
         if strategy.uses_probes and not self.verifier.has_probes:
             yield Lack(
                 "no probes",

@@ -12,7 +12,6 @@ from semspec.probes.projection import Projection
 from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
-    ChoiceScores,
     Context,
     Conversation,
     Distribution,
@@ -38,6 +37,7 @@ from semspec.types import (
     uniform,
 )
 
+_IS_LIKELIEST = SURPRISAL_FEATURES.index("argmax_share")
 TOKENIZER = "bytes"
 WINDOW = 4096
 
@@ -62,9 +62,7 @@ class FakeModel:
             delay_s,
             remarks,
         )
-        self.model_info = ModelInfo(
-            f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW, supports_choices=True
-        )
+        self.model_info = ModelInfo(f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW)
         if writer is Writer.DRAFT:
             self.model_info = replace(
                 self.model_info, datastore="fake", datastore_model="fake-target"
@@ -149,8 +147,9 @@ class FakeModel:
         scores = []
         for segment in segments:
             states = self._states(context, segment)
-            features = (_value(states, 0), *map(float, range(1, len(SURPRISAL_FEATURES))))
-            scores.append(SegmentScore(states, features, len(segment.token_ids), 1.0))
+            features = [_value(states, 0), *map(float, range(1, len(SURPRISAL_FEATURES)))]
+            features[_IS_LIKELIEST] = float(segment.text == self._likeliest_digit(context))
+            scores.append(SegmentScore(states, tuple(features), len(segment.token_ids), 1.0))
             context = context.extended(segment)
         self.num_read += len(segments)
         return scores
@@ -213,27 +212,6 @@ class FakeModel:
             tuple(segments), begun, num_accepted, 1.0, open_text="".join(map(chr, begun))
         )
 
-    async def score_choices(
-        self,
-        context: Context,
-        question: str,
-        prefill: str,
-        options: Sequence[str],
-        session: str = "",
-    ) -> ChoiceScores:
-        """Four times as sure of one option, chosen by the context, as of all others together."""
-        await self._work()
-        chosen = int(
-            len(options)
-            * uniform(
-                sum(context.pieces[-1].text.encode()), self.model_info.fingerprint, _length(context)
-            )
-        )
-        others = 0.2 / (len(options) - 1)
-        return ChoiceScores(
-            tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0
-        )
-
     async def read_probes(self) -> None:
         """A fake applies no projections."""
 
@@ -242,6 +220,12 @@ class FakeModel:
 
     async def _before_segment(self, context: Context) -> None:
         await self._work()
+
+    def _likeliest_digit(self, context: Context) -> str:
+        """Return the most probable of the digits after `context`."""
+        said = "".join(piece.text for piece in context.pieces[-2:])
+        seed = sum(said.encode())
+        return str(int(10 * uniform(seed, self.model_info.fingerprint, _length(context))))
 
     def _accepts(self, token: int, own: int, draw: float) -> bool:
         """Whether it keeps a proposed token where it would write its own."""

@@ -206,9 +206,6 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
             f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
             "segmentation",
         )
-    if plan.answer_strategy and plan.options.retrieval.gate == "soft" and strategy.needs_datastore:
-        message = "exact_answer: the gate 'soft' of retrieval keeps what the target might not write"
-        yield f"{message}; send the gate 'exact', or leave exact_answer out", "exact_answer"
     is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
     if plan.grammar and not is_held:
         message = (

@@ -4,7 +4,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, get_type_hints
 
 from pydantic import create_model
@@ -45,7 +45,6 @@ class Parameters(_Sampling):
     acceptance: Acceptance
     retrieval: RetrievalOptions
     draft_ahead: bool
-    soft_gate: dict[str, float]
     segmentation: Segmentation
     answer_strategy: AnswerStrategy
     """The exact strategy that writes what is not reasoning; empty: `strategy` writes it too."""
@@ -61,15 +60,9 @@ class Parameters(_Sampling):
 
     @classmethod
     def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
-        options, gate = generation.options, asdict(generation.options.soft_gate)
-        sampling, penalties = generation.sampling, generation.penalties
+        options, sampling, penalties = generation.options, generation.sampling, generation.penalties
         return cls(
-            **{
-                one.name: getattr(options, one.name)
-                for one in fields(options)
-                if one.name != "soft_gate"
-            },
-            soft_gate={name: number for name, number in gate.items() if name != "recent"},
+            **{one.name: getattr(options, one.name) for one in fields(options)},
             strategy=generation.strategy,
             segmentation=generation.segmentation,
             answer_strategy=generation.answer_strategy,

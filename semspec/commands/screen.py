@@ -15,7 +15,6 @@ NUMBERS = {
     "target_probability": "p",
     "ratio": "p/q",
     "draw": "draw",
-    "score": "score",
 }
 FORMS = {
     "acceptance_rate": "{:.0%} accepted",

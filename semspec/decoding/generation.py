@@ -13,7 +13,6 @@ from semspec.types import (
     Context,
     Drafted,
     FinishReason,
-    Gate,
     GenerationParams,
     OpenText,
     Penalties,
@@ -28,17 +27,14 @@ from semspec.types import (
 )
 
 RewriteName = Literal["target", "token-level", "retrieval"]
-GateName = Literal["exact", "soft"]
 AnswerStrategy = Literal["", "token-level", "target"]
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
-    """How tokens are retrieved and verified."""
+    """How tokens are retrieved."""
 
     source: RetrievalSource = "all"
-    gate: GateName = "exact"
-    """`exact`: lossless; `soft`: keeps likely tokens too, at temperature 0 only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,6 @@ class Options:
     retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
     draft_ahead: bool = True
     """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
-    soft_gate: Gate = field(default_factory=Gate)
-    """The numbers of the gate `soft`."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +210,6 @@ class Strategy:
     """Whether it judges by `Backends.likelihood`."""
     needs_one_vocabulary: bool = False
     """Whether the target verifies draft tokens, so that both models must share their ordinary tokens."""
-    needs_earlier_turns: bool = False
-    """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
     needs_datastore: bool = False
     """Whether the draft service retrieves from a datastore of the target's answers."""
     supports_grammars: bool = False

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from semspec.decoding import exact_answer, semantic, spec_reason, steps, token_level
+from semspec.decoding import exact_answer, semantic, steps, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends, Drafter
@@ -41,7 +41,6 @@ STRATEGIES: Strategies = {
     "likelihood": likelihood.strategy,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
-    "spec-reason": spec_reason.strategy,
     "target": steps.target,
     "draft": steps.draft,
 }
@@ -58,8 +57,7 @@ async def decode(
     record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
-    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`. Exception:
-    `retrieval` through the soft gate, resumed, may yield other segments.
+    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`.
 
     Raises: InvalidRequest when options contradict the strategy; what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.

@@ -8,7 +8,6 @@ from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import Unavailable
 from semspec.types import (
     STATE_CONVENTION,
-    ChoiceScores,
     Context,
     GeneratedSegment,
     GenerationParams,
@@ -104,22 +103,6 @@ class Target(Model, Protocol):
         tokens changes none: the tokens are those that `generate` draws.
         Tokens of the draft that the target lacks, such as other special tokens, are rejected.
         Raises: Mismatch for other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
-        """
-
-    async def score_choices(
-        self,
-        context: Context,
-        question: str,
-        prefill: str,
-        options: Sequence[str],
-        session: str = "",
-    ) -> ChoiceScores:
-        """Probability of each option as the next token of an answer to `question`.
-
-        `question` is a user turn after `context`; the assistant's begins with `prefill`. An option is one token.
-
-        Raises: Mismatch when the chat template drops earlier turns; InvalidRequest when an option is not one token;
-        ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
 
 

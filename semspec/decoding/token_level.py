@@ -1,8 +1,8 @@
 """Token-level speculation (Leviathan et al. 2023, Algorithm 1): the draft proposes tokens that the target verifies.
 
-tokens are proposed -> the target verifies them in one forward pass, exactly or through a soft gate, keeps those up to
-the first rejection and adds one recovered or bonus token; a segment is recorded once it is complete. `rounds` takes any
-source of proposals. Verified exactly, the output has the distribution of the target.
+tokens are proposed -> the target verifies them in one forward pass, keeps those up to the first rejection and adds one
+recovered or bonus token; a segment is recorded once it is complete. `rounds` takes any source of proposals. The output
+has the distribution of the target.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -23,7 +23,6 @@ from semspec.decoding.steps import (
 from semspec.errors import InternalError
 from semspec.types import (
     Context,
-    Gate,
     GenerationParams,
     OpenText,
     Piece,
@@ -51,12 +50,10 @@ async def rounds(
     propose: Propose,
     num_tokens: int,
     max_segments: Literal[0, 1] = 0,
-    gate: Gate | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
     """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
 
     At most `num_tokens` are proposed, so that they and the target's own token fit the budget.
-    `gate`: see `GenerationParams`. Mismatches are counted anew by a generation that is resumed.
 
     A round may continue past a segment's end. What it writes there is the `open_piece` of the segment's record, from
     which a generation that is resumed goes on, so that it has the same tokens.
@@ -77,7 +74,6 @@ async def rounds(
         if fallback is not None and not verified.open_ids:
             raise BackendUnavailable(fallback)
         params = progress.params("target", max_segments)
-        params = replace(params, gate=gate and replace(gate, recent=verified.mismatches))
         try:
             own = propose if fallback is None else None
             since.append(await _round(progress, target, own, num_tokens, verified, params))
@@ -97,7 +93,7 @@ async def rounds(
             )
         if max_segments and verified.segments:
             return
-        if generation.show_text and gate is None and (text := verified.open_text[num_shown:]):
+        if generation.show_text and (text := verified.open_text[num_shown:]):
             yield OpenText(text, num_shown, verified.open_ids[-1], fallback=fallback)
             num_shown = len(verified.open_text)
 

@@ -25,7 +25,6 @@ from semspec import __version__
 from semspec.engine.architecture import context_window
 from semspec.engine.conversation import (
     ids_after_turn,
-    supports_choices,
     template_variables,
     tools_flaw,
 )
@@ -144,7 +143,6 @@ def model_info(
         hidden_size=int(text_config.hidden_size),
         max_context_tokens=min(window, max_context_tokens or window),
         build=__version__,
-        supports_choices=supports_choices(tokenizer),
         chat_template=chat_template_digest(tokenizer),
         template_variables=tuple(sorted(template_variables(tokenizer))),
         supports_min_p=True,

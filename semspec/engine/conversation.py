@@ -1,4 +1,4 @@
-"""Renders conversations with a model's chat template, and questions that follow an answer."""
+"""Render conversations with a model's chat template."""
 
 import inspect
 import json
@@ -11,8 +11,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from semspec.errors import InvalidRequest, Mismatch, is_utf8
-from semspec.reasoning import THINK, known_forms, opened_form
+from semspec.errors import InvalidRequest, is_utf8
 from semspec.types import Message
 
 if TYPE_CHECKING:
@@ -219,9 +218,7 @@ def _turn(
 
 
 EARLIER_TURN = "semspec: an earlier turn"
-"""Placeholder for the context when the template is rendered. The context itself is not rendered again, because
-templates remove the reasoning of earlier turns; its tokens are kept and continued."""
-REMEDY = "choose another strategy, or a target that can be asked"
+"""Stands for an assistant's turn in a rendered template, to find what the template writes after it."""
 
 
 def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -234,57 +231,3 @@ def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     token_ids: list[int] = tokenizer.encode(suffix if separator else "", add_special_tokens=False)
     return token_ids
-
-
-def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
-    """Tokens that end the assistant's turn, add a user turn with `question`, and begin the answer with `prefill`.
-
-    A `<think>` at the beginning of `prefill` becomes the opening of the model's own form of reasoning, and nothing if
-    the template opens the reasoning. Raises: Mismatch when the template drops earlier turns.
-    """
-    if tokenizer.chat_template is None:
-        raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
-    turns = [
-        {"role": "user", "content": "A task."},
-        {"role": "assistant", "content": EARLIER_TURN},
-        {"role": "user", "content": question},
-    ]
-    try:
-        rendered = _applied(tokenizer, turns, {})
-    except Exception as error:  # templates may raise any error
-        raise Mismatch(
-            f"the target's chat template refuses a question after a turn: {error}; {REMEDY}"
-        ) from error
-    _, separator, suffix = rendered.rpartition(EARLIER_TURN)
-    if not separator or question.strip() not in suffix:
-        raise Mismatch(
-            f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}"
-        )
-    form = next(iter(known_forms(tokenizer.get_added_vocab())), THINK)
-    if prefill.startswith(THINK.opening):
-        opening = "" if opened_form(suffix) else form.opening
-        prefill = opening + prefill.removeprefix(THINK.opening)
-    token_ids: list[int] = tokenizer.encode(suffix + prefill, add_special_tokens=False)
-    return token_ids
-
-
-def supports_choices(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether `turn_after` works with this tokenizer's chat template."""
-    try:
-        return bool(turn_after(tokenizer, "A question?", ""))
-    except Mismatch:
-        return False
-
-
-def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> list[int]:
-    """The single token of each option. Raises: InvalidRequest when an option is not one token, or there are none."""
-    if not options:
-        raise InvalidRequest("options: at least one is needed", "options")
-    ids = [tokenizer.encode(option, add_special_tokens=False) for option in options]
-    for index, (option, own) in enumerate(zip(options, ids, strict=True)):
-        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
-            field = f"options[{index}]"
-            raise InvalidRequest(
-                f"{field}: {option!r} is not one token of the target's vocabulary", field
-            )
-    return [own[0] for own in ids]

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from semspec.engine.conversation import option_ids
 from semspec.engine.protocol import Engine
-from semspec.engine.requests import Choose, Generate, Propose, Request, Result, Score, Verify
+from semspec.engine.requests import Generate, Propose, Request, Result, Score, Verify
 from semspec.engine.segmentation import ended_by_look_ahead, prompt_and_output, stops_after
 from semspec.engine.shaping import Grammars
 from semspec.engine.speculative import (
@@ -23,7 +22,6 @@ from semspec.errors import InternalError, InvalidRequest
 from semspec.reasoning import FORMS, unknown_marks
 from semspec.types import (
     GRAMMAR,
-    ChoiceScores,
     Context,
     GeneratedSegment,
     GenerationParams,
@@ -185,7 +183,6 @@ class LocalEngine(Engine):
             distributions[: len(drafted)],
             params.sampling,
             not open_ids and ended_by_look_ahead(context, params.segmentation),
-            params.gate,
             proposal.state_layer,
         )
         done = await self._result([*context_ids, *open_ids, *fed], request, params.session)
@@ -201,28 +198,9 @@ class LocalEngine(Engine):
             done.duration_ms,
             segmenter.open_piece if is_foreign else None,
             states[num_taken - 1] if states else b"",
-            done.value.mismatches,
             done.num_cached_tokens,
             segmenter.settled_text,
         )
-
-    async def score_choices(
-        self,
-        context: Context,
-        question: str,
-        prefill: str,
-        options: Sequence[str],
-        session: str = "",
-    ) -> ChoiceScores:
-        tokens = self.tokenizer.context_ids(await self._owned(context))
-        asked = self.tokenizer.question_ids(tokens, question, prefill)
-        choices = option_ids(self.tokenizer.raw, options)
-        self.tokenizer.check_embedded(choices, "options")
-        tokens += asked
-        self.tokenizer.check_room(len(tokens), "context")
-        done = await self._result(tokens, Choose(tuple(choices), len(asked)), session)
-        scores: ChoiceScores = replace(done.value, duration_ms=done.duration_ms)
-        return scores
 
     async def _owned(self, context: Context) -> Context:
         return Context(await self.tokenizer.owned(context.pieces))

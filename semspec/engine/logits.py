@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import ChoiceScores, SamplingParams, SegmentScore, States, TokenLogprob, uniform
+from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
 LARGEST_DRAW = 1 - 2**-23
 """Upper limit of a draw: its fp32 product with a total stays below the total, so no token of weight 0 is drawn."""
@@ -175,15 +175,6 @@ def segment_scores(statistics: Sequence[Tensor], states: Sequence[States]) -> li
         SegmentScore(own, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0)
         for rows, own in pairs
     ]
-
-
-def choice_scores(
-    tokenizer: ModelTokenizer, logits: Tensor, options: Sequence[int]
-) -> ChoiceScores:
-    """Of the options, token ids, from `logits` `[vocab_size]`. The caller sets `duration_ms`."""
-    probabilities = torch.softmax(logits.float(), -1)
-    likeliest = tokenizer.token_text(int(probabilities.argmax()))
-    return ChoiceScores(tuple(probabilities[list(options)].tolist()), likeliest, 0.0)
 
 
 def token_logprob(

@@ -1,10 +1,10 @@
 """The protocol of every engine that runs a causal LM, and how a service loads one.
 
 An engine has two verbs. *Generate*: `generate` writes segments, `propose` writes tokens for a target to verify.
-*Score*: `score` scores segments in one forward pass, `verify_tokens` verifies proposed tokens, `score_choices` returns
-the probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
-`semspec.decoding.protocols` specify these methods and what they raise: they are the part of an engine that the decoding
-loop calls, in one process or over gRPC. `Engine` adds what the model's process needs.
+*Score*: `score` scores segments in one forward pass, `verify_tokens` verifies proposed tokens. Next to them are
+`encode`, `tokenize` and `info`. `Drafter` and `Target` in `semspec.decoding.protocols` specify these methods and what
+they raise: they are the part of an engine that the decoding loop calls, in one process or over gRPC. `Engine` adds what
+the model's process needs.
 
 Properties of every engine:
 

@@ -12,7 +12,6 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     OpenText,
@@ -84,7 +83,6 @@ class Verify:
     distributions: tuple[Distribution, ...]
     sampling: SamplingParams
     is_after_end: bool
-    gate: Gate | None = None
     state_layer: int | None = None
     kind: Literal["verify"] = "verify"
 
@@ -95,21 +93,11 @@ class Verified:
 
     token_ids: tuple[int, ...]
     """The accepted tokens and one recovered or bonus token."""
-    mismatches: tuple[bool, ...] = ()
     states: tuple[bytes, ...] = ()
     """`VerifiedTokens.state` for each of the tokens as the last; empty if not at hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
-    """`ChoiceScores` of the token after the tokens, which end with a question of `num_asked` tokens."""
-
-    options: tuple[int, ...]
-    num_asked: int
-    kind: Literal["choose"] = "choose"
-
-
-Request = Generate | Propose | Score | Verify | Choose
+Request = Generate | Propose | Score | Verify
 
 
 def num_following(request: Request) -> int:
@@ -119,8 +107,6 @@ def num_following(request: Request) -> int:
             return sum(lengths)
         case Verify(num_fed=num_fed):
             return num_fed
-        case Choose(num_asked=num_asked):
-            return num_asked
     return 0
 
 

@@ -1,12 +1,9 @@
-"""Exact speculative sampling (Leviathan et al. 2023): distributions and the accept rule for each token; and the soft
-gate of retrieved tokens (after SENSE, arXiv 2606.00021), lossy verification for a greedy target.
+"""Exact speculative sampling (Leviathan et al. 2023): distributions and the accept rule for each token.
 
 *Drafted* tokens are proposed by the draft model; the rule keeps the *accepted* ones. The target then draws one token:
 a *recovered* token after a rejection, a *bonus* token if all were accepted.
 """
 
-import math
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +18,6 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
-    Gate,
     GenerationParams,
     Proposal,
     SamplingParams,
@@ -76,11 +72,10 @@ def segmenter_of(
     params: GenerationParams,
     stops: StopSearch | None = None,
 ) -> TokenSegmenter:
-    """Takes the verified tokens of a proposal. Raises: what `check_proposal` and `check_gate` raise, and for the open
-    tokens InvalidRequest; ContextTooLong."""
+    """Takes the verified tokens of a proposal. Raises: what `check_proposal` raises, and for the open tokens
+    InvalidRequest; ContextTooLong."""
     check_token_ids(tokenizer, open_ids, "open_token_ids")
     check_proposal(tokenizer, proposal)
-    check_gate(params.gate, params.sampling)
     tokenizer.check_room(len(context_ids) + len(open_ids), "context")
     segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids, stops)
     if segmenter.num_left < 1:
@@ -93,14 +88,6 @@ def check_no_retrieval(params: GenerationParams) -> None:
     if params.retrieval is not None:
         raise Mismatch(
             "this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval"
-        )
-
-
-def check_gate(gate: Gate | None, sampling: SamplingParams) -> None:
-    """Raises: InvalidRequest when a gate is to judge sampled tokens."""
-    if gate is not None and sampling.temperature > 0:
-        raise InvalidRequest(
-            "gate: the soft gate is for temperature 0 only; leave it out to sample exactly", "gate"
         )
 
 
@@ -217,17 +204,13 @@ def probability_of(token: int, distribution: Distribution) -> float:
     return float(np.frombuffer(distribution.probabilities, "<f4")[index])
 
 
-def verify(
-    logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer
-) -> tuple[list[int], tuple[bool, ...]]:
-    """The accepted tokens plus one of the target, and the mismatches under a gate. `logits`: `[num_fed + 1,
-    vocab_size]`, row 0 predicts the token at `position`, row i + 1 follows drafted token i."""
+def verify(logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer) -> list[int]:
+    """The accepted tokens plus one of the target. `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at
+    `position`, row i + 1 follows drafted token i."""
     ended = tokenizer if request.is_after_end else None
-    if request.gate is not None:
-        return gated_tokens(logits, request.drafted, request.gate, ended)
     return rejection_sample(
         logits, request.drafted, request.distributions, request.sampling, position, ended
-    ), ()
+    )
 
 
 def rejection_sample(
@@ -278,43 +261,3 @@ def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
     if not surplus.any():  # equal distributions, rejected by a rounding error
         surplus = target
     return pick(surplus[None], [draw])[0]
-
-
-def gated_tokens(
-    logits: Tensor, drafted: Sequence[int], gate: Gate, ended: ModelTokenizer | None = None
-) -> tuple[list[int], tuple[bool, ...]]:
-    """`drafted` up to the first token that `gate` rejects, plus the most probable token there; and the
-    `VerifiedTokens.mismatches`.
-
-    `logits`: `[num_fed + 1, vocab_size]`, row 0 before the tokens, row i + 1 after `drafted[i]`; later drafted tokens
-    are rejected. Probabilities are those at temperature 1. `ended`: as in `draw_token`; the first token is then
-    the most probable that begins with white space.
-    """
-    likeliest: list[int] = logits.argmax(-1).tolist()
-    if ended is not None:
-        likeliest[0] = int(after_end(ended, logits[0], SamplingParams(0.0)).argmax())
-    fed, num_kept = drafted[: len(logits) - 1], 0
-    recent = deque(gate.recent, maxlen=gate.window)
-    for token, likely, (is_ranked, is_allowed) in zip(
-        fed, likeliest, _relaxed(logits[:-1], fed, gate), strict=False
-    ):
-        is_steady = sum(recent) <= gate.density * len(recent)
-        recent.append(token != likely)
-        is_judged_softly = ended is None or num_kept > 0
-        if token != likely and not (is_judged_softly and is_allowed and (is_ranked or is_steady)):
-            break
-        num_kept += 1
-    return [*drafted[:num_kept], likeliest[num_kept]], tuple(recent)
-
-
-def _relaxed(logits: Tensor, drafted: Sequence[int], gate: Gate) -> list[tuple[bool, bool]]:
-    """Of each token: whether it is among the top k, and whether the target is unsure and the token above the floor."""
-    log_probabilities = torch.log_softmax(logits.float(), -1)
-    probabilities = log_probabilities.exp()
-    entropy = -(probabilities * log_probabilities).nan_to_num().sum(-1) / math.log(logits.shape[-1])
-    own = probabilities.gather(
-        1, torch.tensor(drafted, dtype=torch.long, device=logits.device)[:, None]
-    )
-    is_ranked = (probabilities > own).sum(-1) < gate.top_k
-    is_allowed = (entropy > gate.entropy) & (own[:, 0] >= gate.floor)
-    return list(zip(is_ranked.tolist(), is_allowed.tolist(), strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from semspec.engine.conversation import ids_after_turn, render, turn_after
+from semspec.engine.conversation import ids_after_turn, render
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.reasoning import known_forms
 from semspec.types import (
@@ -401,13 +401,6 @@ class ModelTokenizer:
     def begins_with_space(self, token: int) -> bool:
         """Whether the text that `token` adds begins with white space."""
         return self.token_bytes(token).decode(errors="ignore")[:1].isspace()
-
-    def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
-        """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""
-        self.check_length(len(question) + len(prefill), "question")
-        turn = turn_after(self.raw, question, prefill)
-        self.check_embedded(turn, "question")
-        return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
 
 
 def parameter_of(prompt: Prompt) -> str:

@@ -14,9 +14,8 @@ from torch import Tensor
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.device import num_cores
 from semspec.engine.local import LocalEngine
-from semspec.engine.logits import choice_scores, draw_token, segment_scores, token_statistics
+from semspec.engine.logits import draw_token, segment_scores, token_statistics
 from semspec.engine.requests import (
-    Choose,
     Generate,
     Propose,
     Request,
@@ -133,13 +132,6 @@ class Calls:
                 parts = zip(rows[:-1].split(lengths), ids.split(lengths), strict=True)
                 states = self._projections.states_of(pooled, request.projection)
                 return segment_scores([token_statistics(*part) for part in parts], states)
-            case Choose(options=options):
-                rows, _ = yield from self._rows_after(prefix, tokens, following)
-                prefix.crop(
-                    len(tokens)
-                )  # remove the question: the next call continues from the context
-                prefix.remember_logits(len(tokens), rows[0])
-                return choice_scores(self._tokenizer, rows[-1], options)
         raise NotImplementedError
 
     def _generate(
@@ -208,7 +200,7 @@ class Calls:
         rows, states = yield from self._rows_after(
             prefix, tokens, following, wants_each=layer is not None
         )
-        chosen, mismatches = verify(rows, request, len(tokens), self._tokenizer)
+        chosen = verify(rows, request, len(tokens), self._tokenizer)
         num_accepted = len(chosen) - 1
         prefix.crop(len(tokens) + num_accepted)
         prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
@@ -218,7 +210,7 @@ class Calls:
             if layer is None
             else tuple(state_before(row - len(rows), states, layer) for row in after)
         )
-        return Verified(tuple(chosen), mismatches, told)
+        return Verified(tuple(chosen), told)
 
 
 class TransformersEngine(LocalEngine):

@@ -18,7 +18,6 @@ from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.pool import Lookup, Pool, look_up
 from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
 from semspec.types import (
-    ChoiceScores,
     Context,
     GeneratedSegment,
     GenerationParams,
@@ -205,27 +204,6 @@ class RemoteTarget(RemoteModel):
             target_pb2.VerifyTokensRequest, params, proposal=proposal, open_ids=open_ids
         )
         return await self._call("VerifyTokens", request, verified_in, context)
-
-    async def score_choices(
-        self,
-        context: Context,
-        question: str,
-        prefill: str,
-        options: Sequence[str],
-        session: str = "",
-    ) -> ChoiceScores:
-        def choices_in(response: target_pb2.ScoreChoicesResponse) -> ChoiceScores:
-            check_length(response.probabilities, "probabilities", len(options), "options")
-            return read(ChoiceScores, response)
-
-        request = message_of(
-            target_pb2.ScoreChoicesRequest,
-            question=question,
-            prefill=prefill,
-            options=options,
-            session=session,
-        )
-        return await self._call("ScoreChoices", request, choices_in, context)
 
 
 class RemoteVerifier(RemoteBackend):

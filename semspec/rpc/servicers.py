@@ -25,7 +25,6 @@ from semspec.rpc.codec.values import (
     check_filled,
     check_length,
     check_range,
-    invalid,
     known,
 )
 from semspec.rpc.contexts import LastContexts, read_context
@@ -205,19 +204,6 @@ class TargetServicer(ModelServicer):
         prefix, open_ids = read_context(request, self._contexts), tuple(request.open_ids)
         verified = await self.backend.verify_tokens(prefix, open_ids, proposal, params)
         return message_of(target_pb2.VerifyTokensResponse, verified)
-
-    async def ScoreChoices(
-        self, request: target_pb2.ScoreChoicesRequest
-    ) -> target_pb2.ScoreChoicesResponse:
-        """The probability of each one-token answer to a question about the context."""
-        if not request.question.strip():
-            raise invalid("question", "is empty")
-        check_filled(request.options, "options")
-        asked = request.question, request.prefill, list(request.options), request.session
-        prefix = read_context(request, self._contexts)
-        return message_of(
-            target_pb2.ScoreChoicesResponse, await self.backend.score_choices(prefix, *asked)
-        )
 
 
 class VerifierServicer(Servicer[ServedVerifier]):

@@ -44,24 +44,6 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """Which proposed tokens a greedy target keeps beside its most probable ones (after SENSE, arXiv 2606.00021).
-
-    Token x is kept if the target is unsure, H(p) / log(vocabulary size) > `entropy`, if p(x) >= `floor`, and if x is
-    among its `top_k` most probable tokens or the share of mismatches in the last `window` judged tokens is at most
-    `density`. A mismatch is a judged token that is not the most probable one.
-    """
-
-    entropy: float = 0.05
-    floor: float = 0.1
-    top_k: int = 3
-    density: float = 0.1
-    window: int = 16
-    recent: tuple[bool, ...] = ()
-    """`VerifiedTokens.mismatches` of the verification before; at most `window` count."""
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationParams:
     """Parameters of a call that generates segments after a context."""
 
@@ -90,8 +72,6 @@ class GenerationParams:
     """On all segments of the context and of this call together; only if `ModelInfo.supports_penalties`."""
     retrieval: Retrieval | None = None
     """Of `propose`. None: the model proposes."""
-    gate: Gate | None = None
-    """Of `verify_tokens`, greedy only. None: exact verification."""
     min_tokens: int = 0
     """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
     stops: tuple[str, ...] = ()
@@ -184,22 +164,9 @@ class VerifiedTokens:
     state: bytes = field(default=b"", repr=False)
     """Hidden state of the token before the last one written, in the layer that the proposal names: little-endian fp32
     `[hidden_size]`. Empty if it names none, or where the state is not at hand."""
-    mismatches: tuple[bool, ...] = ()
-    """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
     num_cached_tokens: int | None = field(default=None, compare=False)
     open_text: str = ""
     """Text of `open_ids`, as far as no later token changes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceScores:
-    """Probabilities of the first token of the target's answer to a question."""
-
-    probabilities: tuple[float, ...]
-    """Probability of each option, at temperature 1, over the whole vocabulary."""
-    likeliest: str
-    """Text of the most probable token, option or not."""
-    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +184,6 @@ class ModelInfo:
     state_convention: str = STATE_CONVENTION
     segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
     build: str = ""
-    supports_choices: bool = False
-    """Whether its chat template keeps earlier turns, as `Target.score_choices` requires."""
     supports_logprobs: bool = True
     """Whether it can return logprobs of generated tokens."""
     cache_bytes: int = field(default=0, compare=False)

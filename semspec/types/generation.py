@@ -210,7 +210,6 @@ def uniform(seed: int, purpose: str, position: int) -> float:
 
 
 AcceptanceRule = Literal["sample", "threshold"]
-ScoreMethod = Literal["greedy", "average"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +219,7 @@ class Acceptance:
 
     rule: AcceptanceRule = "sample"
     threshold: float | None = None
-    """None: the strategy's own. `likelihood` keeps a segment iff its probability reaches it, `spec-reason` iff the
-    target's score does, whatever the rule."""
-    score_method: ScoreMethod = "greedy"
-    """Of `spec-reason`. `greedy`: the score is the target's most probable token if it is a digit, else 0; `average`:
-    the expectation over the digits."""
+    """None: the strategy's own. `likelihood` keeps a segment iff its probability reaches it, whatever the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +272,6 @@ class SegmentRecord:
     """Tokens proposed to the target in token-level speculation for this segment."""
     num_accepted_tokens: int = 0
     """Number of proposed tokens that the target kept."""
-    score: float | None = None
-    """The target's score of the drafted step, 0 to 9, under `spec-reason`."""
     times: StageTimes = StageTimes()
     fallback: str | None = None
     """Why the target wrote this segment alone, if a backend was unavailable."""

@@ -215,7 +215,6 @@ class VerifyTokensRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    GATE_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     SPLITS_REASONING_FIELD_NUMBER: _builtins.int
@@ -246,10 +245,6 @@ class VerifyTokensRequest(_message.Message):
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
     @_builtins.property
-    def gate(self) -> Global___Gate:
-        """greedy only; unset: exact verification"""
-
-    @_builtins.property
     def tail(self) -> _types_pb2.Tail:
         """instead of `context`"""
 
@@ -271,65 +266,18 @@ class VerifyTokensRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         max_segment_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
-        gate: Global___Gate | None = ...,
         tail: _types_pb2.Tail | None = ...,
         stops: _abc.Iterable[_builtins.str] | None = ...,
         splits_reasoning: _builtins.bool = ...,
         call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "gate", b"gate", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyTokensRequest: _TypeAlias = VerifyTokensRequest  # noqa: Y015
-
-@_typing.final
-class Gate(_message.Message):
-    """Which proposed tokens are kept beside the most probable ones: unsure and above the floor and (in the top k or few
-    mismatches).
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ENTROPY_FIELD_NUMBER: _builtins.int
-    FLOOR_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    DENSITY_FIELD_NUMBER: _builtins.int
-    WINDOW_FIELD_NUMBER: _builtins.int
-    RECENT_FIELD_NUMBER: _builtins.int
-    entropy: _builtins.float
-    """unsure above this share of log(vocabulary size), in [0, 1]"""
-    floor: _builtins.float
-    """least probability, in [0, 1]"""
-    top_k: _builtins.int
-    """ranks kept whatever came before; 0: none"""
-    density: _builtins.float
-    """most mismatches for tokens below the top k, a share in [0, 1]"""
-    window: _builtins.int
-    """judged tokens that count for the share, >= 1"""
-    @_builtins.property
-    def recent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """whether each of the last judged tokens was a mismatch, oldest first"""
-
-    def __init__(
-        self,
-        *,
-        entropy: _builtins.float = ...,
-        floor: _builtins.float = ...,
-        top_k: _builtins.int = ...,
-        density: _builtins.float = ...,
-        window: _builtins.int = ...,
-        recent: _abc.Iterable[_builtins.bool] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["density", b"density", "entropy", b"entropy", "floor", b"floor", "recent", b"recent", "top_k", b"top_k", "window", b"window"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Gate: _TypeAlias = Gate  # noqa: Y015
 
 @_typing.final
 class VerifyTokensResponse(_message.Message):
@@ -341,7 +289,6 @@ class VerifyTokensResponse(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     OPEN_PIECE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    MISMATCHES_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OPEN_TEXT_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
@@ -368,10 +315,6 @@ class VerifyTokensResponse(_message.Message):
     def open_piece(self) -> _types_pb2.Piece:
         """the incomplete segment, WRITER_USER; unset unless the proposal is of another tokenizer"""
 
-    @_builtins.property
-    def mismatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """Gate.recent of the next call"""
-
     def __init__(
         self,
         *,
@@ -381,100 +324,16 @@ class VerifyTokensResponse(_message.Message):
         duration_ms: _builtins.float = ...,
         open_piece: _types_pb2.Piece | None = ...,
         state: _builtins.bytes = ...,
-        mismatches: _abc.Iterable[_builtins.bool] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
         open_text: _builtins.str = ...,
         call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_piece", b"open_piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "open_text", b"open_text", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "open_text", b"open_text", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
 Global___VerifyTokensResponse: _TypeAlias = VerifyTokensResponse  # noqa: Y015
-
-@_typing.final
-class ScoreChoicesRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONTEXT_FIELD_NUMBER: _builtins.int
-    QUESTION_FIELD_NUMBER: _builtins.int
-    PREFILL_FIELD_NUMBER: _builtins.int
-    OPTIONS_FIELD_NUMBER: _builtins.int
-    SESSION_FIELD_NUMBER: _builtins.int
-    TAIL_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    question: _builtins.str
-    """a user turn after the context"""
-    prefill: _builtins.str
-    """beginning of the assistant's answer"""
-    session: _builtins.str
-    """hint for cache affinity; may be empty"""
-    @_builtins.property
-    def context(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
-        """the whole context, prompt first"""
-
-    @_builtins.property
-    def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """single tokens, at least one"""
-
-    @_builtins.property
-    def tail(self) -> _types_pb2.Tail:
-        """instead of `context`"""
-
-    @_builtins.property
-    def call(self) -> _types_pb2.Call: ...
-    def __init__(
-        self,
-        *,
-        context: _abc.Iterable[_types_pb2.Piece] | None = ...,
-        question: _builtins.str = ...,
-        prefill: _builtins.str = ...,
-        options: _abc.Iterable[_builtins.str] | None = ...,
-        session: _builtins.str = ...,
-        tail: _types_pb2.Tail | None = ...,
-        call: _types_pb2.Call | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "tail", b"tail"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "options", b"options", "prefill", b"prefill", "question", b"question", "session", b"session", "tail", b"tail"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ScoreChoicesRequest: _TypeAlias = ScoreChoicesRequest  # noqa: Y015
-
-@_typing.final
-class ScoreChoicesResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROBABILITIES_FIELD_NUMBER: _builtins.int
-    LIKELIEST_FIELD_NUMBER: _builtins.int
-    DURATION_MS_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    likeliest: _builtins.str
-    """text of the most probable token"""
-    duration_ms: _builtins.float
-    """the engine's time"""
-    call: _builtins.int
-    @_builtins.property
-    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """of each option as the next token, at temperature 1"""
-
-    def __init__(
-        self,
-        *,
-        probabilities: _abc.Iterable[_builtins.float] | None = ...,
-        likeliest: _builtins.str = ...,
-        duration_ms: _builtins.float = ...,
-        call: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "duration_ms", b"duration_ms", "likeliest", b"likeliest", "probabilities", b"probabilities"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ScoreChoicesResponse: _TypeAlias = ScoreChoicesResponse  # noqa: Y015

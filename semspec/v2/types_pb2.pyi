@@ -946,7 +946,6 @@ class ModelInfo(_message.Message):
     STATE_CONVENTION_FIELD_NUMBER: _builtins.int
     SEGMENTATIONS_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
-    SUPPORTS_CHOICES_FIELD_NUMBER: _builtins.int
     SUPPORTS_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
@@ -975,8 +974,6 @@ class ModelInfo(_message.Message):
     """"states-v1" """
     build: _builtins.str
     """version of the serving code"""
-    supports_choices: _builtins.bool
-    """whether its chat template keeps earlier turns; see Target.ScoreChoices"""
     supports_logprobs: _builtins.bool
     """whether it returns logprobs of generated tokens"""
     cache_bytes: _builtins.int
@@ -1023,7 +1020,6 @@ class ModelInfo(_message.Message):
         state_convention: _builtins.str = ...,
         segmentations: _abc.Iterable[Global___Segmentation.ValueType] | None = ...,
         build: _builtins.str = ...,
-        supports_choices: _builtins.bool = ...,
         supports_logprobs: _builtins.bool = ...,
         cache_bytes: _builtins.int = ...,
         max_cache_bytes: _builtins.int = ...,
@@ -1040,7 +1036,7 @@ class ModelInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "load_s", b"load_s", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "supports_choices", b"supports_choices", "supports_grammars", b"supports_grammars", "supports_logprobs", b"supports_logprobs", "supports_min_p", b"supports_min_p", "supports_penalties", b"supports_penalties", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "load_s", b"load_s", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "supports_grammars", b"supports_grammars", "supports_logprobs", b"supports_logprobs", "supports_min_p", b"supports_min_p", "supports_penalties", b"supports_penalties", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

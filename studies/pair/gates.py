@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.bench.spec_reason import TURNS, turn_after
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS, Problem, boxed, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.conversation import turn_after
+from semspec.engine.conversation import render
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 
@@ -133,10 +133,18 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
     return found | {name: round(float(np.mean(some)), 3) for name, some in sorted(flags.items())}
 
 
+def grading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens between a step and its grade."""
+    ids: list[int] = tokenizer.encode(
+        turn_after(render(tokenizer, TURNS, "the pair")), add_special_tokens=False
+    )
+    return ids
+
+
 @torch.no_grad()
 def grades(model: Qwen2ForCausalLM, judged: list[Judged]) -> float:
     """AUROC of the expected grade against truth."""
-    turn = turn_after(TOKENIZER, QUESTION, PREFILL)
+    turn = grading_ids(TOKENIZER)
     digits = [TOKENIZER.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     scores: list[float] = []
     for one in judged:

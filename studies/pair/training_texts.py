@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
 from semspec.demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
 from semspec.demo.reading import spans
 from semspec.demo.solutions import Claim, Solution, Step
 from semspec.demo.wording import MARK, TENS, UNITS, Writer
-from semspec.engine.conversation import turn_after
 from studies.pair.chats import Chat, write_chat
-from studies.pair.gates import judge
+from studies.pair.gates import grading_ids, judge
 
 IGNORED = -100
 NUM_HOPS = 4
@@ -299,7 +297,7 @@ class Texts:
         self._add(
             text, "".join(segment + DELIMITER for segment in segments[: place + 1]), is_learnt=False
         )
-        turn = turn_after(self._tokenizer, QUESTION, PREFILL)
+        turn = grading_ids(self._tokenizer)
         text.ids += turn
         text.labels += [IGNORED] * len(turn)
         text.heavy.append(len(text.ids))

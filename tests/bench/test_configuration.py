@@ -11,7 +11,7 @@ from semspec.bench.runners.in_process import with_options
 from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
 from semspec.gateway.options import AcceptanceOptions, Defaults
-from semspec.types import Acceptance, Gate, Segmentation
+from semspec.types import Acceptance, Segmentation
 
 DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))
 
@@ -43,22 +43,20 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
 
 
 def test_options_of_retrieval_have_knobs() -> None:
-    label = "in-process/retrieval:source=datastore:gate=soft:gate_entropy=0.1:gate_top_k=5"
-    retrieval = {"source": "datastore", "gate": "soft"}
-    assert parse(label).options == {"strategy": "retrieval", "retrieval": retrieval}
-    options = with_options(DEFAULTS, parse(label)).options
-    assert options.retrieval == RetrievalOptions("datastore", "soft") and options.soft_gate == Gate(
-        0.1, top_k=5
-    )
+    configuration = parse("in-process/retrieval:source=datastore")
+    retrieval = {"source": "datastore"}
+    assert configuration.options == {"strategy": "retrieval", "retrieval": retrieval}
+    options = with_options(DEFAULTS, configuration).options
+    assert options.retrieval == RetrievalOptions("datastore")
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
     assert with_options(DEFAULTS, parse("semantic:rule=sample")).options.acceptance.rule == "sample"
 
 
-def test_scoring_knobs_reach_the_loop() -> None:
-    generation = with_options(DEFAULTS, parse("spec-reason:score_method=average:threshold=9"))
-    assert generation.options.acceptance == Acceptance("threshold", 9.0, "average")
+def test_threshold_reaches_the_loop() -> None:
+    generation = with_options(DEFAULTS, parse("spec-reason:threshold=9"))
+    assert generation.options.acceptance == Acceptance("threshold", 9.0)
 
 
 def test_peer_methods_have_their_own_knobs() -> None:

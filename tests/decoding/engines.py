@@ -30,7 +30,7 @@ PROMPT = (
     "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
 )
 TURNS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
-"""A chat template that keeps earlier turns, so that the target can be asked."""
+"""A chat template that keeps earlier turns, so that the target can grade steps."""
 Players = tuple[Engine, Engine, ServedVerifier]
 
 
@@ -88,13 +88,9 @@ async def trace(generation: Generation, backends: Backends) -> list[SegmentRecor
 
 
 def assert_same(one: list[SegmentRecord], other: list[SegmentRecord]) -> None:
-    """Everything equal; probabilities and scores as far as cached and recomputed states agree."""
-    blank = [
-        [replace(record, judgement=None, score=None) for record in records]
-        for records in (one, other)
-    ]
+    """Everything equal; probabilities as far as cached and recomputed states agree."""
+    blank = [[replace(record, judgement=None) for record in records] for records in (one, other)]
     assert blank[0] == blank[1]
     for a, b in zip(one, other, strict=True):
         judged, expected = (record.judgement and astuple(record.judgement) for record in (a, b))
         assert judged == (expected and pytest.approx(expected, abs=1e-3))
-        assert a.score == pytest.approx(b.score, abs=1e-3)

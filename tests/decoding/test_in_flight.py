@@ -87,13 +87,10 @@ async def test_draft_shown_before_a_loss_is_void() -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
-async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: str) -> None:
+async def test_time_spent_looking_at_drafts_is_nobodys_wait() -> None:
     events: list[Event] = []
     fakes = players(num_segments=1)
-    async for event in decode(
-        await generation(strategy=strategy, show_drafts=True), fakes.backends
-    ):
+    async for event in decode(await generation(show_drafts=True), fakes.backends):
         events.append(event)
         await asyncio.sleep(0.3 * isinstance(event, Drafted))
     [record] = records(events)

@@ -92,16 +92,6 @@ async def test_drafts_are_not_shown_as_text() -> None:
     )
 
 
-async def test_lossy_verification_shows_no_text() -> None:
-    """It may take another turn when it is resumed."""
-    own = await generation(
-        strategy="retrieval", show_text=True, sampling=SamplingParams(0.0, seed=7)
-    )
-    retrieval = replace(own.options.retrieval, gate="soft")
-    soft = await run(replace(own, options=replace(own.options, retrieval=retrieval)), players())
-    assert not any(isinstance(event, OpenText) for event in soft)
-
-
 @pytest.mark.parametrize("num_before", range(1, 40, 3))
 async def test_target_completes_a_shown_segment_when_the_draft_goes_away(num_before: int) -> None:
     own = await generation(strategy="token-level", show_text=True)

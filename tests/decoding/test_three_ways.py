@@ -60,7 +60,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("semantic+token-level", {"num_speculative_tokens": 3}),
     ("token-level", {"num_speculative_tokens": 5}),
     ("token-level", {"num_speculative_tokens": 2, "segmentation": Segmentation.SENTENCE}),
-    ("spec-reason", {"acceptance": Acceptance(threshold=4.5, score_method="average")}),
+    ("spec-reason", {"acceptance": Acceptance(threshold=4.0)}),
     ("random", {"gamma": 2}),
     ("target", {"segmentation": Segmentation.SENTENCE}),
     ("draft", {}),
@@ -70,7 +70,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
     backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
-    verdicts, num_proposed, num_accepted, scores = set(), 0, 0, set()
+    verdicts, num_proposed, num_accepted = set(), 0, 0
     async with behind_sockets(*players) as remote:
         assert await remote.target.encode(PROMPT) == context.pieces[0]
         assert await remote.target.info() == await backends.target.info()
@@ -87,10 +87,9 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
             verdicts |= {record.accepted for record in local}
             num_proposed += sum(record.num_proposed_tokens for record in local)
             num_accepted += sum(record.num_accepted_tokens for record in local)
-            scores |= {record.score for record in local}
             assert not any(record.fallback for record in local)
     assert verdicts == {True, False, None}
-    assert 0 < num_accepted < num_proposed and len(scores) > 1
+    assert 0 < num_accepted < num_proposed
 
 
 async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -> None:

@@ -12,15 +12,16 @@ import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 from scipy.stats import chisquare
 
-from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
+from semspec.bench.spec_reason import DIGITS
 from semspec.demo.documents import replay, write_document
 from semspec.demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
 from semspec.demo.reading import read
 from semspec.demo.solutions import UNREADABLE, Solution, Step
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.demo.wording import Writer, number_forms
-from semspec.engine.conversation import option_ids, tools_flaw, turn_after
+from semspec.engine.conversation import tools_flaw
 from studies.pair.chats import write_chat
+from studies.pair.gates import grading_ids
 from studies.pair.training_texts import NUM_HOPS, Text, Texts
 from tests.demo.solver import solve
 
@@ -207,9 +208,8 @@ def test_template_keeps_turns_and_steps_can_be_graded() -> None:
         [*turns, turns[0]], tokenize=False, add_generation_prompt=True
     )
     assert "<think>\n\nB</think>\nC" in str(rendered)
-    assert (
-        turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
-    )
+    assert grading_ids(tokenizer)
+    assert [len(tokenizer.encode(digit)) for digit in DIGITS] == [1] * 10
 
 
 def test_chats_keep_to_their_schemas_and_their_template_shows_tools() -> None:

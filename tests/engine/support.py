@@ -19,7 +19,6 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Proposal,
@@ -39,9 +38,6 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-UNSURE = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
-"""Of the largest entropy it has 0.87; tokens in the order of their probability."""
-GATE = Gate(entropy=0.05, floor=0.12, top_k=2, density=0.0, window=4)
 PROMPT = (
     "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
 )

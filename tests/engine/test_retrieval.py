@@ -13,7 +13,7 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
+from semspec.types import Context, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.decoding.support import ConstantVerifier
 from tests.engine.support import (
@@ -29,9 +29,6 @@ from tests.engine.support import (
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
-
-SOFT = RetrievalOptions(gate="soft")
-SHUT, OPEN_WIDE = Gate(entropy=1.0), Gate(entropy=0.0, floor=0.0, top_k=1000)
 
 
 @pytest.fixture
@@ -110,22 +107,6 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
             assert sum(record.num_accepted_tokens for record in helped) > 20
 
 
-async def test_soft_gate_holds_for_rewrites_too(
-    backends: Backends, engine: TransformersEngine
-) -> None:
-    fields: dict[str, Any] = {
-        "context": await prompt(engine),
-        "strategy": "semantic+retrieval",
-        "retrieval": SOFT,
-    }
-    soft = await records(backends, **fields, soft_gate=OPEN_WIDE)
-    shut = await records(backends, **fields, soft_gate=SHUT)
-    assert sum(r.num_accepted_tokens for r in soft) > sum(r.num_accepted_tokens for r in shut)
-    with pytest.raises(InvalidRequest) as refusal:
-        await records(backends, **fields, sampling=SamplingParams(0.6))
-    assert refusal.value.parameter == "retrieval.gate"
-
-
 @pytest.mark.parametrize("strategy", ["retrieval", "semantic+retrieval"])
 async def test_sampled_retrieval_keeps_the_targets_distribution(
     backends: Backends, engine: TransformersEngine, strategy: str
@@ -185,18 +166,6 @@ async def test_state_is_returned_only_where_it_is_asked_for_and_known(
     for layer in (-1, 99):
         with pytest.raises(InvalidRequest, match="state_layer"):
             await engine.verify_tokens(context, (), replace(wanting, state_layer=layer), what)
-
-
-async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
-    backends: Backends, engine: TransformersEngine
-) -> None:
-    context = await prompt(engine)
-    exact = await records(backends, context=context)
-    shut = await records(backends, context=context, retrieval=SOFT, soft_gate=SHUT)
-    assert [record.segment for record in shut] == [record.segment for record in exact]
-    soft = await records(backends, context=context, retrieval=SOFT, soft_gate=OPEN_WIDE)
-    assert sum(r.num_accepted_tokens for r in soft) == sum(r.num_proposed_tokens for r in soft) > 60
-    assert [record.segment for record in soft] != [record.segment for record in exact]
 
 
 async def test_datastore_without_a_model_helps_and_refuses_all_else(
@@ -260,10 +229,10 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     draft = load(checkpoints["llama"], Writer.DRAFT)
     retrieving = RetrievingDraft(draft, Datastore.load(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
-    soft: dict[str, Any] = {"context": context, "retrieval": SOFT, "num_speculative_tokens": 3}
+    greedy_chain: dict[str, Any] = {"context": context, "num_speculative_tokens": 3}
     async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == await retrieving.info()
-        for fields in (sampled, soft):
+        for fields in (sampled, greedy_chain):
             here = await records(local, **fields)
             assert_same(here, await records(remote, **fields))
             assert sum(r.num_accepted_tokens for r in here) > 0 and not any(

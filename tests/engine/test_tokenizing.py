@@ -90,12 +90,8 @@ def own(engine: TransformersEngine) -> Context:
             lambda engine, text: anext(engine.generate(foreign(text), PARAMS)),
             "characters are too many",
         ),
-        (
-            lambda engine, text: engine.score_choices(own(engine), text, "", ["a", "b"]),
-            "characters are too many",
-        ),
     ],
-    ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context", "question"],
+    ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context"],
 )
 async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, call: Any, complaint: str
@@ -200,13 +196,8 @@ NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 to
         (lambda engine: anext(engine.generate(foreign(EXTRA), PARAMS)), "text"),
         (lambda engine: engine.propose(foreign(EXTRA), (), PARAMS, 2), "text"),
         (lambda engine: engine.score(own(engine), [drafted(EXTRA)]), "text"),
-        (
-            lambda engine: engine.score_choices(own(engine), f"So{EXTRA}?", "", ["a", "b"]),
-            "question",
-        ),
-        (lambda engine: engine.score_choices(own(engine), "So?", "", [EXTRA]), "options"),
     ],
-    ids="text message turn ids tokenize context propose segment question option".split(),
+    ids="text message turn ids tokenize context propose segment".split(),
 )
 async def test_token_without_an_embedding_is_refused_with_its_field(
     smaller: TransformersEngine, call: Any, parameter: str

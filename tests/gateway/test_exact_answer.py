@@ -21,7 +21,6 @@ EXACT: dict[str, Any] = {"exact_answer": True}
 LOSSY: dict[str, dict[str, Any]] = {
     "semantic": {},
     "likelihood": {},
-    "spec-reason": {"acceptance": {"threshold": 0}},
     "draft": {},
 }
 TOOL = {
@@ -188,19 +187,6 @@ async def test_interrupted_generation_goes_on_elsewhere_with_an_exact_answer(
     assert told(rest) == told(undisturbed)
     stored = await second.stored(seen[0]["id"])
     assert stored["parameters"]["answer_strategy"] == "target"
-
-
-@pytest.mark.parametrize(
-    "semspec",
-    [
-        {"strategy": "retrieval", "retrieval": {"gate": "soft"}},
-        {"strategy": "semantic", "rewrite": "retrieval", "retrieval": {"gate": "soft"}},
-    ],
-)
-async def test_soft_gate_is_refused(thinking: Gateway, semspec: dict[str, Any]) -> None:
-    refusal = await thinking.chat(temperature=0, semspec={**semspec, **EXACT})
-    message = assert_error(refusal, 400, param="semspec.exact_answer")["message"]
-    assert "gate 'exact'" in message
 
 
 async def test_speculation_beyond_its_limits_is_refused(thinking: Gateway) -> None:

@@ -217,13 +217,3 @@ async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFa
     assert_error(await gateway.chat(min_p=0.1), 400, param="min_p")
     assert (await gateway.chat(min_p=0.1, semspec={"strategy": "target"})).status_code == 200
     assert (await gateway.chat(min_p=0)).status_code == 200
-
-
-async def test_numbers_of_the_soft_gate_are_the_operators(start_gateway: GatewayFactory) -> None:
-    """A gate that a client could open wide would keep whatever a datastore proposes."""
-    gateway = await start_gateway(defaults={"soft_gate": {"floor": 0.25}})
-    chosen = {"strategy": "retrieval", "retrieval": {"gate": "soft"}}
-    refused = await gateway.chat(temperature=0, semspec={**chosen, "soft_gate": {"floor": 0}})
-    assert_error(refused, 400, param="semspec.soft_gate")
-    answer = (await gateway.chat(temperature=0, semspec=chosen)).json()
-    assert answer["semspec"]["parameters"]["soft_gate"]["floor"] == 0.25

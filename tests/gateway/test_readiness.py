@@ -219,9 +219,6 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "semantic+token-level": (lambda s: replace(s, target=replace(s.target, tokenizer="x")), ["target x", "'semantic'"]),
     "retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["semspec train datastore"]),
     "semantic+retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["train datastore"]),
-    "spec-reason": (
-        lambda s: replace(s, target=replace(s.target, supports_choices=False)), ["fake-target", "serve another target"]
-    ),
     "last-hidden": (
         lambda s: replace(s, verifier=replace(s.verifier, alternatives=("surprisal",))), ["the verifier's alternatives"]
     ),

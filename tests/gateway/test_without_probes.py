@@ -18,7 +18,7 @@ from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error, make_settings
 
-WITHOUT_PROBES = {"likelihood", "token-level", "retrieval", "spec-reason", "target", "draft"}
+WITHOUT_PROBES = {"likelihood", "token-level", "retrieval", "target", "draft"}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_every_refusal_names_what_each_other_strategy_lacks(
         supported, _, unsupported = (
             refused["message"].partition("this pair supports ")[2].partition(", but not ")
         )
-        assert supported == "'spec-reason', 'target', 'draft'"
+        assert supported == "'target', 'draft'"
         assert unsupported == ", ".join(f"{name!r} ({lack})" for name, lack in lacks.items())
         missing = await gateway.http.get(f"/v1/models/semspec-demo:{strategy}")
         assert missing.status_code == 404 and f"({lack})" in missing.json()["error"]["message"]

@@ -29,10 +29,12 @@ def site(browser: Browser, bundled: Stack) -> Site:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def real_site(browser: Browser) -> AsyncIterator[Site]:
+async def real_site(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Site]:
     """A pair of real checkpoints, served."""
     try:
-        config = real_config()
+        config = real_config(tmp_path_factory.mktemp("release"))
     except NoModels as error:
         pytest.skip(str(error))
     async with Stack(config) as stack:

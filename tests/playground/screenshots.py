@@ -1,6 +1,7 @@
 """The pictures of docs/playground.md, taken of a pair of real checkpoints: `scripts/screenshots`."""
 
 import asyncio
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +51,11 @@ PICTURES = (
 
 async def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    async with launched() as browser, Stack(real_config()) as stack:
-        for picture in PICTURES:
-            path = FOLDER / f"playground-{picture.name}.png"
-            path.write_bytes(await _take(picture, browser, Site(stack.base_url, stack.api_key)))
+    with tempfile.TemporaryDirectory() as release:
+        async with launched() as browser, Stack(real_config(Path(release))) as stack:
+            for picture in PICTURES:
+                path = FOLDER / f"playground-{picture.name}.png"
+                path.write_bytes(await _take(picture, browser, Site(stack.base_url, stack.api_key)))
 
 
 async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:

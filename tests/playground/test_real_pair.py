@@ -28,7 +28,7 @@ async def test_answer_of_a_real_pair_is_readable_with_its_segments(
     browser: Browser, real_site: Site, size: tuple[int, int]
 ) -> None:
     async with opened(browser, real_site, size) as page:
-        await ask(page, QUESTION, "spec-reason", 80)
+        await ask(page, QUESTION, "likelihood", 80)
         await finished(page)
         answer = page.locator(".answer")
         await expect(answer.locator("p").first).to_contain_text(re.compile(r"\w+ \w+ \w+"))
@@ -36,10 +36,12 @@ async def test_answer_of_a_real_pair_is_readable_with_its_segments(
         num_segments = await page.locator("button.segment").count()
         assert num_segments >= 2
         await expect(page.locator(".numbers-line")).to_contain_text(
-            f"spec-reason · {num_segments} segments"
+            f"likelihood · {num_segments} segments"
         )
         await page.locator("button.segment").first.click()
-        await expect(page.get_by_label("Segment details")).to_contain_text("score, 0 to 9")
+        await expect(page.get_by_label("Segment details")).to_contain_text(
+            "probability of this meaning"
+        )
         for selector in ("html", "#thread", ".answer"):
             assert (
                 await page.locator(selector).evaluate("node => node.scrollWidth - node.clientWidth")

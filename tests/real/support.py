@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from semspec.decoding.likelihood.calibration import CalibratedModel, as_json
+from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+from semspec.release import Release, ReleasedModel
 from semspec.stack import StackConfig
+from tests.calibrations import made_up_calibration
 from tests.processes import GENEROUS_S
 from tests.stack.support import Json, Running, served
 
@@ -30,6 +34,24 @@ def real_model(name: str) -> Path:
     if not models or not (folder := Path(models, name)).is_dir():
         pytest.skip(f"{REAL_MODELS} names no folder with {name}")
     return folder
+
+
+def save_release(folder: Path, draft: Path, target: Path, **rule: object) -> Path:
+    """Save a release of these checkpoints in `folder`, with a made-up calibration of `likelihood`; return `folder`."""
+    models = _released(draft), _released(target)
+    likelihood = made_up_calibration(_calibrated(models[0]), _calibrated(models[1]), MIDDLE)
+    (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
+    Release(NAME, "1", *models, rule=rule, likelihood=likelihood.digest).save(folder)
+    return folder
+
+
+def _released(folder: Path) -> ReleasedModel:
+    tokenizer = tokenizer_fingerprint(load_tokenizer(str(folder)))
+    return ReleasedModel(str(folder), model_fingerprint(str(folder)), tokenizer)
+
+
+def _calibrated(model: ReleasedModel) -> CalibratedModel:
+    return CalibratedModel(Path(model.model).name, model.fingerprint, model.tokenizer)
 
 
 def real_config(release: Path | None = None, dtype: str = DTYPE) -> StackConfig:

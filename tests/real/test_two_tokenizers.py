@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 QUESTION = "Tom has 25 pens and sells 6 of them each day for 3 days. How many are left? Reason step by step."
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("likelihood", {"gamma": 2}),
-    ("spec-reason", {"acceptance": Acceptance(threshold=5.0, score_method="average")}),
+    ("spec-reason", {"acceptance": Acceptance(threshold=5.0)}),
     ("random", {}),
     ("draft", {}),
 ]

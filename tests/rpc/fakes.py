@@ -69,13 +69,6 @@ def sound_requests(context: Context, params: GenerationParams = ORDER) -> dict[s
         "VerifyTokens": request_about(
             target_pb2.VerifyTokensRequest, context, params, proposal=PROPOSAL, open_ids=(1,)
         ),
-        "ScoreChoices": request_about(
-            target_pb2.ScoreChoicesRequest,
-            context,
-            question="Is it so?",
-            options=("so", "not"),
-            session="s",
-        ),
         "Judge": message_of(verifier_pb2.JudgeRequest, draft_states=[STATES], scores=[score]),
         "Cluster": message_of(
             verifier_pb2.ClusterRequest, GROUP, ends=[SegmentEnd.BOUNDARY, SegmentEnd.EOS]

@@ -18,7 +18,6 @@ from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierService
 from semspec.types import (
     LEAST_POSITIVE,
     SURPRISAL_FEATURES,
-    ChoiceScores,
     Context,
     Conversation,
     Distribution,
@@ -163,15 +162,14 @@ STOPS = frozenset({"stops", "splits_reasoning"})
         (built(Piece), types_pb2.Piece),
         (built(Segment), types_pb2.Piece),
         (states, types_pb2.States),
-        (built(GenerationParams, frozenset({"gate", "retrieval"})), types_pb2.GenerateRequest),
+        (built(GenerationParams, frozenset({"retrieval"})), types_pb2.GenerateRequest),
         (built(GenerationParams, OF_GENERATION | {"retrieval"}), target_pb2.VerifyTokensRequest),
-        (built(GenerationParams, OF_GENERATION | BUDGETS | STOPS | {"gate"}), types_pb2.ProposeRequest),
+        (built(GenerationParams, OF_GENERATION | BUDGETS | STOPS), types_pb2.ProposeRequest),
         (generated, types_pb2.GenerateResponse),
         (built(OpenText, frozenset({"fallback"})), types_pb2.OpenText),
         (scores, target_pb2.SegmentScore),
         (proposals, types_pb2.Proposal),
         (built(VerifiedTokens), target_pb2.VerifyTokensResponse),
-        (built(ChoiceScores), target_pb2.ScoreChoicesResponse),
         (built(Judgement), verifier_pb2.Judgement),
         (tokens, target_pb2.Token),
         (built(ModelInfo), types_pb2.ModelInfo),
@@ -262,7 +260,6 @@ ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
         ),
         "proposal.distributions[0].token_ids": (b"1234567",),
     },
-    "ScoreChoices": {"context": (None,), "question": (None,), "options": (None,)},
     "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
     "Judge": {
         **dict.fromkeys(
@@ -319,7 +316,6 @@ BIASED = types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})
         ("Generate", lambda m: m.penalties.CopyFrom(BIASED), "penalties.7"),
         ("Propose", lambda m: m.ClearField("sampling"), "sampling.top_p"),
         ("Score", lambda m: m.segments[0].CopyFrom(m.context[0]), "segments[0].writer"),
-        ("VerifyTokens", lambda m: setattr(m.gate, "floor", 0.5), "gate.window"),
         ("VerifyTokens", lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
         ("VerifyTokens", lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
         (
@@ -361,7 +357,6 @@ VALUES: dict[object, type[Wire]] = {
     WRITTEN: types_pb2.GenerateResponse,
     PROPOSAL: types_pb2.Proposal,
     VerifiedTokens((SEGMENT,), (), 0, 1.0): target_pb2.VerifyTokensResponse,
-    ChoiceScores((1.0,), "yes", 1.0): target_pb2.ScoreChoicesResponse,
     Judgement(0.5, 0.5): verifier_pb2.Judgement,
     Token(2, "b", 2, 3): target_pb2.Token,
     INFO: verifier_pb2.VerifierInfo,
@@ -374,10 +369,6 @@ ODD_FIELDS: dict[type[Wire], dict[str, tuple[float, ...]]] = {
     },
     types_pb2.Proposal: {"duration_ms": (math.nan, math.inf, -0.001)},
     target_pb2.VerifyTokensResponse: {"duration_ms": (math.nan, math.inf, -0.001)},
-    target_pb2.ScoreChoicesResponse: {
-        "duration_ms": (math.nan, math.inf, -0.001),
-        "probabilities[0]": (1.1,),
-    },
     verifier_pb2.Judgement: {
         "target_probability": (math.nan, -0.001, 1.001),
         "draft_probability": (1.1,),

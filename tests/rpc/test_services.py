@@ -31,9 +31,7 @@ from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import (
-    ChoiceScores,
     Context,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
@@ -71,7 +69,6 @@ PARAMS = GenerationParams(
     6,
     4,
     session="s",
-    gate=Gate(recent=(True,)),
 )
 RETRIEVING = GenerationParams(
     PARAMS.sampling, session="s", retrieval=Retrieval(b"state", "context")
@@ -92,7 +89,6 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("score", (CONTEXT, [SEGMENT, SEGMENT], "s", "a projection")),
     ("verify_tokens", (CONTEXT, (8, 9), PROPOSAL, PARAMS)),
     ("verify_tokens", (CONTEXT, (8, 9), Proposal((), (), "", 0.0), PARAMS)),
-    ("score_choices", (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")),
 ]
 
 
@@ -343,9 +339,6 @@ async def test_malformed_answer_is_the_services_defect() -> None:
         async def verify_tokens(self, *_: object) -> VerifiedTokens:
             return VerifiedTokens((SEGMENT,), (), 3, 0.0)
 
-        async def score_choices(self, *_: object) -> ChoiceScores:
-            return ChoiceScores((0.5, 0.5), "so", 0.0)
-
     class Wrong(FakeVerifier):
         async def judge(self, *given: Any) -> list[Judgement]:
             return [Judgement(2.0, 0.5)] if given[1][0].num_tokens else []
@@ -358,7 +351,6 @@ async def test_malformed_answer_is_the_services_defect() -> None:
         for answer in (
             drafter.propose(CONTEXT, (), ORDER, 2),
             target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
-            target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
             *(
                 verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, number, 0.0)])
                 for number in (0, 1)
@@ -440,7 +432,6 @@ async def test_unavailable_calls_are_retried_and_those_that_generate_are_not() -
             target.encode("x"),
             target.tokenize("x"),
             target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
-            target.score_choices(CONTEXT, "Is it so?", "", ["so", "not"]),
             drafter.propose(CONTEXT, (), ORDER, 1),
         ):
             engine.calls = 0

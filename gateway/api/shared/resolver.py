@@ -49,7 +49,6 @@ OPTIONS = (
         "probes",
         "num_speculative_tokens",
         "acceptance.threshold",
-        "retrieval.gate",
     ),
     *("segmentation", "strictness", "exact_answer", "session"),
 )

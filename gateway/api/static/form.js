@@ -30,7 +30,6 @@ const ABOUT = {
   likelihood: "Drafted segments are accepted by the target’s probabilities over them.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
   retrieval: "A datastore proposes tokens, the target verifies them. Lossless.",
-  "spec-reason": "The target scores each drafted step from 0 to 9.",
   target: "The large model alone.",
   draft: "The small model alone.",
 };

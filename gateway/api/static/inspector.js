@@ -81,7 +81,7 @@ const isJudged = (record) => typeof record.target_probability === "number";
 const ratio = (record) => (record.ratio === null ? "∞" : measure(record.ratio));
 
 function judgement(record, parameters) {
-  if (!isJudged(record)) return typeof record.score === "number" ? [["score, 0 to 9", record.score.toFixed(1)]] : [];
+  if (!isJudged(record)) return [];
   return [
     ["p, target’s probability of this meaning", measure(record.target_probability)],
     ["q, draft’s", measure(record.draft_probability)],

@@ -1,7 +1,7 @@
 """Drafts by retrieval (after SENSE, arXiv 2606.00021): a datastore proposes what followed similar contexts.
 
-the datastore proposes tokens -> the target verifies them in one forward pass, exactly or through a soft gate, and
-returns the hidden state that the next search uses; a segment is recorded once it is complete.
+the datastore proposes tokens -> the target verifies them in one forward pass and returns the hidden state that the next
+search uses; a segment is recorded once it is complete.
 """
 
 from collections.abc import AsyncGenerator
@@ -12,7 +12,6 @@ from semspec.decoding import token_level
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import or_backend_unavailable
-from semspec.errors import InvalidRequest
 from semspec.types import Proposal, Retrieval, VerifiedTokens, Writer
 
 NUM_TOKENS = Limits("retrieval", "num_speculative_tokens", 8, 1, 64)
@@ -22,12 +21,6 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     """Raises: InvalidRequest."""
     num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
     options = replace(generation.options, num_speculative_tokens=num_tokens)
-    if options.retrieval.gate == "soft" and generation.sampling.temperature > 0:
-        raise InvalidRequest(
-            "retrieval.gate: 'soft' is for temperature 0 only; send temperature 0, or the gate 'exact'",
-            "retrieval.gate",
-        )
-    gate = options.soft_gate if options.retrieval.gate == "soft" else None
 
     def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         async def propose(
@@ -41,16 +34,14 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
             )
             return await or_backend_unavailable("draft", proposal)
 
-        return token_level.rounds(
-            progress, backends.target, propose, num_tokens, max_segments, gate
-        )
+        return token_level.rounds(progress, backends.target, propose, num_tokens, max_segments)
 
     return Strategy(
         "retrieval",
         of_datastore,
         options,
         writers=frozenset({Writer.TARGET}),
-        is_exact=gate is None,
+        is_exact=True,
         needs_datastore=True,
         supports_logprobs=False,
     )

@@ -8,9 +8,8 @@ from itertools import accumulate, pairwise, zip_longest
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import choice_scores, draw_token, segment_scores
+from semspec.engine.logits import draw_token, segment_scores
 from semspec.engine.requests import (
-    Choose,
     Generate,
     Propose,
     Request,
@@ -209,13 +208,13 @@ class ProposeCall(Call):
 
 
 class ReadCall(Call):
-    """Reads the last tokens of the prompt: scores or verifies them, or takes the probabilities of what follows."""
+    """Reads the last tokens of the prompt: scores or verifies them."""
 
     def __init__(
         self,
         tokenizer: ModelTokenizer,
         prompt: Sequence[int],
-        request: Score | Verify | Choose,
+        request: Score | Verify,
         *others: object,
     ) -> None:
         super().__init__(tokenizer, prompt, request)
@@ -225,8 +224,7 @@ class ReadCall(Call):
             ends = accumulate(request.lengths, initial=self._first)
             self.spans = [Span(range(*pair)) for pair in pairwise(ends)]
         else:
-            start = self._first if isinstance(request, Verify) else len(prompt)
-            self.logit_rows = range(start - 1, len(prompt))
+            self.logit_rows = range(self._first - 1, len(prompt))
 
     def finish(self, states: Sequence[States]) -> None:
         rows, request = torch.cat(self.rows), self._request
@@ -234,10 +232,8 @@ class ReadCall(Call):
             case Score(lengths=lengths):
                 self.results = [segment_scores(rows.split(list(lengths)), states)]
             case Verify():
-                chosen, mismatches = verify(rows, request, self._first, self._tokenizer)
-                self.results = [Verified(tuple(chosen), mismatches)]
-            case Choose(options=options):
-                self.results = [choice_scores(self._tokenizer, rows[0], options)]
+                chosen = verify(rows, request, self._first, self._tokenizer)
+                self.results = [Verified(tuple(chosen))]
 
 
 CALLS: Mapping[str, Callable[..., Call]] = {"generate": GenerateCall, "propose": ProposeCall}

@@ -11,7 +11,6 @@ from semspec import errors
 from semspec.engine.requests import Request, Verified
 from semspec.errors import SemspecError
 from semspec.types import (
-    ChoiceScores,
     GeneratedSegment,
     ModelInfo,
     OpenText,
@@ -31,7 +30,6 @@ _RESULTS: dict[str, TypeAdapter[Any]] = {
     "propose": TypeAdapter(Proposal),
     "score": TypeAdapter(list[SegmentScore]),
     "verify": TypeAdapter(Verified),
-    "choose": TypeAdapter(ChoiceScores),
 }
 
 

@@ -17,10 +17,8 @@ from semspec.types import (
     MOST_PENALTY,
     MOST_REPETITION,
     SURPRISAL_FEATURES,
-    ChoiceScores,
     Conversation,
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
@@ -204,8 +202,6 @@ def _check_distribution(distribution: Distribution) -> None:
 SHARE, AMOUNT, COUNT = (0.0, 1.0), (0.0, math.inf), (1, math.inf)
 PENALTY = -MOST_PENALTY, MOST_PENALTY
 BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
-    ChoiceScores: {"duration_ms": AMOUNT, "probabilities": SHARE},
-    Gate: {"window": COUNT, "entropy": SHARE, "floor": SHARE, "density": SHARE},
     GeneratedSegment: {"duration_ms": AMOUNT},
     GenerationParams: {
         "max_tokens": COUNT,
