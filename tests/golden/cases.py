@@ -45,7 +45,7 @@ STRATEGIES: dict[str, dict[str, Json]] = {
         "all sources": {},
         "context": {"retrieval": {"source": "context"}, "num_speculative_tokens": 4},
     },
-    "spec-reason": {"average": {"acceptance": {"score_method": "average"}}},
+    "spec-reason": {"greedy scores": {}},
     "target": {"paragraphs": {}, "sentences": {"segmentation": "sentence"}},
     "draft": {"paragraphs": {}},
     "random": {"two segments": {"gamma": 2, "acceptance": SAMPLE}},
