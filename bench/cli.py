@@ -17,9 +17,9 @@ from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.results.progress import Reporter
 from semspec.stack import BUNDLED_PAIR, StackError
 from semspec.training.cli import quiet_libraries
-from semspec.training.progress import Reporter
 
 SUITE = (
     "target", "draft", "semantic", "likelihood", "semantic:rewrite=token-level", "token-level:num_speculative_tokens=8",

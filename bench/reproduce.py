@@ -33,10 +33,10 @@ from semspec.bench.tasks import Task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
+from semspec.results.files import replacing
+from semspec.results.progress import Reporter
 from semspec.stack import parent_death
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
-from semspec.training.files import replacing
-from semspec.training.progress import Reporter
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"

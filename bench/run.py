@@ -32,9 +32,9 @@ from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
+from semspec.results.files import read_json, write_json
+from semspec.results.progress import Reporter
 from semspec.stack import StackConfig
-from semspec.training.files import read_json, write_json
-from semspec.training.progress import Reporter
 from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 
 LOADED_BYTES_PER_S = 1e8

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends, Target
 from semspec.decoding.steps import (
     Stopwatch,
     backend_failures,
@@ -27,6 +27,7 @@ from semspec.decoding.steps import (
     written_by_target,
 )
 from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.protocols import Target
 from semspec.reasoning import THINK, opened_form
 from semspec.types import (
     SURPRISAL_FEATURES,

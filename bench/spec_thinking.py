@@ -14,9 +14,10 @@ from dataclasses import replace
 from itertools import groupby
 
 from semspec.decoding import steps
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Strategy
-from semspec.decoding.protocols import Backends, Drafter
 from semspec.errors import Unavailable
+from semspec.protocols import Drafter
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 VERIFY_WORDS = ("verify", "think again", "recap", "check")

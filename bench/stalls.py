@@ -17,8 +17,8 @@ from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
+from semspec.results.document import Table
 from semspec.stack import Stack, StackConfig
-from semspec.training.report.document import Table
 
 RESULTS = Path("bench/results/stalls")
 MAX_STALL_MS = 50.0

@@ -18,7 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.descriptors import raise_limit
 from semspec.gateway.api.shared.middleware import Drain, is_open
 from semspec.gateway.app import create_app

@@ -17,10 +17,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
+from semspec.protocols import Engine
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation, Writer
 from tests.words import build_tokenizer

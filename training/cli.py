@@ -13,12 +13,12 @@ import transformers
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
+from semspec.results.progress import Reporter
 from semspec.training import from_prompts
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
 from semspec.training.pipeline import Pipeline, agree, scaled, told_estimate
-from semspec.training.progress import Reporter
 
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",

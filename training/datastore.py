@@ -26,13 +26,14 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.files import digest_of
+from semspec.results.files import Row
+from semspec.results.progress import Reporter
 from semspec.training.config import DatastoreConfig
 from semspec.training.data.contexts import prompts
 from semspec.training.data.pair import info_json, load_model
 from semspec.training.data.questions import Question, stored_questions
 from semspec.training.data.stages import Questions
-from semspec.training.files import Row, StageFolder, check_format, write_tensors
-from semspec.training.progress import Reporter
+from semspec.training.files import StageFolder, check_format, write_tensors
 from semspec.types import Context, GenerationParams, Piece, Writer, derive_seed
 
 _CACHE_BYTES = 256 << 20

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from semspec.engine.hub import size_of
+from semspec.results.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, arranged
 from semspec.training.data.pair import DeadlinePassed, Pair
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import ClustersStage
-from semspec.training.progress import Reporter, duration, timed
 from semspec.training.trainer.fit import fit
 from semspec.training.trainer.probes import Variant, Variants, training_of
 from semspec.training.trainer.recipe import FitRecipe, Role

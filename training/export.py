@@ -19,6 +19,8 @@ from semspec.files import digest_of
 from semspec.probes.probe import save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import Release, ReleasedModel, load_release
+from semspec.results.files import AGAIN, read_json, write_json
+from semspec.results.progress import Reporter, timed
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
@@ -27,8 +29,7 @@ from semspec.training.data.stages import ClustersStage
 from semspec.training.evaluation.acceptance import Cost, card_curve, default_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
-from semspec.training.files import AGAIN, StageFolder, read_json, write_json
-from semspec.training.progress import Reporter, timed
+from semspec.training.files import StageFolder
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Acceptance, ModelInfo, SamplingParams, Segmentation, Writer

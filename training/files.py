@@ -6,140 +6,25 @@ manifest is made again. A file of the right size with other contents is refused,
 read, states before labels are made from them, all by `semspec train check`.
 """
 
-import errno
 import json
-import os
-import shutil
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from semspec import files
-from semspec.errors import InvalidRequest, Mismatch, Unavailable
-from semspec.files import digest_of, file_digest, parse_json
-
-Row = dict[str, Any]
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import digest_of, file_digest
+from semspec.results.files import AGAIN, Row, flat, read_json, replacing, write_json
 
 DATA_FORMAT = 2
 """Format of a work folder. 2: segments cut by a budget have no cluster, ends of turns have their own, and labels leave
 the judged segment out. Folders without a format are of format 1."""
 
-AGAIN = "delete {} and run the same command again"
 _RECIPE = "restore it, or delete {} to make that stage again"
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` when it is complete and synced to disk. Raises: Unavailable when the disk
-    is full; the previous file then remains."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name contains host and process: workers that start together may write the same file at the same time.
-    partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if _is_full(error):
-            free = shutil.disk_usage(path.parent).free / 1e9
-            raise Unavailable(
-                f"no room to write {path} ({free:.2f} GB free): make room and run the same command again; "
-                "finished shards are kept"
-            ) from error
-        raise
-
-
-def _is_full(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return isinstance(error, SafetensorError) and any(
-        os.strerror(number) in str(error) for number in _FULL
-    )
-
-
-def write_json(path: Path, value: object) -> None:
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def read_json(path: Path, remedy: str = "") -> Any:
-    """The object in a JSON file. Raises: Mismatch, with `remedy` (deleting it), when it holds none."""
-    try:
-        value = files.read_json(path)
-        if isinstance(value, dict):
-            return value
-        reason = "no JSON object"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    raise Mismatch(f"{path} is damaged: {reason}; {remedy or AGAIN.format(path)}")
-
-
-def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
-    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest about `parameter`."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                place = f"{path}:{number}"
-                try:
-                    value = parse_json(line)
-                except ValueError as error:
-                    raise InvalidRequest(
-                        f"{place} is not JSON: {error}; one question a line", parameter
-                    ) from error
-                if not isinstance(value, dict):
-                    raise InvalidRequest(
-                        f"{place} is not a JSON object; one question a line", parameter
-                    )
-                yield place, value
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{path} is not UTF-8 text; give a JSON lines file", parameter
-        ) from error
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter
-        ) from error
-
-
-def plain(value: Any, num_digits: int | None = None) -> Any:
-    """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
-    if isinstance(value, float):
-        return (
-            None
-            if not isfinite(value)
-            else value
-            if num_digits is None
-            else round(value, num_digits)
-        )
-    if isinstance(value, Mapping):
-        return {str(name): plain(item, num_digits) for name, item in value.items()}
-    return [plain(item, num_digits) for item in value] if isinstance(value, list | tuple) else value
-
-
-def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
-    """Flatten nested mappings; names are joined by `separator`."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {
-        key: leaf
-        for inner, own in value.items()
-        for key, leaf in flat(own, separator, f"{name}{separator if name else ''}{inner}").items()
-    }
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -24,13 +24,14 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.pairs import ROLES, locate, named_pair, unknown_pair
 from semspec.release import Release, ReleasedModel
+from semspec.results.files import json_lines, write_json
+from semspec.results.progress import Reporter
 from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
 from semspec.training.evaluation.quantiles import (
     Basis,
     QuantileReport,
     calibrated_without_labels,
 )
-from semspec.training.files import json_lines, write_json
 from semspec.training.own_answers import (
     TOP_P,
     Answers,
@@ -39,7 +40,6 @@ from semspec.training.own_answers import (
     Settings,
     answer_all,
 )
-from semspec.training.progress import Reporter
 from semspec.types import (
     ModelInfo,
     Segmentation,

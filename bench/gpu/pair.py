@@ -18,9 +18,9 @@ from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up, size_of
 from semspec.errors import Mismatch
+from semspec.results.files import read_json
+from semspec.results.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.files import read_json
-from semspec.training.progress import Reporter
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
 STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"

@@ -7,10 +7,10 @@ from semspec.bench.pace.counts import TOLERANCE, Counts
 from semspec.bench.pace.gpu import Gpu, slices
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.protocol import Engine
 from semspec.engine.steps import Feed, Output, run_step
 from semspec.engine.worker import Worker
 from semspec.errors import Mismatch
+from semspec.protocols import Engine
 
 
 class PacedStep:

@@ -17,7 +17,7 @@ from semspec.bench.pace.counts import CountsFile
 from semspec.bench.pace.gpu import SLICE_S, GpuFile
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.table import load_times
-from semspec.engine.protocol import Engine
+from semspec.protocols import Engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import DraftServicer, ModelServicer, TargetServicer
 from semspec.services.draft.__main__ import load as load_draft

@@ -11,11 +11,11 @@ from semspec.bench.report import paper, tables
 from semspec.bench.summary import Row, Run
 from semspec.errors import InvalidRequest
 from semspec.files import read_json
+from semspec.results.document import write_page, write_text
+from semspec.results.drawing import Panel, draw
+from semspec.results.files import plain, write_json
+from semspec.results.numbers import Measured
 from semspec.training.evaluation.report import about_probes
-from semspec.training.files import plain, write_json
-from semspec.training.report.document import write_page, write_text
-from semspec.training.report.drawing import Panel, draw
-from semspec.training.report.numbers import Measured
 
 QUESTION = "How right and how fast are the answers of each strategy, next to the target's alone?"
 

@@ -2,9 +2,9 @@
 
 from semspec.bench.intervals import Interval
 from semspec.bench.summary import Row, Run
+from semspec.results.document import Table
+from semspec.results.numbers import NONE, decimal, measured_decimal
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.report.document import Table
-from semspec.training.report.numbers import NONE, decimal, measured_decimal
 
 COMPARED = ("minus target, points (95%)", "only it / only the target right", "speed-up")
 """Columns without a value for the baseline."""

@@ -11,8 +11,8 @@ from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.bench.strategies import STRATEGIES
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
+from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
-from semspec.decoding.protocols import WithoutProbes
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine

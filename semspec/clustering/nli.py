@@ -12,8 +12,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from semspec.device import device_of
 from semspec.engine.checkpoint import load_tokenizer, loading
-from semspec.engine.device import device_of
 from semspec.engine.weights import load_weights
 from semspec.errors import Mismatch
 

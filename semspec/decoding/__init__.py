@@ -1,5 +1,6 @@
 """Decoding strategies: async algorithms that choose which model writes each segment, over three protocols."""
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Options, RetrievalOptions, Strategies, Strategy
 from semspec.decoding.loop import (
     PREFERRED,
@@ -10,7 +11,7 @@ from semspec.decoding.loop import (
     prompts_of,
     renders_its_own,
 )
-from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
+from semspec.protocols import Drafter, Target, Verifier
 
 __all__ = [
     "PREFERRED", "STRATEGIES", "Backends", "Drafter", "Generation", "Options", "Prompts", "RetrievalOptions",

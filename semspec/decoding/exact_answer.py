@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Progress, Rounds, Step
-from semspec.decoding.protocols import Backends, Target
+from semspec.protocols import Target
 from semspec.reasoning import answer_start
 from semspec.types import Segment, SegmentEnd, SegmentRecord, Writer
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
 from semspec.decoding import repeats
-from semspec.decoding.protocols import Backends
+from semspec.decoding.backends import Backends
 from semspec.errors import InvalidRequest
 from semspec.types import (
     NO_PENALTIES,

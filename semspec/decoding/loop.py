@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from semspec.decoding import exact_answer, semantic, steps, token_level
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
-from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     BackendUnavailable,
@@ -23,6 +23,7 @@ from semspec.decoding.steps import (
     written_by_target,
 )
 from semspec.errors import ContextTooLong, DeadlineExceeded
+from semspec.protocols import Drafter
 from semspec.reasoning import FORMS
 from semspec.types import (
     Conversation,

@@ -18,6 +18,7 @@ from math import inf
 from typing import Literal
 
 from semspec.decoding import steps, token_level
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import (
     Generation,
     Limits,
@@ -28,7 +29,6 @@ from semspec.decoding.generation import (
     Step,
     Strategy,
 )
-from semspec.decoding.protocols import Backends
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     Stopwatch,

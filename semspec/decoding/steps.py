@@ -10,8 +10,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends, Drafter, Model
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -21,6 +21,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
+from semspec.protocols import Drafter, Model
 from semspec.types import (
     Context,
     GeneratedSegment,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends, Drafter, Target
 from semspec.decoding.steps import (
     BackendUnavailable,
     Stopwatch,
@@ -21,6 +21,7 @@ from semspec.decoding.steps import (
     waited,
 )
 from semspec.errors import InternalError
+from semspec.protocols import Drafter, Target
 from semspec.types import (
     Context,
     GenerationParams,

@@ -15,10 +15,10 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from semspec.device import device_of
 from semspec.engine.architecture import check_architecture
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
-from semspec.engine.device import device_of
 from semspec.engine.gguf import weights_file
 from semspec.engine.gguf_model import gguf_outline, load_gguf
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV

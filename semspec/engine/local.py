@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from semspec.engine.protocol import Engine
 from semspec.engine.requests import Generate, Propose, Request, Result, Score, Verify
 from semspec.engine.segmentation import ended_by_look_ahead, prompt_and_output, stops_after
 from semspec.engine.shaping import Grammars
@@ -19,6 +18,7 @@ from semspec.engine.speculative import (
 )
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.errors import InternalError, InvalidRequest
+from semspec.protocols import Engine
 from semspec.reasoning import FORMS, unknown_marks
 from semspec.types import (
     GRAMMAR,

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import AutoConfig, PretrainedConfig
 
-from semspec.engine.device import device_of
+from semspec.device import device_of
 from semspec.engine.gguf import weights_file
 from semspec.engine.gguf_weights import GgufTensor, read_tensor
 from semspec.engine.packed import Compute

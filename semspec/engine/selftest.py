@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from semspec.engine.protocol import Engine
 from semspec.errors import Mismatch, Overloaded, SemspecError
+from semspec.protocols import Engine
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -40,7 +40,7 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     Raises: Mismatch with the first that does not agree, or with the reason why the model does not run."""
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
-    from semspec.engine.device import release_memory  # imports torch, once the model is loaded
+    from semspec.device import release_memory  # imports torch, once the model is loaded
 
     try:
         line = await _compare(engine, settings)
@@ -61,7 +61,7 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
 
     Raises: Mismatch with the first difference; what the engine raises.
     """
-    from semspec.engine.device import device_of  # imports torch, once the model is loaded
+    from semspec.device import device_of  # imports torch, once the model is loaded
 
     began, is_cpu = time.perf_counter(), device_of(settings.device, "the model") == "cpu"
     context = Context((await engine.encode(PROMPT),))

@@ -117,7 +117,7 @@ class ModelTokenizer:
         )
 
     def encode(self, prompt: Prompt) -> Piece:
-        """Tokenize a prompt, at most as long as the window may hold. See `semspec.decoding.protocols.Target.encode`."""
+        """Tokenize a prompt, at most as long as the window may hold. See `semspec.protocols.Target.encode`."""
         if isinstance(prompt, TokenIds):
             self.check_room(len(prompt.ids), "prompt")
             if not prompt.ids:
@@ -154,7 +154,7 @@ class ModelTokenizer:
         return Piece(text, tuple(ids), self.info.tokenizer)
 
     def tokenize(self, text: str) -> list[Token]:
-        """See `semspec.decoding.protocols.Target.tokenize`."""
+        """See `semspec.protocols.Target.tokenize`."""
         self.check_length(len(text), "text")
         tokens = tokenize(self.raw, text)
         self.check_room(len(tokens), "text")

@@ -11,8 +11,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from semspec.device import num_cores
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.device import num_cores
 from semspec.engine.local import LocalEngine
 from semspec.engine.logits import draw_token, segment_scores, token_statistics
 from semspec.engine.requests import (

@@ -16,12 +16,12 @@ import torch
 from semspec import __version__
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.clustering.loading import served_equivalence
-from semspec.engine.device import device_of
-from semspec.engine.protocol import StepCounter
+from semspec.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.observability import Durations, Metric
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
+from semspec.protocols import StepCounter
 from semspec.types import (
     Judgement,
     OperatingPoint,
@@ -118,7 +118,7 @@ class _Call:
 
 
 class ProbeVerifier:
-    """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
+    """A pure function from states to probabilities. See `semspec.protocols.Verifier`."""
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, SemspecError, Unavailable
-from semspec.installation import install_command
 from semspec.types import SamplingParams, SegmentEnd
 
 T = TypeVar("T")
@@ -68,21 +67,6 @@ class CompletionClient(Protocol):
 
     async def aclose(self) -> None:
         """Close all connections."""
-
-
-def connect(server: Server) -> CompletionClient:
-    """A client of the server. Raises: Mismatch when the package for its API is not installed."""
-    if server.api == "tgi":
-        from semspec.remote.tgi import TgiClient  # deferred: each API's client is a large package
-
-        return TgiClient(server)
-    try:
-        from semspec.remote.openai import OpenAIClient
-    except ModuleNotFoundError as error:
-        raise Mismatch(
-            f"the API openai requires the package {error.name!r}: {install_command('remote')}"
-        ) from error
-    return OpenAIClient(server)
 
 
 BY_NAME: tuple[tuple[str, type[SemspecError]], ...] = (

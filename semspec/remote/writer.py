@@ -9,13 +9,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from semspec.engine.load import LoadModel, load_engine
 from semspec.engine.local import check_supported
-from semspec.engine.protocol import Engine, LoadModel, load_engine
 from semspec.engine.segmentation import prompt_and_output, stops_after
 from semspec.engine.settings import ModelSettings
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.protocols import Engine
+from semspec.remote.client import Completion, CompletionClient, Server
+from semspec.remote.connect import connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.types import (
     Context,
@@ -41,7 +43,7 @@ class RemoteWriter:
     """Sends `generate` to a completion server. All that is not defined here is a local engine's with the same model,
     its `steps` too; the server has a timeout of its own.
 
-    See `semspec.engine.protocol.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
+    See `semspec.protocols.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
     `CompletionClient.stream` raises.
     """
 

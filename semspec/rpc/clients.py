@@ -1,4 +1,4 @@
-"""Drafter, target and verifier served over gRPC: the protocols of `semspec.decoding.protocols`.
+"""Drafter, target and verifier served over gRPC: the protocols of `semspec.protocols`.
 
 Each call goes to the best replica of the service. Cancelling a call, or closing the generator of `generate`, cancels
 the RPC, which stops the model. Construct a client within the running event loop, and close it with `aclose`.

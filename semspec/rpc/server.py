@@ -25,7 +25,7 @@ from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from semspec.engine.protocol import StepCounter
+    from semspec.protocols import StepCounter
     from semspec.rpc.metrics import MetricsServer
 
 EXIT_CANNOT_SERVE = 1

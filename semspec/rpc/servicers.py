@@ -14,9 +14,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from google.protobuf.descriptor import ServiceDescriptor
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
-from semspec.decoding.protocols import Verifier
-from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import Unavailable
+from semspec.protocols import Engine, StepCounter, Verifier
 from semspec.rpc.codec.messages import message_of, read, read_each, read_prompt
 from semspec.rpc.codec.values import (
     COUNT,

@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from semspec.engine.protocol import Engine, LoadModel, load_engine
+from semspec.engine.load import LoadModel, load_engine
 from semspec.engine.selftest import self_test
+from semspec.protocols import Engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import DraftServicer
 from semspec.services.draft.settings import DraftSettings

@@ -9,8 +9,8 @@ from time import perf_counter
 
 from semspec.bench.gpu.shapes import PAPER
 from semspec.engine.checkpoint import load_tokenizer
+from semspec.results.files import write_json
 from semspec.stack import Stack
-from semspec.training.files import write_json
 from studies.rehearsal.depth import Json, client, stack_config
 from studies.rehearsal.models import (
     QWQ_ADDED,

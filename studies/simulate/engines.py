@@ -175,7 +175,7 @@ class SimulatedModel:
     async def generate(
         self, context: Context, params: GenerationParams
     ) -> AsyncGenerator[GeneratedSegment, None]:
-        """See `semspec.decoding.protocols.Drafter`."""
+        """See `semspec.protocols.Drafter`."""
         await asyncio.sleep(self._call_s)
         segments = self._next(context, params)
         replica = best(self._replicas, params.session)
@@ -190,7 +190,7 @@ class SimulatedModel:
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        """See `semspec.decoding.protocols.Target`."""
+        """See `semspec.protocols.Target`."""
         await asyncio.sleep(self._call_s)
         replica = best(self._replicas, session)
         call = _Call(_fed(replica, session, (*context.pieces, *segments)))

@@ -9,8 +9,8 @@ from typing import cast
 from semspec.bench.pace.gpu import SLICE_S, Gpu
 from semspec.bench.pace.table import Pace, StepTimes
 from semspec.decoding import Backends, Generation, Options, decode
-from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import InvalidRequest
+from semspec.protocols import Drafter, Target, Verifier
 from semspec.types import Acceptance, Context, Piece, SamplingParams, SegmentRecord, Writer
 from studies.simulate.clock import run
 from studies.simulate.engines import REUNION_S, Host, Replica, SimulatedModel, SimulatedVerifier

@@ -19,7 +19,7 @@ from semspec.bench.report.tables import main_table
 from semspec.bench.runners.gateway import with_room
 from semspec.bench.runners.paced import Pacing, config_of
 from semspec.bench.summary import load_run
-from semspec.engine.protocol import load_engine
+from semspec.engine.load import load_engine
 from semspec.errors import InvalidRequest
 from semspec.services.target.settings import TargetSettings
 from semspec.stack import StackConfig

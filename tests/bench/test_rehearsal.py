@@ -9,8 +9,8 @@ from semspec.bench.cli import main
 from semspec.bench.record import read_records
 from semspec.bench.report import paper
 from semspec.bench.reproduce import PairConfig, Reproduction
+from semspec.results.progress import Reporter
 from semspec.training.config import read_config, read_yaml
-from semspec.training.progress import Reporter
 from tests.bench.tiny_pair import METHODS, save_models, save_pair_file, use_hub
 
 pytestmark = pytest.mark.slow

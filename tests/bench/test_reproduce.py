@@ -11,8 +11,8 @@ import torch
 
 from semspec.bench.cli import main
 from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
+from semspec.results.progress import Reporter
 from semspec.training.config import read_config, read_yaml
-from semspec.training.progress import Reporter
 from tests.bench.tiny_pair import (
     DRAFT,
     METHODS,

@@ -18,8 +18,8 @@ from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import load_task
 from semspec.errors import InvalidRequest
+from semspec.results.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.progress import Reporter
 
 pytestmark = pytest.mark.slow
 LABELS = ("in-process/draft", "in-process/semantic:threshold=0.1")

@@ -12,8 +12,8 @@ from semspec.bench.gpu.engines import memory
 from semspec.cli import main
 from semspec.commands.plan import read_model
 from semspec.engine.settings import ModelSettings
+from semspec.results.files import read_json
 from semspec.stack.config import BUNDLED_PAIR
-from semspec.training.files import read_json
 
 SHAPES = {"target": (64, 5120, 27648, 40, 8, 152064), "draft": (28, 1536, 8960, 12, 2, 151936)}
 """Of DeepSeek-R1-Distill-Qwen-32B and 1.5B: layers, hidden and MLP size, heads, KV heads, vocabulary."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from semspec.decoding import Backends, Generation, Verifier, decode
-from semspec.engine.protocol import Engine
+from semspec.protocols import Engine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer

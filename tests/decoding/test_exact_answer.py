@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from semspec.bench.tasks import load_task
 from semspec.decoding import Backends, Generation, decode
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Unavailable
 from semspec.reasoning import FORMS, HARMONY, THINK, answer_start

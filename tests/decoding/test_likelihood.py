@@ -7,7 +7,7 @@ from math import exp, inf, nan
 import pytest
 
 from semspec.decoding import decode
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.errors import Mismatch, Unavailable
 from semspec.types import (
     SURPRISAL_FEATURES,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from semspec.decoding import Generation, decode
-from semspec.engine.protocol import Engine
 from semspec.errors import Unavailable
+from semspec.protocols import Engine
 from semspec.types import (
     Acceptance,
     Context,

@@ -10,7 +10,7 @@ from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTra
 
 from semspec.engine.causal_lm import CausalLM, EngineName, Forward
 from semspec.engine.kv_cache import KV, BufferKV
-from semspec.engine.protocol import load_engine
+from semspec.engine.load import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
 from semspec.decoding import Backends, Generation, decode
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.engine.causal_lm import EngineName
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong

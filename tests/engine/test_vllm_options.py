@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from transformers import AutoConfig
 
-from semspec.engine import protocol
-from semspec.engine.protocol import load_engine
+from semspec.engine import load
+from semspec.engine.load import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm import options
@@ -52,9 +52,9 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(protocol, "find_spec", lambda name: name if is_installed else None)
-    assert protocol.chosen_engine(ModelSettings(model="any", device=device)) == engine
-    assert protocol.chosen_engine(ModelSettings(model="any", device="cpu")) == "auto"
+    monkeypatch.setattr(load, "find_spec", lambda name: name if is_installed else None)
+    assert load.chosen_engine(ModelSettings(model="any", device=device)) == engine
+    assert load.chosen_engine(ModelSettings(model="any", device="cpu")) == "auto"
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
@@ -67,8 +67,8 @@ def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
         Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"
     ):
         load_model(settings, Writer.TARGET)
-    monkeypatch.setattr(protocol, "find_spec", lambda name: name)
-    assert protocol.chosen_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
+    monkeypatch.setattr(load, "find_spec", lambda name: name)
+    assert load.chosen_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
 
 
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import as_json
-from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.options import Defaults
 from semspec.gateway.served import Served, mismatch
 from semspec.release import Release, ReleasedModel

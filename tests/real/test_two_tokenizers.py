@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from semspec.decoding import Backends, Generation
+from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.loop import prompts_of
-from semspec.decoding.protocols import WithoutProbes
-from semspec.engine.protocol import Engine
+from semspec.protocols import Engine
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
 from tests.calibrations import calibration
 from tests.checkpoints import loaded

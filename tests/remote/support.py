@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from semspec.decoding.protocols import Target
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.remote.client import Api, Server, connect
+from semspec.protocols import Target
+from semspec.remote.client import Api, Server
+from semspec.remote.connect import connect
 from semspec.remote.writer import RemoteWriter
 from semspec.types import (
     Context,

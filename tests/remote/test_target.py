@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from semspec.decoding import Backends
-from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
+from semspec.protocols import Engine
 from semspec.remote.client import Api
 from semspec.services.target.__main__ import load
 from semspec.services.target.settings import TargetSettings

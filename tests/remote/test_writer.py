@@ -16,7 +16,8 @@ from semspec.errors import (
     Overloaded,
     Unavailable,
 )
-from semspec.remote.client import Api, Completion, Server, connect
+from semspec.remote.client import Api, Completion, Server
+from semspec.remote.connect import connect
 from semspec.types import (
     Context,
     GeneratedSegment,

@@ -13,8 +13,8 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from semspec.engine.protocol import Engine
 from semspec.errors import Mismatch, Unavailable
+from semspec.protocols import Engine
 from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
 from semspec.rpc.server import ServiceServer, run, serve

@@ -11,7 +11,6 @@ import pytest
 from grpc import aio
 
 from semspec.clustering.equivalence import Alternatives
-from semspec.decoding.protocols import Verifier
 from semspec.errors import (
     TABLE,
     Conflict,
@@ -26,6 +25,7 @@ from semspec.errors import (
     Unavailable,
 )
 from semspec.observability import request_id
+from semspec.protocols import Verifier
 from semspec.rpc.calls import from_rpc_error
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions

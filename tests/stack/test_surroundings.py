@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from semspec.commands.serve import serve
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.release import load_release
 from semspec.stack import StackConfig
 from tests.processes import GENEROUS_S

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from semspec.errors import Mismatch
+from semspec.results.files import read_json, replacing, write_json
 from semspec.training.files import (
     DATA_FORMAT,
     StageFolder,
     check_format,
-    read_json,
     read_rows,
-    replacing,
-    write_json,
     write_rows,
     write_tensors,
 )

@@ -15,10 +15,10 @@ from markupsafe import escape
 from semspec.errors import InvalidRequest
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
+from semspec.results.progress import Reporter
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline, agree, scaled
-from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.checkpoints import loaded
 from tests.training import support
@@ -228,7 +228,7 @@ def test_yes_is_remembered(estimated: Path) -> None:
 def test_long_work_shows_that_it_is_alive(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("semspec.training.progress.LOG_EVERY_S", 0.1)
+    monkeypatch.setattr("semspec.results.progress.LOG_EVERY_S", 0.1)
     with Reporter().busy("loading the models"):
         sleep(0.35)
     with Reporter().bar("samples", 10, "contexts"):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
+from semspec.results.document import Table
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.report import examples_table, write_report
-from semspec.training.report.document import Table
 from tests.pages import num_pictures
 from tests.training.judged import guessed, made_up
 

@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
+from semspec.results.files import Row
 from semspec.training.config import ContextsConfig, PipelineConfig, load_config
 from semspec.training.data.contexts import choose_depths
 from semspec.training.data.labels import Labels, gather_labels, label
 from semspec.training.data.questions import Question
-from semspec.training.files import Row, read_rows
+from semspec.training.files import read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.training.trainer.probes import with_own
 from semspec.types import Segment, SegmentEnd, Writer

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
+from semspec.results.files import Row, replacing
 from semspec.training.data.questions import Question
-from semspec.training.files import Row, replacing
 from semspec.types import Writer
 
 Split = Literal["train", "validation", "calibration", "test"]

@@ -18,11 +18,12 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.remote.client import Completion, CompletionClient, Server
+from semspec.remote.connect import connect
 from semspec.remote.segmenter import TextSegmenter
+from semspec.results.files import Row
 from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext, SegmentWriter
-from semspec.training.files import Row
 from semspec.types import (
     Context,
     GenerationParams,

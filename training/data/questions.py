@@ -10,15 +10,10 @@ from typing import Any
 
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
+from semspec.results.files import Row, json_lines, write_json
+from semspec.results.progress import Reporter
 from semspec.training.config import QuestionSource, Shares, WorkConfig
-from semspec.training.files import (
-    Row,
-    StageFolder,
-    json_lines,
-    write_json,
-    write_rows,
-)
-from semspec.training.progress import Reporter
+from semspec.training.files import StageFolder, write_rows
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5

@@ -20,6 +20,8 @@ from semspec.clustering.equivalence import (
 )
 from semspec.clustering.loading import load_equivalence
 from semspec.files import digest_of
+from semspec.results.files import Row
+from semspec.results.progress import Reporter
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
@@ -33,8 +35,7 @@ from semspec.training.data.contexts import (
 from semspec.training.data.labels import label
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question
-from semspec.training.files import Row, StageFolder, write_rows, write_tensors
-from semspec.training.progress import Reporter
+from semspec.training.files import StageFolder, write_rows, write_tensors
 from semspec.types import Context, Piece, SegmentEnd
 
 Advance = Callable[[int], None]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
+from semspec.results.files import plain
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling, upper_limit
-from semspec.training.files import plain
 from semspec.types import Acceptance, shares_ordinary_tokens
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))

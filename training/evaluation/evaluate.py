@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
+from semspec.results.files import plain
+from semspec.results.numbers import decimal, measured_decimal, measured_share, share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import (
     LEAST_SPEED_UP,
@@ -36,8 +38,6 @@ from semspec.training.evaluation.verification import (
     evaluate_variant,
     learning_curve,
 )
-from semspec.training.files import plain
-from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 from semspec.types import GOOD_ENOUGH
 
 Tone = Literal["good", "doubtful", "bad"]

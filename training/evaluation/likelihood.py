@@ -12,6 +12,7 @@ from scipy.special import expit
 
 from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration, too_small_reason
 from semspec.errors import InvalidRequest
+from semspec.results.numbers import Measured, decimal, measured_share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import (
@@ -23,7 +24,6 @@ from semspec.training.evaluation.metrics import (
     upper_limit,
 )
 from semspec.training.evaluation.verification import Predicted
-from semspec.training.report.numbers import Measured, decimal, measured_share
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "sum_log_probability", "min_margin")

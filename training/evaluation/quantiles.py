@@ -17,8 +17,8 @@ from semspec.decoding.likelihood.calibration import (
     too_few_reason,
 )
 from semspec.errors import InvalidRequest
+from semspec.results.numbers import Measured, measured_decimal, measured_share
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling
-from semspec.training.report.numbers import Measured, measured_decimal, measured_share
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "min_margin")

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from semspec.results.document import Table, write_page
+from semspec.results.drawing import Panel, draw
+from semspec.results.files import plain, write_json
+from semspec.results.numbers import Measured, decimal
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import acceptance_of
 from semspec.training.evaluation.evaluate import CRITERION_NAMES, Report
 from semspec.training.evaluation.likelihood import LikelihoodReport
 from semspec.training.evaluation.verification import Predicted, rightness
-from semspec.training.files import plain, write_json
-from semspec.training.report.document import Table, write_page
-from semspec.training.report.drawing import Panel, draw
-from semspec.training.report.numbers import Measured, decimal
 
 Json = Mapping[str, Any]
 

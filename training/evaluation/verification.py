@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
 from semspec.probes.probe import LEAST_PROBABILITY
+from semspec.results.numbers import Measured
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
 from semspec.training.evaluation.metrics import (
@@ -23,7 +24,6 @@ from semspec.training.evaluation.metrics import (
     log_loss,
     wrong_accepted,
 )
-from semspec.training.report.numbers import Measured
 
 Criterion = Literal["truth", "target says it"]
 """When a draft-written segment is right: by ground truth, or if one of the target's samples means the same."""

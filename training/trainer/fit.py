@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from semspec.engine.device import device_of
+from semspec.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels

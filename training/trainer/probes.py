@@ -17,10 +17,10 @@ from torch import nn
 from semspec.errors import InvalidRequest
 from semspec.files import digest_of
 from semspec.probes.probe import Artifact, CalibrationKind, Probe, ProbeCard, load_probe, save_probe
+from semspec.results.progress import Reporter
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.verification import LABEL_VARIANTS, Predicted
-from semspec.training.progress import Reporter
 from semspec.training.trainer.fit import Probabilities, fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, StateStore

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from semspec.commands import BAD_VERDICT
 from semspec.commands.checks import Check, attempt, fail, ok, warn
-from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.backends import WithoutProbes
 from semspec.errors import Mismatch
 from semspec.keys import new_key
 from semspec.stack import StackConfig
@@ -74,7 +74,7 @@ def _start(config: StackConfig, name: str) -> Started:
         if name == "gateway":
             return _gateway(settings)
         if getattr(settings, "engine", "") != "vllm":
-            from semspec.engine.device import device_of
+            from semspec.device import device_of
 
             device_of(settings.device, f"the {name} (SEMSPEC_{name.upper()}_DEVICE)")
         load = _loaded(f"{package}.__main__:load")
@@ -146,7 +146,7 @@ class Outline:
 
 def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.protocol import chosen_engine
+    from semspec.engine.load import chosen_engine
 
     if (engine := chosen_engine(settings)) == "vllm":
         from semspec.engine.vllm.options import check_installed, load_model
@@ -194,7 +194,7 @@ def count_weights(folder: Path) -> int:
 
 async def _tested(role: str, started: Started) -> str:
     """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
-    from semspec.engine.protocol import chosen_engine
+    from semspec.engine.load import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
     if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:

@@ -6,8 +6,8 @@ what the segment says (`calibration`); a segment is accepted iff it reaches a th
 
 from collections.abc import AsyncGenerator, Sequence
 
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends
 from semspec.decoding.semantic import Judge, rounds
 from semspec.errors import Mismatch
 from semspec.types import Acceptance, GeneratedSegment, Judgement, SegmentScore

@@ -10,8 +10,8 @@ import numpy as np
 
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match
-from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.protocols import Engine, StepCounter
 from semspec.types import (
     Context,
     Distribution,
@@ -105,7 +105,7 @@ def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> s
 class RetrievingDraft:
     """A draft's engine whose `propose` uses a datastore if `GenerationParams.retrieval` says so.
 
-    See `semspec.engine.protocol.Engine`: all that is not defined here is the engine's.
+    See `semspec.protocols.Engine`: all that is not defined here is the engine's.
     """
 
     def __init__(self, engine: Engine | None, datastore: Datastore) -> None:

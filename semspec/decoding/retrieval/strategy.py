@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Literal
 
 from semspec.decoding import token_level
+from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import or_backend_unavailable
 from semspec.types import Proposal, Retrieval, VerifiedTokens, Writer
 

@@ -1,13 +1,20 @@
-"""The three backends of the decoding loop, implemented by in-process engines, gRPC clients and test fakes."""
+"""The protocols between the decoding loop, the engines and the services.
+
+The loop calls a `Drafter`, a `Target` and a `Verifier`: engines in its process, gRPC clients, or fakes in tests. An
+`Engine` is a drafter and a target, and has what its process needs besides. Draft and target run the same engine with
+different weights. Properties of every engine:
+
+- A call contains its whole context. Caches, batches and `session` change its speed, not its result.
+- Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
+- Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
+- Closing a generator, or cancelling an await, stops the work between two forward passes.
+- Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
+"""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from semspec.decoding.likelihood.calibration import Calibration
-from semspec.errors import Unavailable
 from semspec.types import (
-    STATE_CONVENTION,
     Context,
     GeneratedSegment,
     GenerationParams,
@@ -15,11 +22,9 @@ from semspec.types import (
     ModelInfo,
     OpenText,
     Piece,
-    ProbeProjections,
     Prompt,
     Proposal,
     Segment,
-    Segmentation,
     SegmentScore,
     States,
     Token,
@@ -122,26 +127,29 @@ class Verifier(Protocol):
         """
 
 
-class WithoutProbes:
-    """The verifier of a pair that is served without probes."""
+class Engine(Drafter, Target, Protocol):
+    """A model that generates and scores, in its own process."""
 
-    async def info(self) -> VerifierInfo:
-        return VerifierInfo("", "", STATE_CONVENTION, tuple(Segmentation))
+    async def read_probes(self) -> None:
+        """Read the folder of probes again, whose first layers calls name (`semspec.probes.projection.Projections`). A
+        call that names one that is not held returns the states."""
+        ...
 
-    async def judge(
-        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
-    ) -> list[Judgement]:
-        raise Unavailable("the pair is served without probes")
+    async def aclose(self) -> None:
+        """Cancel running calls and free the model. Later calls raise Unavailable."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Backends:
-    """The backends of one generation: engines, clients or fakes."""
+class StepCounter(Protocol):
+    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.watch_steps`). An engine that
+    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps.
 
-    drafter: Drafter
-    target: Target
-    verifier: Verifier
-    projections: tuple[ProbeProjections, ...] = ()
-    """What the engines are to apply to states for the verifier's probes; none: states are sent as they are."""
-    likelihood: Calibration | None = None
-    """What `likelihood` judges by; None: the pair cannot be served with it."""
+    Such an engine may have a method `metrics`, which yields `semspec.observability.Metric`s in any thread."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work, which makes a step sooner or later."""
+        ...

@@ -1,26 +1,10 @@
-"""The protocol of every engine that runs a causal LM, and how a service loads one.
-
-An engine has two verbs. *Generate*: `generate` writes segments, `propose` writes tokens for a target to verify.
-*Score*: `score` scores segments in one forward pass, `verify_tokens` verifies proposed tokens. Next to them are
-`encode`, `tokenize` and `info`. `Drafter` and `Target` in `semspec.decoding.protocols` specify these methods and what
-they raise: they are the part of an engine that the decoding loop calls, in one process or over gRPC. `Engine` adds what
-the model's process needs.
-
-Properties of every engine:
-
-- A call contains its whole context. Caches, batches and `session` change its speed, not its result.
-- Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
-- Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
-- Closing a generator, or cancelling an await, stops the work between two forward passes.
-- Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
-"""
+"""Loading of a service's engine: ours, or vLLM."""
 
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from semspec.decoding.protocols import Drafter, Target
 from semspec.types import Writer
 
 if TYPE_CHECKING:
@@ -29,35 +13,6 @@ if TYPE_CHECKING:
     from semspec.engine.settings import (
         ModelSettings,
     )  # needs pydantic, which is optional for users of an engine alone
-
-
-class Engine(Drafter, Target, Protocol):
-    """A model that generates and scores. Draft and target run the same engine with different weights."""
-
-    async def read_probes(self) -> None:
-        """Read the folder of probes again, whose first layers calls name (`semspec.probes.projection.Projections`). A
-        call that names one that is not held returns the states."""
-        ...
-
-    async def aclose(self) -> None:
-        """Cancel running calls and free the model. Later calls raise Unavailable."""
-        ...
-
-
-class StepCounter(Protocol):
-    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.watch_steps`). An engine that
-    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps.
-
-    Such an engine may have a method `metrics`, which yields `semspec.observability.Metric`s in any thread."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether there is work, which makes a step sooner or later."""
-        ...
-
 
 OPTIONS = {
     "revision",

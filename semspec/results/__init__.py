@@ -1,0 +1,1 @@
+"""What training and the benchmarks write: files, progress and reports."""
