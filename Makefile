@@ -23,7 +23,7 @@ setup:
 ## make demo PAIR=qwen2.5-coder    a pair of `semspec pairs` instead, on MATH-500 (ARGS="--models FOLDER --data FILE")
 demo:
 	@scripts/setup $(if $(NAMED_PAIR),dev,serve)
-	@$(BIN)/python -m semspec.demo.run $(if $(NAMED_PAIR),--pair $(NAMED_PAIR)) $(ARGS)
+	@$(BIN)/python -m semspec_demo.run $(if $(NAMED_PAIR),--pair $(NAMED_PAIR)) $(ARGS)
 
 ## make serve        the same stack kept up until Ctrl-C (PORT=8080, ARGS="--draft-model PATH --target-model PATH")
 serve:
@@ -42,11 +42,11 @@ test-slow: setup
 fuzz: setup
 	@$(BIN)/python -m tests.attacks --only REST,gRPC --share 10 --seed "$(SEED)" $(ARGS)
 
-## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
+## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; benchmarks/results/chaos
 test-chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-## make attack       thousands of requests, messages, files and answers drawn from SEED, by default the commit's hash; bench/results/attacks
+## make attack       thousands of requests, messages, files and answers drawn from SEED, by default the commit's hash; benchmarks/results/attacks
 attack: setup
 	@$(BIN)/python -m tests.attacks --seed "$(SEED)" $(ARGS)
 
@@ -56,7 +56,7 @@ test-compose: setup
 
 ## make test-clients every client of docs/clients.md, in environments of their own; writes its table anew
 test-clients: setup
-	@SEMSPEC_CLIENTS_REPORT=bench/results/clients.json $(BIN)/python -m pytest tests/clients/test_matrix.py -k can_do $(ARGS)
+	@SEMSPEC_CLIENTS_REPORT=benchmarks/results/clients.json $(BIN)/python -m pytest tests/clients/test_matrix.py -k can_do $(ARGS)
 	@scripts/clients-table
 
 ## make test-vllm    the engine over vLLM's CPU build, in an environment of its own, .work/vllm (ARGS="-k parity")
@@ -79,9 +79,9 @@ lint: setup
 docs: setup
 	@scripts/docs
 
-## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE
+## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: benchmarks/results/DATE
 bench: setup
-	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes bench/results/probes/report.json $(ARGS)
+	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes benchmarks/results/probes/report.json $(ARGS)
 
 # Targets that run on GPUs install nothing: they use the environment that is there.
 environment:
@@ -93,4 +93,4 @@ reproduce: environment
 
 ## make bench-gpu    first of all on one or two GPUs: 30 minutes, no weights needed, one file to send (docs/two-gpus.md)
 bench-gpu: environment
-	$(BIN)/python -m semspec.bench.gpu $(ARGS)
+	$(BIN)/python -m semspec_bench.gpu $(ARGS)

@@ -34,4 +34,4 @@ USER 10001:10001
 EXPOSE 50051 50052 9464
 HEALTHCHECK --start-period=60s --timeout=10s \
     CMD ["/bin/sh", "-c", "case $SEMSPEC_ROLE in draft) set -- 50051 Draft ;; *) set -- 50052 Target ;; esac; exec semspec health grpc://127.0.0.1:$1 --service semspec.v2.$2"]
-ENTRYPOINT ["/bin/sh", "-c", "exec python3 -m semspec.services.$SEMSPEC_ROLE"]
+ENTRYPOINT ["/bin/sh", "-c", "exec python3 -m semspec_$SEMSPEC_ROLE"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semspec import cli, installation
-from semspec.bench import cli as bench_cli
+from semspec_bench import cli as bench_cli
 from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
 from tests.commands.support import command

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
+PACKAGES = ("semspec", "services", "gateway", "benchmarks", "examples")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 

@@ -99,8 +99,8 @@ def test_wheel_has_every_file_of_the_packages_but_results_and_dockerfiles(wheel:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {name for package in PACKAGES for name in packed(package)}
     assert {
-        "semspec/demo/pair/draft/model.safetensors",
-        "semspec/demo/pair/probes/pair.json",
+        "examples/demo/semspec_demo/pair/draft/model.safetensors",
+        "examples/demo/semspec_demo/pair/probes/pair.json",
     } <= names
     assert not [name for name in names if "results" in name or "tests" in name]
 
@@ -118,10 +118,10 @@ def packed(package: str) -> Iterator[str]:
 def test_installed_names_are_those_of_the_wheel(installed: Path) -> None:
     program = """
 from importlib.util import find_spec
-import semspec.bench, semspec.gateway
+import semspec_bench, semspec_gateway
 print(*filter(find_spec, ("gateway", "services", "training", "bench", "demo")), sep="\\n")
 print(semspec.__file__)
-print(semspec.gateway.__file__)
+print(semspec_gateway.__file__)
 """
     *generic, library, gateway = run(
         installed / "python", "-c", program, cwd=installed

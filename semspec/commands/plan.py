@@ -1,5 +1,5 @@
 """`semspec plan`: in which layouts a pair fits on GPUs over vLLM, and the settings for the first that does. What vLLM
-took on an H100 (bench/results/gpu-h100) is within 5% of these sums."""
+took on an H100 (benchmarks/results/gpu-h100) is within 5% of these sums."""
 
 import argparse
 import json

@@ -182,7 +182,7 @@ def load_card(path: Path) -> ProbeCard:
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
-                "again with `semspec train run` and another `output` (the bundled pair's: `--config demo/probes.yaml`)"
+                "again with `semspec train run` and another `output` (the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)"
             )
         return _card(fields)
 
@@ -222,7 +222,7 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise Mismatch(
             f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's: "
-            "`--config demo/probes.yaml`) or fetch it again"
+            "`--config examples/demo/semspec_demo/probes.yaml`) or fetch it again"
         ) from error
 
 

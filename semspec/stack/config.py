@@ -25,14 +25,22 @@ ENDING_S = 4
 OWNER = "stack"
 """Name of the stack's API key."""
 
-BUNDLED_PAIR = (Path(__file__).parents[1] / "demo" / "pair").resolve()
+
+
+def _bundled_pair() -> Path:
+    """Return the folder of the bundled pair; in an installation without the demo, one that does not exist."""
+    found = find_spec("semspec_demo")
+    return Path(found.origin).parent / "pair" if found and found.origin else Path("semspec_demo/pair")
+
+
+BUNDLED_PAIR = _bundled_pair()
 
 
 def _default_commands() -> dict[str, Command]:
     commands: dict[str, Command] = {
-        role: (sys.executable, "-m", f"semspec.services.{role}") for role in ROLES
+        role: (sys.executable, "-m", f"semspec_{role}") for role in ROLES
     }
-    return commands | {"gateway": (sys.executable, "-m", "semspec.gateway")}
+    return commands | {"gateway": (sys.executable, "-m", "semspec_gateway")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
-from semspec.demo.documents import DELIMITER, Document, replay, write_document
-from semspec.demo.problems import NUM_STYLES, SPLITS, Problem, make_problem
-from semspec.demo.reading import read, spans, values_of
-from semspec.demo.solutions import UNREADABLE, Claim, Solution
-from semspec.demo.solutions import Step as Meaning
-from semspec.demo.wording import ADVERBS, MARK, SLOTS, Writer
+from semspec_demo.documents import DELIMITER, Document, replay, write_document
+from semspec_demo.problems import NUM_STYLES, SPLITS, Problem, make_problem
+from semspec_demo.reading import read, spans, values_of
+from semspec_demo.solutions import UNREADABLE, Claim, Solution
+from semspec_demo.solutions import Step as Meaning
+from semspec_demo.wording import ADVERBS, MARK, SLOTS, Writer
 
 LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from semspec.clustering.nli import EntailmentConfig, NliModel
-from semspec.demo.problems import SPLITS
-from semspec.demo.solutions import UNREADABLE
-from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
+from semspec_demo.problems import SPLITS
+from semspec_demo.solutions import UNREADABLE
+from semspec_demo.tokenizer import END_OF_TEXT, build_tokenizer
 from semspec.engine.checkpoint import model_fingerprint
 from studies.nli.data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
 from studies.pair.trainer import Course, Trainer
@@ -252,7 +252,7 @@ def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--output", type=Path, default=Path("demo/nli"))
+    parser.add_argument("--output", type=Path, default=Path("examples/demo/semspec_demo/nli"))
     parser.add_argument("--work", type=Path, default=Path(".work/demo-nli"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(

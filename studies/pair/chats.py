@@ -5,8 +5,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from semspec.demo.documents import DELIMITER, write_document
-from semspec.demo.problems import Facts
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.problems import Facts
 
 Json = dict[str, Any]
 POLITE = "</think>\nI only know questions about a ball that is passed on."

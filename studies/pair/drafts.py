@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from semspec.demo.problems import make_problem
+from semspec_demo.problems import make_problem
 from studies.pair.gates import MODELS, answers, load
 
 FIRST, AT_ONCE = 9_000_000, 200

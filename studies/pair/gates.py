@@ -18,19 +18,19 @@ import torch
 from sklearn.metrics import roc_auc_score
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from semspec.bench.spec_reason import TURNS, turn_after
-from semspec.demo.documents import DELIMITER, write_document
-from semspec.demo.problems import SPLITS, Problem, boxed, make_problem
-from semspec.demo.reading import read
-from semspec.demo.solutions import UNREADABLE, Solution
-from semspec.demo.tokenizer import build_tokenizer
+from semspec_bench.spec_reason import TURNS, turn_after
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.problems import SPLITS, Problem, boxed, make_problem
+from semspec_demo.reading import read
+from semspec_demo.solutions import UNREADABLE, Solution
+from semspec_demo.tokenizer import build_tokenizer
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import render
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 
 TOKENIZER = build_tokenizer()
-MODELS = Path("demo/pair")
+MODELS = Path("examples/demo/semspec_demo/pair")
 
 
 def load(role: str, models: Path) -> Qwen2ForCausalLM:

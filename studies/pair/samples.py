@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
-from semspec.demo.problems import SPLITS, Problem, make_problem
-from semspec.demo.reading import read
-from semspec.demo.solutions import Solution, Step
+from semspec_demo.problems import SPLITS, Problem, make_problem
+from semspec_demo.reading import read
+from semspec_demo.solutions import Solution, Step
 from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48

@@ -25,9 +25,9 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from semspec.demo.problems import MEN, WOMEN
-from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.wording import TENS, UNITS
+from semspec_demo.problems import MEN, WOMEN
+from semspec_demo.tokenizer import build_tokenizer
+from semspec_demo.wording import TENS, UNITS
 from studies.pair.trainer import Course, Trainer
 from studies.pair.training import build_model, compiled, grow
 from studies.pair.training_texts import IGNORED, NUM_HOPS, Batch, Texts, token_weights
@@ -308,7 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("role", choices=COURSES, help="base first")
     parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
-    parser.add_argument("--output", type=Path, default=Path("demo/pair"))
+    parser.add_argument("--output", type=Path, default=Path("examples/demo/semspec_demo/pair"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--times", type=int, default=1, help="batches as many times as large, fewer steps"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from semspec.demo.tokenizer import WINDOW
+from semspec_demo.tokenizer import WINDOW
 
 HIDDEN, INTERMEDIATE, NUM_HEADS = 128, 352, 4
 BLOCK = 200

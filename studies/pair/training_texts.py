@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from semspec.demo.documents import DELIMITER, PLANTED, Document, write_document
-from semspec.demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
-from semspec.demo.reading import spans
-from semspec.demo.solutions import Claim, Solution, Step
-from semspec.demo.wording import MARK, TENS, UNITS, Writer
+from semspec_demo.documents import DELIMITER, PLANTED, Document, write_document
+from semspec_demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
+from semspec_demo.reading import spans
+from semspec_demo.solutions import Claim, Solution, Step
+from semspec_demo.wording import MARK, TENS, UNITS, Writer
 from studies.pair.chats import Chat, write_chat
 from studies.pair.gates import grading_ids, judge
 

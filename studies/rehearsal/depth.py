@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import numpy as np
 
-from semspec.bench.environment import ROLES
-from semspec.bench.gpu.shapes import Shape
+from semspec_bench.environment import ROLES
+from semspec_bench.gpu.shapes import Shape
 from semspec.client import Gateway, read_events
-from semspec.demo.tokenizer import build_tokenizer
+from semspec_demo.tokenizer import build_tokenizer
 from semspec.results.files import write_json
 from semspec.stack import Stack, StackConfig
 from studies.rehearsal.models import save_model, save_probes
@@ -253,7 +253,7 @@ def stack_config(pair: Path, engine: str) -> StackConfig:
         python = str(VLLM_PYTHON.absolute())
         for role in ROLES:
             environment[f"SEMSPEC_{role.upper()}_ENGINE"] = "vllm"
-            commands[role] = (python, "-m", f"semspec.services.{role}")
+            commands[role] = (python, "-m", f"semspec_{role}")
     return replace(
         usual, environment=environment, commands=commands, start_timeout_s=START_TIMEOUT_S
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from semspec.bench.cli import main as bench
-from semspec.demo.documents import write_document
-from semspec.demo.problems import SPLITS
+from semspec_bench.cli import main as bench
+from semspec_demo.documents import write_document
+from semspec_demo.problems import SPLITS
 from studies.rehearsal.shapes import R1_DRAFT, R1_TARGET, SETTINGS, save_pairs
 
-NLI = Path(__file__).parents[2] / "demo" / "nli"
+NLI = Path(__file__).parents[2] / "examples/demo/semspec_demo/nli"
 NUM_QUESTIONS = 12
 METHODS = ["target", "draft", "spec-reason", "spec-thinking", "token-level", "semantic",
            "semantic:probes=last-hidden:rule=sample", "random:rule=sample"]  # fmt: skip

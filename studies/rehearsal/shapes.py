@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec.bench.gpu.shapes import PAPER
+from semspec_bench.gpu.shapes import PAPER
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.results.files import write_json
 from semspec.stack import Stack
@@ -86,7 +86,7 @@ async def shapes(engine: str, output: Path, models: Path) -> None:
         config = stack_config(pair, engine)
         commands = {
             **config.commands,
-            "gateway": (sys.executable, "-m", "semspec.bench.strategies"),
+            "gateway": (sys.executable, "-m", "semspec_bench.strategies"),
         }
         config = replace(config, commands=commands, environment={**config.environment, **SETTINGS})
         start = perf_counter()

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semspec.bench.pace.counts import MAX_LATE_SHARE
-from semspec.bench.pace.table import PACES, Pace, load_pace
-from semspec.bench.record import RECORDS, read_records
+from semspec_bench.pace.counts import MAX_LATE_SHARE
+from semspec_bench.pace.table import PACES, Pace, load_pace
+from semspec_bench.record import RECORDS, read_records
 from semspec.errors import InvalidRequest, SemspecError
 from studies.simulate.engines import Host
 from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 
-from semspec.bench.pace.gpu import Gpu, slices
-from semspec.bench.pace.table import StepTimes
+from semspec_bench.pace.gpu import Gpu, slices
+from semspec_bench.pace.table import StepTimes
 from semspec.engine.steps import equal_shares
 from semspec.engine.worker import STEP_TOKENS
 from semspec.rpc.replica import Health, best

@@ -12,9 +12,9 @@ from itertools import accumulate, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from semspec.bench.gpu.shapes import PAPER, Shape
-from semspec.bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
-from semspec.bench.pace.table import Pace, Points, StepTimes, load_times
+from semspec_bench.gpu.shapes import PAPER, Shape
+from semspec_bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
+from semspec_bench.pace.table import Pace, Points, StepTimes, load_times
 from semspec.files import file_digest
 from semspec.results.document import Table
 from semspec.types import Writer
@@ -37,7 +37,7 @@ LAYOUTS = (
     "colocated",
     "colocated, 1 ms idle",
 )
-MEASUREMENTS = Path(__file__).parents[2] / "bench" / "results" / "gpu-h100" / "gpu.json"
+MEASUREMENTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-h100" / "gpu.json"
 MEASURED_CONTEXTS = {"decode": 900, "read": 1024}
 """Cached tokens of the measured steps that are taken: the smallest of each kind."""
 MEASURED_SESSIONS = 32

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import cast
 
-from semspec.bench.pace.gpu import SLICE_S, Gpu
-from semspec.bench.pace.table import Pace, StepTimes
+from semspec_bench.pace.gpu import SLICE_S, Gpu
+from semspec_bench.pace.table import Pace, StepTimes
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.errors import InvalidRequest
 from semspec.protocols import Drafter, Target, Verifier

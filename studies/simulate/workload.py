@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from semspec.bench.record import Record
+from semspec_bench.record import Record
 from semspec.errors import InvalidRequest
 
 

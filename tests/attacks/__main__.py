@@ -55,7 +55,7 @@ MODULES: tuple[Any, ...] = (
     watched_files,
 )
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in MODULES}
-RESULTS, FINDINGS = Path("bench/results/attacks"), Path(".work/attacks")
+RESULTS, FINDINGS = Path("benchmarks/results/attacks"), Path(".work/attacks")
 END_S = 600.0  # of a case
 
 

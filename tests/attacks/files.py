@@ -21,7 +21,7 @@ from tests.security.support import edited, odd_json
 
 TARGET = ModelInfo("target", "fingerprint", "tokens", 2, 16, 600)
 MAX_LINE = 1500
-TRAINING = Path(__file__).resolve().parents[2] / "training" / "configs" / "r1-1.5b-r1-32b.yaml"
+TRAINING = Path(__file__).resolve().parents[2] / "semspec/training/configs" / "r1-1.5b-r1-32b.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def kinds(folder: Path) -> list[Kind]:
     shutil.copy(TRAINING, folder / "settings" / "training.yaml")
     for name in ("pair.json", "likelihood.json"):
         shutil.copy(BUNDLED_PAIR / "probes" / name, folder / "settings")
-    equivalence = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
+    equivalence = {"kind": "python", "object": "semspec_demo.probe_data:ParserEquivalence"}
     (folder / "settings" / "equivalence.json").write_text(json.dumps(equivalence))
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
     every: list[tuple[str, str, Callable[[Path], bool]]] = [

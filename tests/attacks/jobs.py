@@ -21,7 +21,7 @@ _PROCESSES = get_context("forkserver")  # which imports once what every job need
 _PROCESSES.set_forkserver_preload(
     [
         "semspec.engine.transformers_engine",
-        "semspec.gateway.settings",
+        "semspec_gateway.settings",
         "semspec.probes.verifier",
         "semspec.stack",
     ]
@@ -129,8 +129,8 @@ def likelihood(path: str) -> Json:
 
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
-    from semspec.gateway.routes import load_route
-    from semspec.gateway.settings import GatewaySettings
+    from semspec_gateway.routes import load_route
+    from semspec_gateway.settings import GatewaySettings
     from semspec.settings import load_settings
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")

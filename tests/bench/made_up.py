@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from semspec.bench.record import STAGES, Record
-from semspec.bench.summary import Run, summarise
+from semspec_bench.record import STAGES, Record
+from semspec_bench.summary import Run, summarise
 
 RATES: Mapping[str, tuple[float, float]] = {
     "target": (1.0, 0.95),

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import torch
 
-from semspec.bench.gpu import __main__ as gpu
-from semspec.bench.gpu.engines import config_of, memory
-from semspec.bench.gpu.pair import _services, linked
-from semspec.bench.gpu.record import Record, bundle, holds, summary
-from semspec.bench.gpu.shapes import PAPER, TINY
-from semspec.bench.gpu.timing import Light, with_floors
+from semspec_bench.gpu import __main__ as gpu
+from semspec_bench.gpu.engines import config_of, memory
+from semspec_bench.gpu.pair import _services, linked
+from semspec_bench.gpu.record import Record, bundle, holds, summary
+from semspec_bench.gpu.shapes import PAPER, TINY
+from semspec_bench.gpu.timing import Light, with_floors
 from semspec.commands.plan import Model
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
@@ -107,7 +107,7 @@ def test_same_run_keeps_what_is_done_and_another_device_does_not(tmp_path: Path)
 
 @pytest.mark.slow
 def test_stage_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    code = "import sys; from semspec.bench.gpu.__main__ import _run_group; _run_group(sys.argv[1:], 1, 60)"
+    code = "import sys; from semspec_bench.gpu.__main__ import _run_group; _run_group(sys.argv[1:], 1, 60)"
     stage = ["sh", "-c", f"echo $$ > {tmp_path}/pid; kill -9 $PPID; exec sleep 60"]
     assert (
         subprocess.run([sys.executable, "-c", code, *stage], check=False).returncode
@@ -165,13 +165,13 @@ def test_services_are_laid_out_as_planned(tmp_path: Path) -> None:
 
 
 def test_plan_s_sums_of_the_paper_s_target_are_those_that_gpus_had() -> None:
-    """bench/results/gpu-h200, of which nothing but weights and the tokens kept was measured."""
+    """benchmarks/results/gpu-h200, of which nothing but weights and the tokens kept was measured."""
     shape = PAPER.target
     num_tables = 2 * shape.num_head_parameters
     model = Model(
         "", config_of(shape, 26_000), shape.num_body_parameters + num_tables, num_tables, 0
     )
-    path = Path(gpu.__file__).parents[1] / "results" / "gpu-h200" / "gpu.json"
+    path = Path(gpu.__file__).parents[2] / "results" / "gpu-h200" / "gpu.json"
     start = json.loads(path.read_text())["stages"]["target"]["facts"]["start"]
     used = int(0.92 * (143_771 << 20))
     facts = start | {"kv_bytes": start["kv_tokens"] << 18, "used_bytes": used}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from semspec.bench.intervals import interval_of_difference, interval_of_share, wilson
+from semspec_bench.intervals import interval_of_difference, interval_of_share, wilson
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from semspec.bench.gpu.shapes import PAPER
-from semspec.bench.pace.counts import Counts, CountsFile, read_counts
-from semspec.bench.pace.gpu import GpuFile
-from semspec.bench.pace.paced import PacedStep, load_paced
-from semspec.bench.pace.roofline import H100, step_ms
-from semspec.bench.pace.table import FOLDER, PACES, load_pace, load_times
-from semspec.bench.record import as_line
-from semspec.bench.report.tables import main_table
-from semspec.bench.runners.gateway import with_room
-from semspec.bench.runners.paced import Pacing, config_of
-from semspec.bench.summary import load_run
+from semspec_bench.gpu.shapes import PAPER
+from semspec_bench.pace.counts import Counts, CountsFile, read_counts
+from semspec_bench.pace.gpu import GpuFile
+from semspec_bench.pace.paced import PacedStep, load_paced
+from semspec_bench.pace.roofline import H100, step_ms
+from semspec_bench.pace.table import FOLDER, PACES, load_pace, load_times
+from semspec_bench.record import as_line
+from semspec_bench.report.tables import main_table
+from semspec_bench.runners.gateway import with_room
+from semspec_bench.runners.paced import Pacing, config_of
+from semspec_bench.summary import load_run
 from semspec.engine.load import load_engine
 from semspec.errors import InvalidRequest
-from semspec.services.target.settings import TargetSettings
+from semspec_target.settings import TargetSettings
 from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from tests.bench.made_up import made_up_run
 
-MEASUREMENTS = Path(__file__).parents[2] / "bench" / "results" / "gpu-h100" / "gpu.json"
+MEASUREMENTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-h100" / "gpu.json"
 HEAD = "# device: test GPU\n# num_gpus: 1\n# how: made up\nnum_sequences,num_tokens,step_ms\n"
 ROWS = ["1,1,10", "1,513,30", "2,2,12", "2,514,32", "256,256,50", "256,768,70"]
 
@@ -295,7 +295,7 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
     assert config.environment["SEMSPEC_GATEWAY_MAX_CONCURRENT"] == "64"
     assert list(config.services) == ["draft", "target", "verifier", "target-2"]
     assert config.commands["target"][2:5] == (
-        "semspec.bench.pace.service",
+        "semspec_bench.pace.service",
         "target",
         str((FOLDER / "h100-32b-plain.csv").resolve()),
     )

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from semspec.bench.report import paper
-from semspec.bench.report.page import main_row, write_report
-from semspec.bench.report.tables import COMPARED, main_table
-from semspec.bench.summary import Run, load_run
+from semspec_bench.report import paper
+from semspec_bench.report.page import main_row, write_report
+from semspec_bench.report.tables import COMPARED, main_table
+from semspec_bench.summary import Run, load_run
 from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-PROBES = ROOT / "bench/results/probes/report.json"
+PROBES = ROOT / "benchmarks/results/probes/report.json"
 OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
 
 
@@ -109,7 +109,7 @@ def test_every_published_cell_of_a_pair_stands_below_its_runs(
     sections = (
         (tmp_path / "report.html").read_text().split("<h2>The paper's values for this task")[1:]
     )
-    with (ROOT / "bench/report/paper.csv").open() as file:
+    with (ROOT / "benchmarks/semspec_bench/report/paper.csv").open() as file:
         cells = list(csv.DictReader(file))
     assert len(cells) == 86
     for cell in cells:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from semspec.bench import run as run_module
-from semspec.bench.cli import main
-from semspec.bench.configuration import parse
-from semspec.bench.record import read_records
-from semspec.bench.run import Comparison, Plan, default_folder, opened
-from semspec.bench.runners.protocol import RunnerError
-from semspec.bench.summary import load_run
-from semspec.bench.tasks import load_task
+from semspec_bench import run as run_module
+from semspec_bench.cli import main
+from semspec_bench.configuration import parse
+from semspec_bench.record import read_records
+from semspec_bench.run import Comparison, Plan, default_folder, opened
+from semspec_bench.runners.protocol import RunnerError
+from semspec_bench.summary import load_run
+from semspec_bench.tasks import load_task
 from semspec.errors import InvalidRequest
 from semspec.results.progress import Reporter
 from semspec.stack import BUNDLED_PAIR

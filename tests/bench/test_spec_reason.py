@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semspec.bench.spec_reason import (
+from semspec_bench.spec_reason import (
     DIGITS,
     PREFILL,
     QUESTION,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from semspec.bench.record import Record
-from semspec.bench.summary import summarise
+from semspec_bench.record import Record
+from semspec_bench.summary import summarise
 from semspec.errors import InvalidRequest
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from semspec.bench.configuration import parse
-from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec.bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
-from semspec.demo.problems import make_problem
+from semspec_bench.configuration import parse
+from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
+from semspec_bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
+from semspec_demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
@@ -234,7 +234,7 @@ async def test_failure_of_a_server_is_reported_with_its_last_words(
     is_not_applicable: bool,
 ) -> None:
     if at_start == LOADS:
-        monkeypatch.setattr("semspec.bench.runners.vllm.START_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("semspec_bench.runners.vllm.START_TIMEOUT_S", 0.5)
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, at_start, at_question)) as runner:
         with pytest.raises(RunnerError, match=words) as caught:
             await runner.ask(asked(label))

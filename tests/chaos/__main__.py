@@ -18,7 +18,7 @@ from tests.chaos.site import built
 from tests.chaos.trial import Bench
 
 NUM_TRIALS = 4
-RESULTS = Path("bench/results/chaos")
+RESULTS = Path("benchmarks/results/chaos")
 
 
 def main() -> int:

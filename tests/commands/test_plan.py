@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from semspec.bench.gpu.__main__ import RESULTS
-from semspec.bench.gpu.engines import memory
+from semspec_bench.gpu.__main__ import RESULTS
+from semspec_bench.gpu.engines import memory
 from semspec.cli import main
 from semspec.commands.plan import read_model
 from semspec.engine.settings import ModelSettings
@@ -38,7 +38,7 @@ def pair(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("role", SHAPES)
 def test_sums_are_those_of_a_run_on_an_h100(role: str, pair: list[str]) -> None:
-    """bench/results/gpu-h100: what the processes took after all reads."""
+    """benchmarks/results/gpu-h100: what the processes took after all reads."""
     model = read_model(pair[1 if role == "draft" else -1])
     taken = read_json(RESULTS / "gpu-h100" / "gpu.json")["stages"][role]["facts"]["end"]
     found = {what: measured / planned for what, planned, measured in memory(model, taken, 1, 2048)}

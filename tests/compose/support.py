@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from semspec.gateway.settings import GatewaySettings
-from semspec.services.draft.settings import DraftSettings
-from semspec.services.target.settings import TargetSettings
-from semspec.services.verifier.settings import VerifierSettings
+from semspec_gateway.settings import GatewaySettings
+from semspec_draft.settings import DraftSettings
+from semspec_target.settings import TargetSettings
+from semspec_verifier.settings import VerifierSettings
 from semspec.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
-from semspec.gateway.app import STORED_WITHIN_S
+from semspec_gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR

@@ -39,7 +39,7 @@ def test_image_runs_the_service_without_rights_at_the_port_of_its_settings(role:
     assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(
         final_stage(role)
     )
-    module = "semspec.gateway" if role == "gateway" else f"semspec.services.{role}"
+    module = f"semspec_{role}"
     assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
     assert "SEMSPEC_HOST=0.0.0.0" in stage["ENV"]
     port = SETTINGS[role].model_fields["port"].default

@@ -2,7 +2,7 @@
 
 import pytest
 
-from semspec.bench.spec_thinking import RECAP
+from semspec_bench.spec_thinking import RECAP
 from semspec.errors import Unavailable
 from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run

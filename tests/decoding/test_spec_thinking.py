@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from semspec.bench import spec_thinking
-from semspec.bench.spec_thinking import RECAP, leaning
+from semspec_bench import spec_thinking
+from semspec_bench.spec_thinking import RECAP, leaning
 from semspec.types import (
     Context,
     GeneratedSegment,

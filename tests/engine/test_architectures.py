@@ -33,8 +33,8 @@ from semspec.engine.settings import ModelSettings
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
-from semspec.services.target.__main__ import load as load_target
-from semspec.services.target.settings import TargetSettings
+from semspec_target.__main__ import load as load_target
+from semspec_target.settings import TargetSettings
 from semspec.types import Writer
 from tests.checkpoints import SIZES, edit_json, randomise
 from tests.engine.support import Load, assert_same, params, prompt, tensor, written

@@ -13,7 +13,7 @@ from semspec.engine.kv_cache import KV, BufferKV
 from semspec.engine.load import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
-from semspec.services.target.settings import TargetSettings
+from semspec_target.settings import TargetSettings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
 from tests.checkpoints import SIZES

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processo
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semspec.demo.problems import make_problem
+from semspec_demo.problems import make_problem
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize

@@ -24,7 +24,7 @@ from semspec.engine.vllm.options import (
 )
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
-from semspec.services.target.settings import TargetSettings
+from semspec_target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
@@ -72,7 +72,7 @@ def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
 
 
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:
-    code = "import sys, semspec.services.target.__main__, semspec.engine.vllm.engine; print('vllm' in sys.modules)"
+    code = "import sys, semspec_target.__main__, semspec.engine.vllm.engine; print('vllm' in sys.modules)"
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )

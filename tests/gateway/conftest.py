@@ -46,7 +46,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture(autouse=True)
 def _quick_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.gateway.readiness.RECHECK_S", 0.01)
+    monkeypatch.setattr("semspec_gateway.readiness.RECHECK_S", 0.01)
 
 
 @pytest.fixture

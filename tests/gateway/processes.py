@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from semspec.gateway.settings import GatewaySettings
+from semspec_gateway.settings import GatewaySettings
 from semspec.settings import described, load_settings
 from tests.gateway.support import NO_REDIS, free_port, wait_for_port
 
@@ -33,7 +33,7 @@ def gateway_process(**settings: object) -> Iterator[tuple["subprocess.Popen[str]
     )
     settings = {"PORT": port, "REDIS_URL": NO_REDIS, "AUTH": "none", **addresses, **settings}
     environment = {variable(name): str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "semspec.gateway"]
+    command = [sys.executable, "-m", "semspec_gateway"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         wait_for_port(port)

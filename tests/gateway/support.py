@@ -23,11 +23,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from semspec.decoding import Backends
-from semspec.gateway.app import create_app
-from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import Readiness
-from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.store import Store
+from semspec_gateway.app import create_app
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.store import Store
 from semspec.keys import entry, new_key
 from semspec.stack.redis import find_server
 from tests.gateway.fakes import FakeModel, Fakes

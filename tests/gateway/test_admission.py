@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from semspec.errors import Overloaded
-from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
-from semspec.gateway.metrics import Metrics
+from semspec_gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
+from semspec_gateway.metrics import Metrics
 from semspec.keys import entry
 from semspec.types import Token
 from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually

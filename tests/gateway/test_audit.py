@@ -149,7 +149,7 @@ async def test_audit_without_spare_capacity_says_so_and_skips(
     value: int,
     num_waiting: int,
 ) -> None:
-    monkeypatch.setattr(f"semspec.gateway.generation.audit.{limit}", value)
+    monkeypatch.setattr(f"semspec_gateway.generation.audit.{limit}", value)
     gateway, verifier = await audited(start_gateway)
     gateway.fakes.drafter.pause_at = NUM_SEGMENTS - 1
     with caplog.at_level(logging.WARNING):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from semspec.bench.runners.gateway import open_gateway
-from semspec.bench.runners.protocol import RunnerError
+from semspec_bench.runners.gateway import open_gateway
+from semspec_bench.runners.protocol import RunnerError
 from semspec.errors import Unauthenticated, Unavailable
-from semspec.gateway.api.shared.errors import TGI_PATHS
+from semspec_gateway.api.shared.errors import TGI_PATHS
 from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
@@ -131,7 +131,7 @@ async def test_body_of_a_request_without_a_key_is_not_waited_for(gateway: Gatewa
 async def test_body_that_comes_too_slowly_is_given_up(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.app.RECEIVE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("semspec_gateway.app.RECEIVE_TIMEOUT_S", 0.5)
     gateway = await start_gateway()
     key = f"authorization: Bearer {API_KEY}\r\n"
     for path, code in (

@@ -114,7 +114,7 @@ async def test_heartbeat_goes_on_after_a_defect(
     operation: str,
     name: str,
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.store.leases.SESSION_LEASE_S", 0.1)
+    monkeypatch.setattr("semspec_gateway.store.leases.SESSION_LEASE_S", 0.1)
     gateway = await start_gateway(writer_lease_s=1)
     store, renewed = gateway.app.state.store, list[str]()
     original = getattr(store, operation)

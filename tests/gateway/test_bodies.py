@@ -14,13 +14,13 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message
 
-from semspec.bench.stalls import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
+from semspec_bench.stalls import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
-from semspec.gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
-from semspec.gateway.api.shared.errors import TGI_PATHS
-from semspec.gateway.api.shared.middleware import BodyGuard, Drain
-from semspec.gateway.metrics import Metrics
-from semspec.gateway.settings import GatewaySettings
+from semspec_gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
+from semspec_gateway.api.shared.errors import TGI_PATHS
+from semspec_gateway.api.shared.middleware import BodyGuard, Drain
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.settings import GatewaySettings
 from tests.gateway.processes import gateway_process
 from tests.gateway.support import (
     GENEROUS_S,
@@ -278,7 +278,7 @@ async def test_number_of_requests_of_an_owner_is_bounded(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 16
-    monkeypatch.setattr("semspec.gateway.connections.MAX_CONNECTIONS", most * OWNER_SHARE)
+    monkeypatch.setattr("semspec_gateway.connections.MAX_CONNECTIONS", most * OWNER_SHARE)
     gateway = await start_gateway(api_keys=TWO_OWNERS)
     with ExitStack() as stack:
         for _ in range(most):

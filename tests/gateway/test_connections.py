@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from semspec.gateway.api.shared.middleware import is_open
-from semspec.gateway.connections import Connection, Connections, listen
+from semspec_gateway.api.shared.middleware import is_open
+from semspec_gateway.connections import Connection, Connections, listen
 from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
 
 LIMIT = 8
@@ -22,7 +22,7 @@ LIMIT = 8
 
 @pytest.fixture(autouse=True)
 def _few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.gateway.connections.MAX_CONNECTIONS", LIMIT)
+    monkeypatch.setattr("semspec_gateway.connections.MAX_CONNECTIONS", LIMIT)
 
 
 LARGE = bytes(8 << 20)

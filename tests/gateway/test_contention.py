@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.gateway.__main__ import downgrade_aborted_response
+from semspec_gateway.__main__ import downgrade_aborted_response
 from tests.gateway.support import (
     API_KEY,
     GENEROUS_S,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.generation.parsers import CallParser, Delta
+from semspec_gateway.generation.parsers import CallParser, Delta
 from semspec.types import GeneratedSegment
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error

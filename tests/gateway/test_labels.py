@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from semspec import __version__
 from semspec.decoding import STRATEGIES
 from semspec.errors import TABLE
-from semspec.gateway import metrics
-from semspec.gateway.api.shared.errors import CLIENT_GONE_STATUS
-from semspec.gateway.metrics import SERVICES
+from semspec_gateway import metrics
+from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
+from semspec_gateway.metrics import SERVICES
 from semspec.keys import OPERATOR, entry
 from semspec.records import VERDICTS
 from semspec.types import Writer

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
+from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
 from semspec.types import OperatingPoint
 
 NUM_SAMPLES = 8

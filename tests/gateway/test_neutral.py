@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from semspec.gateway.api.shared.requests import OPENAI_DEFAULTS, TGI_DEFAULTS
+from semspec_gateway.api.shared.requests import OPENAI_DEFAULTS, TGI_DEFAULTS
 from tests.gateway.support import Gateway
 
 ROUTES: dict[str, dict[str, Any]] = {

@@ -86,7 +86,7 @@ async def test_target_lost_in_another_way_is_waited_for_as_well(
 async def test_whole_answer_does_not_wait_for_the_next_handshake(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.readiness.RECHECK_S", 1000)
+    monkeypatch.setattr("semspec_gateway.readiness.RECHECK_S", 1000)
     gateway = await start_gateway(Fakes.make(Forgetful(2)), target_patience_s=60)
     readiness = gateway.app.state.readiness
     answer = await asyncio.wait_for(gateway.chat(), GENEROUS_S)

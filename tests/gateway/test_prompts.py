@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from semspec.errors import ContextTooLong
-from semspec.gateway.api.openai.requests import FunctionCall
+from semspec_gateway.api.openai.requests import FunctionCall
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error
 

@@ -9,8 +9,8 @@ import pytest
 
 from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
-from semspec.gateway.metrics import Metrics
-from semspec.gateway.served import Served, describe, mismatch
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.served import Served, describe, mismatch
 from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
@@ -153,7 +153,7 @@ async def test_what_was_told_of_another_target_is_not_taken_for_this_one(
 async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
+    monkeypatch.setattr("semspec_gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
     gateway = await start_gateway()
     gateway.fakes.target.lost = Unavailable("gone")
     assert (await gateway.chat()).status_code == 503
@@ -169,8 +169,8 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(
 async def test_who_has_seen_a_fallback_is_not_told_that_all_is_well(
     start_gateway: GatewayFactory, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
-    monkeypatch.setattr("semspec.gateway.readiness.RECHECK_S", 1000)
+    monkeypatch.setattr("semspec_gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
+    monkeypatch.setattr("semspec_gateway.readiness.RECHECK_S", 1000)
     gateway = await start_gateway()
     getattr(gateway.fakes, role).lost = Unavailable("gone")
     fallback = (await gateway.chat()).json()["semspec"]["fallback"]

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.errors import Unavailable
-from semspec.gateway.api.shared.errors import TGI_PATHS
+from semspec_gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import NUM_TOKEN_IDS, WINDOW, Fakes
 from tests.gateway.support import (
     MESSAGES,

@@ -99,7 +99,7 @@ async def test_refused_prompt_gives_the_session_back(gateway: Gateway, session: 
 async def test_session_is_held_while_a_long_generation_runs(
     start_gateway: GatewayFactory, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec.gateway.store.leases.SESSION_LEASE_S", 2)
+    monkeypatch.setattr("semspec_gateway.store.leases.SESSION_LEASE_S", 2)
     gateway = await start_gateway()
     async with gateway.held(1, **asking(session, "One?")):
         await asyncio.sleep(2.5)

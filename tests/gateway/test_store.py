@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, NotFound
-from semspec.gateway.store.leases import Account, Leases
-from semspec.gateway.store.store import (
+from semspec_gateway.store.leases import Account, Leases
+from semspec_gateway.store.store import (
     FIRST_FENCE,
     NUM_CONNECTIONS,
     NUM_WATCHES,

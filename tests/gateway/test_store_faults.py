@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from redis.asyncio import Redis
 
-from semspec.gateway.served import describe
+from semspec_gateway.served import describe
 from tests.gateway.support import (
     Gateway,
     GatewayFactory,
@@ -171,7 +171,7 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     start_gateway: GatewayFactory, mortal_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that loses power loses what Redis had not written to the disk, in the middle of an entry."""
-    monkeypatch.setattr("semspec.gateway.store.leases.SESSION_LEASE_S", 1)
+    monkeypatch.setattr("semspec_gateway.store.leases.SESSION_LEASE_S", 1)
     mortal_redis.kill()
     mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
     mortal_redis.restart()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.generation.request import Expected, at_strictness
+from semspec_gateway.generation.request import Expected, at_strictness
 from semspec.types import OperatingPoint
 
 SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)

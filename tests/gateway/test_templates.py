@@ -306,7 +306,7 @@ async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
 ) -> None:
     fakes.drafter.refusal = refusal
     if refusal is None:  # it hangs
-        monkeypatch.setattr("semspec.gateway.generation.preparation.ENCODE_DEADLINE_S", 0.5)
+        monkeypatch.setattr("semspec_gateway.generation.preparation.ENCODE_DEADLINE_S", 0.5)
         fakes.drafter.before_encode = asyncio.Event().wait
     gateway, heir = await start_gateway(fakes), await start_gateway()
     answer = (await gateway.chat(semspec={"trace": True})).json()

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import as_json
-from semspec.gateway.options import Defaults
-from semspec.gateway.served import Served, mismatch
+from semspec_gateway.options import Defaults
+from semspec_gateway.served import Served, mismatch
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 from tests.calibrations import CURVE, calibration

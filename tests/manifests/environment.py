@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import trustme
 
-from semspec.gateway.settings import GatewaySettings
+from semspec_gateway.settings import GatewaySettings
 from semspec.settings import ServiceSettings, load_settings
 from semspec.stack import BUNDLED_PAIR
 from tests.compose.support import SETTINGS

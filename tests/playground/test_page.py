@@ -23,7 +23,7 @@ SPREAD = (
     "starts with Ada. Round 1: 4 passes. Round 2: 1 pass. Round 3: 1 pass. Round 4: 1 pass. Round 5: 4 "
     "passes. Which card has the ball at the end?"
 )
-STATIC = files("semspec.gateway").joinpath("api", "static")
+STATIC = files("semspec_gateway").joinpath("api", "static")
 
 LOW_CONTRAST = r"""() => {
   const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js on the PATH"),
 ]
-SOURCE = Path(__file__).parents[2] / "gateway" / "api" / "static" / "sse.js"
+SOURCE = Path(__file__).parents[2] / "gateway/semspec_gateway/api" / "static" / "sse.js"
 PROGRAM = """
 const [, source, sent, size] = process.argv;
 const { events } = await import(`data:text/javascript;base64,${source}`);

@@ -14,7 +14,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.types import SegmentEnd
 from tests.probes.support import card, load, save_pair
 
-PARSER = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
+PARSER = {"kind": "python", "object": "semspec_demo.probe_data:ParserEquivalence"}
 PROBES = BUNDLED_PAIR / "probes"
 STARTS = ("starts with Hugo", "comes first to Hugo", "starts with Finn")
 STEPS = (*(f"So the ball {text}.\n\n" for text in STARTS), "So the ball st")

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from semspec.demo.problems import SPLITS, make_problem
+from semspec_demo.problems import SPLITS, make_problem
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.protocols import Target

@@ -18,8 +18,8 @@ from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
 from semspec.protocols import Engine
 from semspec.remote.client import Api
-from semspec.services.target.__main__ import load
-from semspec.services.target.settings import TargetSettings
+from semspec_target.__main__ import load
+from semspec_target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer

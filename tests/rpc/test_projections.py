@@ -11,7 +11,7 @@ import pytest
 
 from semspec.decoding import Backends, Generation
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.gateway.served import Served
+from semspec_gateway.served import Served
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
+PACKAGES = ("semspec", "services", "gateway", "benchmarks", "examples")
 FORBIDDEN_CALLS = frozenset(
     "compile __import__ os.popen torch.load torch.save torch.jit.load numpy.load np.load numpy.save np.save "
     "joblib.load shelve.open yaml.full_load ssl._create_unverified_context shutil.unpack_archive".split()

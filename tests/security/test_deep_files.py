@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semspec.bench.record import read_records
-from semspec.bench.report.page import read_probes
-from semspec.bench.summary import read_run
+from semspec_bench.record import read_records
+from semspec_bench.report.page import read_probes
+from semspec_bench.summary import read_run
 from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
 from semspec.decoding.likelihood.calibration import load_calibration
@@ -20,8 +20,8 @@ from semspec.engine.digests import _remembered
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json
-from semspec.gateway.options import Defaults
-from semspec.gateway.routes import load_route
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.probes.probe import load_probe
 from semspec.release import load_release

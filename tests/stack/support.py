@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
-from semspec.demo.problems import SPLITS, make_problem
+from semspec_demo.problems import SPLITS, make_problem
 from semspec.records import SegmentTrace
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions

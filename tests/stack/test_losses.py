@@ -22,7 +22,7 @@ import os, time
 from pathlib import Path
 from semspec.engine.causal_lm import CausalLM
 from semspec.probes.verifier import ProbePair
-from semspec.services.{role}.__main__ import main
+from semspec_{role}.__main__ import main
 
 forward_step, judge = CausalLM.forward_step, ProbePair.judge
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.client import Event
-from semspec.gateway.store.store import stored_name
+from semspec_gateway.store.store import stored_name
 from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port

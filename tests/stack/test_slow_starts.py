@@ -23,7 +23,7 @@ PATIENCE_S = 120
 PROGRAM = """
 import time
 from pathlib import Path
-from semspec.services.{role} import __main__ as service
+from semspec_{role} import __main__ as service
 
 delay = Path({delay!r})
 load = service.load

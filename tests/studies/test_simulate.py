@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.bench.pace.table import load_pace
+from semspec_bench.pace.table import load_pace
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.engines import Host

@@ -92,7 +92,7 @@ def test_metrics_port_that_is_taken_ends_the_start_before_the_model_loads() -> N
             "SEMSPEC_DRAFT_PORT": "0",
             "SEMSPEC_DRAFT_MODEL": "no/such/model",
         }
-        command = [sys.executable, "-m", "semspec.services.draft"]
+        command = [sys.executable, "-m", "semspec_draft"]
         ended = subprocess.run(
             command, env=os.environ | own, capture_output=True, text=True, timeout=60, check=False
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semspec.gateway.app import create_app
-from semspec.gateway.store.store import Store
+from semspec_gateway.app import create_app
+from semspec_gateway.store.store import Store
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import TextPair, TokenIds
-from semspec.demo.documents import DELIMITER, write_document
-from semspec.demo.problems import SPLITS
-from semspec.demo.tokenizer import vocabulary_texts
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.problems import SPLITS
+from semspec_demo.tokenizer import vocabulary_texts
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig
 from tests.checkpoints import model_of

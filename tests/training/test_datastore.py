@@ -19,7 +19,7 @@ from semspec.training.files import read_rows
 QUESTIONS = {"python": "tests.training.support:solved", "id": "id", "limit": 12}
 Configured = Callable[..., DatastoreConfig]
 HELD_OUT = {
-    "python": "semspec.demo.probe_data:questions",
+    "python": "semspec_demo.probe_data:questions",
     "arguments": {"split": "report"},
     "id": "id",
     "limit": 4,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from semspec.decoding.likelihood.calibration import load_calibration
-from semspec.demo.probe_data import questions
+from semspec_demo.probe_data import questions
 from semspec.errors import InvalidRequest
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig

@@ -25,7 +25,7 @@ from tests.training import support
 
 pytestmark = pytest.mark.slow
 UNSOLVED = {
-    "python": "semspec.demo.probe_data:questions",
+    "python": "semspec_demo.probe_data:questions",
     "arguments": {"split": "tune"},
     "id": "id",
     "limit": 20,

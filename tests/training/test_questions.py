@@ -91,8 +91,8 @@ def test_dataset_folder_is_read_through_datasets(tmp_path: Path) -> None:
         ("", {"file": None, "hub": "./none"}, "cannot load dataset"),
         (
             "",
-            {"file": None, "python": "semspec.demo.probe_data:no"},
-            "cannot find semspec.demo.probe_data:no",
+            {"file": None, "python": "semspec_demo.probe_data:no"},
+            "cannot find semspec_demo.probe_data:no",
         ),
     ],
 )

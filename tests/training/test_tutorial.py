@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from semspec.demo.probe_data import questions
+from semspec_demo.probe_data import questions
 from semspec.engine.checkpoint import load_tokenizer
 from tests.commands.support import command
 from tests.processes import GENEROUS_S

@@ -7,13 +7,13 @@ import tarfile
 import time
 from pathlib import Path
 
-from semspec.bench.gpu.__main__ import STAGES, main
-from semspec.bench.gpu.pair import STRATEGIES
+from semspec_bench.gpu.__main__ import STAGES, main
+from semspec_bench.gpu.pair import STRATEGIES
 
 
 def test_every_stage_runs_after_a_kill_and_what_is_compared_agrees(tmp_path: Path) -> None:
     arguments = ["--scale", "tiny", "--device", "cpu", "--output", str(tmp_path)]
-    with subprocess.Popen([sys.executable, "-m", "semspec.bench.gpu", *arguments]) as run:
+    with subprocess.Popen([sys.executable, "-m", "semspec_bench.gpu", *arguments]) as run:
         while not (tmp_path / "parity.json").exists():  # vLLM has started
             assert run.poll() is None
             time.sleep(0.1)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from semspec.demo.problems import SPLITS, make_problem
+from semspec_demo.problems import SPLITS, make_problem
 from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
 from semspec.stack import Stack, StackConfig
 from tests.processes import left_alive
@@ -27,7 +27,7 @@ from tests.vllm.support import START_TIMEOUT_S, TARGET
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-COMMAND = [sys.executable, "-m", "semspec.services.target"]
+COMMAND = [sys.executable, "-m", "semspec_target"]
 NUM_STREAMS = 8
 TEXTS = ("reasoning_content", "content")
 STALL_S = 5.0

@@ -68,7 +68,7 @@ def _start(config: StackConfig, name: str) -> Started:
     """Start a process as far as its model's weights. Raises: what ends it at its start."""
     from semspec.settings import read_settings
 
-    package = "semspec.gateway" if name == "gateway" else f"semspec.services.{name}"
+    package = f"semspec_{name}"
     with _environment(config, name):
         settings = read_settings(_loaded(f"{package}.settings:{name.title()}Settings"))
         if name == "gateway":
@@ -86,7 +86,7 @@ def _start(config: StackConfig, name: str) -> Started:
 
 
 def _gateway(settings: Any) -> Started:
-    route = _loaded("semspec.gateway.routes:load_route")(settings.pair, settings.defaults)
+    route = _loaded("semspec_gateway.routes:load_route")(settings.pair, settings.defaults)
     words = f", the release is {route.label}" if route else ""
     return Started(f"its settings are valid{words}", settings, route)
 
@@ -199,7 +199,7 @@ async def _tested(role: str, started: Started) -> str:
 
     if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
         return "left out: it would take minutes; `serve` makes it at the start"
-    engine = _loaded(f"semspec.services.{role}.__main__:load")(started.settings)
+    engine = _loaded(f"semspec_{role}.__main__:load")(started.settings)
     try:
         return (
             await self_test(engine, started.settings)
@@ -218,10 +218,10 @@ def _compare(started: dict[str, Started]) -> str:
     settings = started["gateway"].settings
     likelihood = gateway.likelihood if gateway else None
     uncalled = _loaded("semspec.decoding:Backends")(None, None, None, likelihood=likelihood)
-    served = _loaded("semspec.gateway.served:Served")(
+    served = _loaded("semspec_gateway.served:Served")(
         draft, target, verifier, uncalled, route=gateway
     )
-    if reason := _loaded("semspec.gateway.served:mismatch")(served, settings):
+    if reason := _loaded("semspec_gateway.served:mismatch")(served, settings):
         raise Mismatch(reason)
     defaults = served.defaults(settings.defaults)
     matched = (

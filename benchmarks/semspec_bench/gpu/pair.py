@@ -1,0 +1,126 @@
+"""A few questions to a pair's checkpoints through the running stack, where they are on this machine."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from semspec_bench.configuration import parse
+from semspec_bench.environment import ROLES
+from semspec_bench.gpu.engines import CPU_KV_BYTES
+from semspec_bench.gpu.record import Facts
+from semspec_bench.gpu.shapes import PAPER, Scale
+from semspec_bench.record import RECORDS, Record, read_records, write_answers
+from semspec_bench.run import Plan, perform
+from semspec_bench.tasks import load_task
+from semspec.commands.plan import layouts, read_model, settings
+from semspec.engine.architecture import context_window
+from semspec.engine.hub import look_up, size_of
+from semspec.errors import Mismatch
+from semspec.results.files import read_json
+from semspec.results.progress import Reporter
+from semspec.stack import BUNDLED_PAIR
+
+HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
+STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"
+"""The last one needs probes; a strategy that the pair cannot be served by is left out, with the reason."""
+CONTEXT, SESSIONS = 4096, 2
+
+
+def linked(pair: str, output: Path) -> Path:
+    """A folder of links to a pair: to a folder with draft/, target/ and perhaps probes/, or to two checkpoints with a
+    comma between them. Raises: Mismatch when one is not on this machine."""
+    given = Path(pair).absolute()
+    models = pair.split(",") if "," in pair else [str(given / role) for role in ROLES]
+    if len(models) != len(ROLES):
+        raise Mismatch(f"--pair {pair}: give a folder, or two checkpoints: DRAFT,TARGET")
+    folder = folder_of(pair, output)
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {}
+    for role, model in zip(ROLES, models, strict=True):
+        found = look_up(model)
+        if found.missing_bytes:
+            raise Mismatch(
+                f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
+            )
+        places[role] = found.folder.resolve()
+    if (given / "probes").is_dir():
+        places["probes"] = given / "probes"
+    for name, place in places.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(place, target_is_directory=True)
+    return folder
+
+
+def folder_of(pair: str, output: Path) -> Path:
+    """For the links and the answers of a pair."""
+    return output / f"pair-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(pair).name)}"
+
+
+def measure_answers(folder: Path, gpus: Sequence[int], scale: Scale, data: str | None) -> None:
+    """Ask one after another, with the services as `semspec plan` lays them out over `gpus`, bytes of each; none: on the
+    CPU. A run that was interrupted goes on. Raises: Mismatch when the pair does not fit."""
+    os.environ |= dict(_services(folder, gpus))
+    is_bundled = (folder / "target").resolve() == BUNDLED_PAIR / "target"
+    task = load_task("demo" if is_bundled else "math500", data=data, limit=scale.num_questions)
+    plan = Plan(
+        task, [*map(parse, STRATEGIES)], folder, task.temperature, task.top_p, scale.answer_tokens
+    )
+    perform({folder / "run": plan}, Reporter())
+
+
+def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Settings of the services."""
+    if not gpus:
+        for role in ("DRAFT", "TARGET"):
+            yield from (
+                (f"SEMSPEC_{role}_ENGINE", "vllm"),
+                (f"SEMSPEC_{role}_KV_BYTES", str(CPU_KV_BYTES)),
+            )
+        return
+    draft, target = (read_model(str(folder / role)) for role in ROLES)
+    context = min(CONTEXT, *(context_window(model.config) for model in (draft, target)))
+    fitting = (
+        one
+        for one in layouts(draft, target, gpus, context, SESSIONS)
+        if one.num_tokens >= SESSIONS * context
+    )
+    if (layout := next(fitting, None)) is None:
+        raise Mismatch(
+            f"the pair does not fit on {len(gpus)} x {gpus[0] >> 30} GiB: `semspec plan` says what does"
+        )
+    print(f"as planned: {layout}", flush=True)
+    for name, _, value in (
+        line.partition("=") for line in settings(layout, context) if line[0] != "#"
+    ):
+        yield name, value.strip("'")
+    yield "SEMSPEC_VERIFIER_DEVICE", "cuda:0"
+
+
+def rows_of(folder: Path) -> Facts:
+    """What the run has so far: sums by strategy. The answers themselves are kept without texts, for the bundle."""
+    path, records = folder / "run" / "run.json", read_records(folder / "run" / RECORDS)
+    write_answers(folder / "answers.jsonl.gz", records)
+    by_label = defaultdict[str, list[Record]](list)
+    for record in records:
+        by_label[record.label].append(record)
+    rows: list[Facts] = [{"what": label, **_sums(own)} for label, own in by_label.items()]
+    refused = read_json(path)["not_applicable"] if path.exists() else {}
+    return {
+        "pair": folder.name,
+        "rows": rows + [{"what": label, "said": why} for label, why in refused.items()],
+    }
+
+
+def _sums(records: Sequence[Record]) -> Facts:
+    return {
+        "num_answers": len(records),
+        "num_whole": sum(one.finish_reason == "stop" for one in records),
+        "num_right": sum(one.is_right for one in records),
+        "num_tokens": sum(one.num_tokens for one in records),
+        "seconds": round(sum(one.latency_s for one in records), 3),
+        "num_target_tokens": sum(one.num_target_tokens or 0 for one in records),
+        "num_accepted": sum(one.num_accepted for one in records),
+        "num_rejected": sum(one.num_rejected for one in records),
+    }

@@ -1,0 +1,276 @@
+"""Requirements of a reproduction, checked before it begins, and the work that it has to do; a line each."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+from huggingface_hub import constants
+from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+from transformers.utils import cached_file
+
+from semspec_bench.report.paper import paper_pair_of
+from semspec_bench.tasks import Task, load_task
+from semspec.clustering.nli import EntailmentConfig
+from semspec.commands.checks import Check, fail, ok
+from semspec.commands.doctor import line
+from semspec.engine.hub import Checkpoint, look_up, size_of
+from semspec.engine.vllm.options import check_installed
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import read_json
+from semspec.results.progress import Reporter, duration
+from semspec.training.config import PipelineConfig
+from semspec.training.data.questions import gather
+from semspec.training.estimate import context_bytes
+from semspec.types import Segmentation
+
+ROOM = 1.1
+"""Memory that two models take, divided by the size of their weights."""
+TRACE_S = 360.0
+"""Seconds in which a worker writes a trace of 8,000 tokens. This and the next rates are computed, not measured, for the
+paper's pairs in our engine with a worker on each GPU of 80 GB: docs/probes.md."""
+ALTERNATIVES_S = 3.35
+"""Seconds in which a worker writes one alternative of each model for a context of paragraphs, four at a time."""
+CLUSTERS_S = 1.5
+"""Seconds in which a worker clusters the alternatives of a context."""
+FIT_S = 0.12
+"""Seconds a context in which probes are fitted and reported: 230 MB of states are read, at 2 GB/s."""
+SENTENCE_SHARE = 0.5
+"""Tokens of a sentence, divided by those of a paragraph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What will be used."""
+
+    pipeline: PipelineConfig
+    """With the models."""
+    sampled: Sequence[PipelineConfig]
+    """Trainings that are still to be made, those with samples of their own."""
+    tasks: Sequence[tuple[str, str | None]]
+    """Name and data of each run's task."""
+    output: Path
+    devices: Sequence[str] = ()
+    """Devices that the settings of the services and of the training name."""
+    is_over_vllm: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that `devices` need."""
+        numbers = [
+            int(device.partition(":")[2] or 0)
+            for device in self.devices
+            if device.startswith("cuda")
+        ]
+        return 1 + max(numbers, default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Time and disk that a stage of the reproduction takes at most."""
+
+    stage: str
+    amount: str
+    seconds: float | None = 0.0
+    """None: no rate is known for these models."""
+    num_bytes: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.amount]
+        if self.seconds:
+            parts.append(duration(self.seconds))
+        if self.num_bytes:
+            parts.append(size_of(self.num_bytes))
+        return f"{self.stage}: {'; '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Results of all checks, and what they found for the steps that follow."""
+
+    checks: list[Check] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    """Tasks that can be loaded."""
+    work: list[Work] = field(default_factory=list)
+    """Downloads and trainings."""
+
+
+def check(wanted: Wanted, reporter: Reporter) -> Readiness:
+    """Check everything that `wanted` needs, and report each result as soon as it is known."""
+    found, models = Readiness(), dict[str, Checkpoint]()
+    disable_progress_bars()  # of the hub's client, between the lines
+    for checks in (
+        _engines(wanted),
+        _devices(wanted),
+        _models(wanted.pipeline, models),
+        _tasks(wanted, found.tasks),
+        _resources(wanted, models, found.work),
+    ):
+        for result in checks:
+            found.checks.append(result)
+            reporter.say(line(result))
+    enable_progress_bars()
+    return found
+
+
+def _engines(wanted: Wanted) -> Iterator[Check]:
+    if wanted.is_over_vllm:
+        try:
+            check_installed()
+            yield ok("vLLM", "installed")
+        except Mismatch as error:
+            yield fail("vLLM", *error.message.split("; ", 1))
+
+
+def _devices(wanted: Wanted) -> Iterator[Check]:
+    """Compare the CUDA devices that are named with those that torch sees."""
+    if not wanted.num_gpus:
+        return
+    named = ", ".join(sorted({device for device in wanted.devices if device.startswith("cuda")}))
+    num_found = torch.cuda.device_count()
+    words = f"the pair names {named}; torch {torch.__version__} sees {num_found or 'no'} GPU{'s' * (num_found > 1)}"
+    if num_found >= wanted.num_gpus:
+        yield ok("GPUs", words)
+    elif torch.version.cuda is None:
+        yield fail("GPUs", f"{words}: it is built without CUDA", "make setup TORCH_VARIANT=cuda")
+    else:
+        yield fail(
+            "GPUs",
+            words,
+            "run it where `nvidia-smi` lists them all, or set SEMSPEC_..._DEVICE to others",
+        )
+
+
+def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
+    named = {"draft": config.draft, "target": config.target}
+    models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
+    if isinstance(config.equivalence, EntailmentConfig):
+        models["NLI model"] = (config.equivalence.model, config.equivalence.revision)
+    for name, (model, revision) in models.items():
+        try:
+            found[name] = look_up(model, revision)
+        except Mismatch as error:
+            yield fail(name, *error.message.split("; ", 1))
+            continue
+        if not found[name].weight_bytes:
+            yield fail(
+                name,
+                f"{model} has no safetensors weights",
+                "name a revision that has them, or convert it",
+            )
+            continue
+        size, missing = found[name].weight_bytes, found[name].missing_bytes
+        yield ok(
+            name,
+            f"{model}, {size_of(size)}; to download: {size_of(missing) if missing else 'nothing'}",
+        )
+
+
+def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
+    """Load the questions of all runs, which downloads those that are not there yet."""
+    loaded: dict[tuple[str, str | None], Task] = {}
+    for name, data in wanted.tasks:
+        if (name, data) not in loaded:
+            try:
+                loaded[name, data] = load_task(name, data)
+            except InvalidRequest as error:
+                message, _, remedy = error.message.partition("; ")
+                yield fail("questions", message, remedy)
+                continue
+            yield ok("questions", f"{name}: {len(loaded[name, data].questions)}")
+        found.append(loaded[name, data])
+
+
+def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) -> Iterator[Check]:
+    for config in wanted.sampled:
+        try:
+            questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
+        except InvalidRequest as error:
+            message, _, remedy = error.message.partition("; ")
+            yield fail("training", message, remedy)
+            return
+        work.append(
+            _training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus))
+        )
+        yield ok("training", f"{config.name}: {len(questions)} questions")
+    if not {"draft model", "target model"} <= models.keys():
+        return  # said above
+    states, missing = (
+        sum(stage.num_bytes for stage in work),
+        sum(model.missing_bytes for model in models.values()),
+    )
+    work.insert(0, Work("downloads", f"{len(models)} models", num_bytes=missing))
+    yield _disk(wanted.output, states, missing)
+    yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
+
+
+def _training(config: PipelineConfig, num_questions: int, num_workers: int) -> Work:
+    """Estimate all stages of a training; `num_workers` share those before the fit."""
+    num_contexts = num_questions * (config.contexts.per_question or config.contexts.max_segments)
+    seconds = None
+    if paper_pair_of([config.draft.model, config.target.model]):
+        share = SENTENCE_SHARE if config.segmentation is Segmentation.SENTENCE else 1
+        traces_s = 0 if config.contexts.traces == "data" else TRACE_S * num_questions
+        context_s = ALTERNATIVES_S * share * config.samples.num_samples + CLUSTERS_S
+        seconds = (traces_s + context_s * num_contexts) / num_workers + FIT_S * num_contexts
+    amount = f"{num_contexts} contexts of {num_questions} questions, workers: {num_workers}"
+    return Work(f"training {config.name}", amount, seconds, num_contexts * _row_bytes(config))
+
+
+def _row_bytes(config: PipelineConfig) -> int:
+    """Bytes of the states of one context; 0 when the models cannot be had, which is said elsewhere."""
+    sizes = []
+    for model in (config.target, config.draft):
+        try:
+            path = cached_file(model.model, "config.json", revision=model.revision)
+            facts = read_json(Path(path or ""))
+            sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+    return context_bytes(config.samples, *sizes)
+
+
+def _disk(output: Path, states: int, missing: int) -> Check:
+    """Both on one file system must fit together."""
+    cache = Path(constants.HF_HUB_CACHE)
+    places = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
+    devices = {name: place.stat().st_dev for name, (place, _) in places.items()}
+    problems = []
+    for name, (place, _) in places.items():
+        free = shutil.disk_usage(place).free
+        needed = sum(size for other, (_, size) in places.items() if devices[other] == devices[name])
+        if needed > free:
+            problems.append(f"{size_of(needed)} needed in {place}, {size_of(free)} free")
+    if problems:
+        remedy = (
+            "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
+        )
+        return fail("disk", problems[0], remedy)
+    return ok(
+        "disk", f"models {size_of(missing)}, states of the training at most {size_of(states)}"
+    )
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _memory(weight_bytes: int) -> Check:
+    """Each worker of the training holds both models."""
+    needed = ROOM * weight_bytes
+    gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    free, place = (
+        (min(gpus), "on each GPU")
+        if gpus
+        else (psutil.virtual_memory().available, "of memory, no GPU")
+    )
+    words = f"both models take {size_of(needed)}; {size_of(free)} free {place}"
+    if needed > free:
+        return fail(
+            "memory",
+            words,
+            "free some, use larger GPUs (CUDA_VISIBLE_DEVICES), or take smaller models",
+        )
+    return ok("memory", words)

@@ -1,0 +1,388 @@
+"""The paper's comparison for one pair, in one command: checks, models, probes, benchmarks, report.
+
+A YAML file describes it (`PairConfig`); benchmarks/semspec_bench/pairs/ has those of the paper's pairs. All files are in one folder:
+`training/` (configurations and stages of `semspec train run`), `pairs/` (links to the models, and the probes with their
+report), `runs/` (a folder of `semspec bench run` for each) and `report/`. The same command resumes an interrupted one.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import Field, model_validator
+
+from semspec_bench.configuration import parse
+from semspec_bench.environment import ROLES, answer_tokens
+from semspec_bench.readiness import Wanted, Work, check
+from semspec_bench.report.paper import expected_seconds
+from semspec_bench.run import Plan, is_complete, perform
+from semspec_bench.runners.protocol import RunnerError
+from semspec_bench.summary import load_run
+from semspec_bench.tasks import Task
+from semspec.clustering.nli import EntailmentConfig
+from semspec.engine.hub import fetch, size_of
+from semspec.errors import InvalidRequest
+from semspec.results.files import replacing
+from semspec.results.progress import Reporter
+from semspec.stack import parent_death
+from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
+
+PAIRS = Path(__file__).parent / "pairs"
+MAIN = "main"
+OF_FIT = {"probes", "report", "likelihood"}
+"""Settings of the training that its samples do not depend on."""
+
+
+class RunConfig(Part):
+    """One task, asked with one set of probes."""
+
+    task: str
+    strategies: tuple[str, ...] = Field(
+        min_length=1, description="labels of `semspec bench run`, the target first"
+    )
+    probes: str = Field(MAIN, description="name of the probes")
+    data: str | None = Field(
+        None, description="JSON lines file or dataset with the questions; unset: the task's own"
+    )
+    samples: int = Field(1, ge=1, description="answers to each question")
+    limit: int | None = Field(None, ge=1, description="the first questions only")
+
+    @property
+    def name(self) -> str:
+        return self.task if self.probes == MAIN else f"{self.task}-{self.probes}"
+
+
+class PairConfig(Part):
+    """A reproduction for one pair."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    training: Path = Field(description="configuration of `semspec train`, relative to this file")
+    probes: dict[str, dict[str, Any]] = Field(
+        {MAIN: {}}, description="name -> settings that replace those of training"
+    )
+    runs: tuple[RunConfig, ...] = Field(min_length=1)
+    environment: dict[str, str] = Field(
+        {}, description="settings of the services, unless the environment has others"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="budget of an answer; unset: as published"
+    )
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "PairConfig":
+        names = [run.name for run in self.runs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(
+                f"runs: {', '.join(sorted(twice))} twice; put all strategies into one run"
+            )
+        if unknown := {MAIN, *(run.probes for run in self.runs)} - set(self.probes):
+            raise ValueError(
+                f"probes: there are none of the name {', '.join(sorted(unknown))}; add them"
+            )
+        for run in self.runs:
+            try:
+                first, *_ = [parse(label) for label in run.strategies]
+            except InvalidRequest as error:
+                raise ValueError(f"runs: {error.message}") from error
+            if first.method != "target":
+                raise ValueError(
+                    f"runs: {run.name} begins with {first.label}; name the target alone first"
+                )
+        return self
+
+
+def add_parser(commands: Any) -> None:
+    """Add `semspec bench reproduce` to the commands of `semspec bench`."""
+    found = commands.add_parser(
+        "reproduce", help="the paper's tables and figures for one pair, from its models on"
+    )
+    found.set_defaults(
+        command=reproduce, after="what is finished is kept, run the same command to resume"
+    )
+    found.add_argument(
+        "--pair",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"{_names()}, or a YAML file of that form",
+    )
+    found.add_argument(
+        "--output", type=Path, help="folder for everything (default: .work/reproduce/NAME)"
+    )
+    found.add_argument(
+        "--limit", type=int, help="questions of each task at most; more may follow (default: all)"
+    )
+    found.add_argument(
+        "--check", action="store_true", help="only check, and say how many hours and bytes it takes"
+    )
+
+
+def _names() -> str:
+    return ", ".join(sorted(path.stem for path in PAIRS.glob("*.yaml")))
+
+
+def reproduce(options: argparse.Namespace, reporter: Reporter) -> None:
+    """Check, then make what is missing. Raises: InvalidRequest when a check fails; nothing is begun then."""
+    path = (
+        Path(options.pair)
+        if options.pair.endswith((".yaml", ".yml"))
+        else PAIRS / f"{options.pair}.yaml"
+    )
+    if not path.is_file():
+        raise InvalidRequest(
+            f"there is no {path}; give --pair one of {_names()}, or a YAML file", "pair"
+        )
+    config = read_config(path, PairConfig)
+    output = (options.output or Path(".work/reproduce") / config.name).absolute()
+    reproduction = Reproduction(
+        config, read_yaml(path.parent / config.training), output, options.limit, reporter
+    )
+    tasks = reproduction.check()
+    if options.check:
+        return
+    os.environ.update(
+        {name: value for name, value in config.environment.items() if name not in os.environ}
+    )
+    for name in config.probes:
+        reproduction.link_models(name)
+        reproduction.train(name)
+    reproduction.measure(tasks)
+    reproduction.report()
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The steps, each of which does only what is missing."""
+
+    config: PairConfig
+    training: Mapping[str, Any]
+    """Contents of the training's configuration."""
+    output: Path
+    limit: int | None
+    reporter: Reporter
+
+    def pair(self, name: str) -> Path:
+        """Folder of the pair with the probes `name`."""
+        return (
+            self.output
+            / "pairs"
+            / (self.config.name if name == MAIN else f"{self.config.name}-{name}")
+        )
+
+    @cached_property
+    def pipelines(self) -> Mapping[str, PipelineConfig]:
+        """Configuration of the training of each set of probes. Raises: InvalidRequest."""
+        place = f"{self.config.training} with probes"
+        return {
+            name: validated(self._settings(name), PipelineConfig, f"{place}.{name}")
+            for name in self.config.probes
+        }
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        settings = dict(self.training)
+        for key, value in self.config.probes[name].items():
+            known = settings.get(key)
+            settings[key] = (
+                {**known, **value} if isinstance(value, dict) and isinstance(known, dict) else value
+            )
+        return settings | {"name": self.pair(name).name, "output": str(self.pair(name) / "probes")}
+
+    def check(self) -> Sequence[Task]:
+        """Check everything that can be known before the start, a line each. Returns: the tasks of the runs.
+
+        Raises: InvalidRequest when a check fails.
+        """
+        sampled = dict.fromkeys(
+            self._sampled_as(name) for name in self.config.probes if not self._is_trained(name)
+        )
+        missing = [self.pipelines[name] for name in sampled]
+        tasks_wanted = [(run.task, run.data) for run in self.config.runs]
+        services = self.config.environment | os.environ
+        is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
+        wanted = Wanted(
+            self.pipelines[MAIN],
+            missing,
+            tasks_wanted,
+            self.output,
+            [*self._devices(services)],
+            is_over_vllm,
+        )
+        found = check(wanted, self.reporter)
+        tasks = [
+            self._limited(run, task)
+            for run, task in zip(self.config.runs, found.tasks, strict=False)
+        ]
+        num_stages = 1 + len(missing) + len(self.config.runs)  # with the downloads
+        if len(found.work) + len(tasks) == num_stages:
+            self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
+        if num_failed := sum(result.level == "fail" for result in found.checks):
+            raise InvalidRequest(
+                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun; see the lines above"
+            )
+        return tasks
+
+    def _devices(self, services: Mapping[str, str]) -> Iterator[str]:
+        """Yield the devices that the settings of the services and of the trainings name."""
+        for role in (*ROLES, "verifier"):
+            yield services.get(f"SEMSPEC_{role.upper()}_DEVICE", "auto")
+        for pipeline in self.pipelines.values():
+            yield from (pipeline.draft.device, pipeline.target.device, pipeline.probes.device)
+            if isinstance(pipeline.equivalence, EntailmentConfig):
+                yield pipeline.equivalence.device
+
+    def _sampled_as(self, name: str) -> str:
+        """The first probes with the same samples; they differ in how they are fitted."""
+
+        def sampling(name: str) -> dict[str, Any]:
+            return {
+                key: value for key, value in self.config.probes[name].items() if key not in OF_FIT
+            }
+
+        return next(one for one in (MAIN, *self.config.probes) if sampling(one) == sampling(name))
+
+    def _limited(self, run: RunConfig, task: Task) -> Task:
+        limits = [limit for limit in (run.limit, self.limit) if limit is not None]
+        return replace(task, questions=task.questions[: min(limits)]) if limits else task
+
+    def _answers(self, tasks: Sequence[Task]) -> Iterator[Work]:
+        """Work of each run, at the paper's latencies where it has measured the pair."""
+        models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
+        for run, task in zip(self.config.runs, tasks, strict=True):
+            num_answers = len(task.questions) * run.samples
+            seconds = expected_seconds(
+                models, run.task, [parse(label).method for label in run.strategies]
+            )
+            amount = f"{num_answers} answers from each of {len(run.strategies)} strategies"
+            if seconds is None:
+                yield Work(run.name, amount, None)
+            else:
+                yield Work(run.name, f"{amount} at the paper's latencies", seconds * num_answers)
+
+    def link_models(self, name: str) -> None:
+        """Download the pair's models, and link them in its folder."""
+        config = self.pipelines[name]
+        for role, model in zip(ROLES, (config.draft, config.target), strict=True):
+            local = Path(fetch(model.model, model.revision, self.reporter.say))
+            link = self.pair(name) / role
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(local.resolve(), target_is_directory=True)
+
+    def _is_trained(self, name: str) -> bool:
+        return (self.pair(name) / "report" / "report.json").is_file()
+
+    def train(self, name: str) -> None:
+        """`semspec train run`, with a worker on each GPU for the stages that shard. Raises: RunnerError."""
+        path = self.output / "training" / f"{name}.yaml"
+        text = yaml.safe_dump(self._settings(name), sort_keys=False)
+        if self._is_trained(name):
+            if path.read_text() != text:
+                raise InvalidRequest(
+                    f"{self.pair(name)} has probes of other settings, see {path}; give another --output"
+                )
+            return
+        with replacing(path) as partial:
+            partial.write_text(text)
+        work = self.output / "training" / self._sampled_as(name)
+        options = ["--config", str(path), "--work", str(work)]
+        devices = [
+            device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
+        ]
+        devices = devices or [str(index) for index in range(torch.cuda.device_count())] or [""]
+        if not (work / "samples").exists():
+            _train([["estimate", *options]], devices[:1])
+        if len(devices) > 1:
+            shards = [
+                ["run", *options, "--shard", f"{index}/{len(devices)}"]
+                for index in range(len(devices))
+            ]
+            _train(shards, devices)
+        _train([["run", *options]], devices[:1])
+        kept = self.pair(name) / "report"
+        shutil.copytree(
+            work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True
+        )
+        partial.rename(kept)
+
+    def measure(self, tasks: Sequence[Task]) -> None:
+        """`semspec bench run` for each run; those of the same probes share a stack. Raises: RunnerError, StackError."""
+        plans = [
+            (self._folder(run), self._plan(run, task))
+            for run, task in zip(self.config.runs, tasks, strict=True)
+        ]
+        missing = sorted(
+            (one for one in plans if not is_complete(*one)), key=lambda one: one[1].pair
+        )
+        for _, own in groupby(missing, key=lambda one: one[1].pair):
+            perform(dict(own), self.reporter)
+
+    def _folder(self, run: RunConfig) -> Path:
+        return self.output / "runs" / run.name
+
+    def _plan(self, run: RunConfig, task: Task) -> Plan:
+        pair, configurations = self.pair(run.probes), [parse(label) for label in run.strategies]
+        max_tokens = answer_tokens(
+            pair, self.config.max_tokens or task.max_tokens, self.reporter.say
+        )
+        return Plan(
+            task,
+            configurations,
+            pair,
+            task.temperature,
+            task.top_p,
+            max_tokens,
+            samples=run.samples,
+        )
+
+    def report(self) -> None:
+        """`semspec bench report` of all runs, with the curves of the main probes."""
+        from semspec_bench.report.page import write_report  # imports matplotlib
+
+        runs = [load_run(self._folder(run)) for run in self.config.runs]
+        write_report(
+            runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json"
+        )
+        self.reporter.say(f"{self.output}/report/report.html")
+
+
+def _summed(work: Sequence[Work]) -> Iterator[str]:
+    """Yield a line for each stage, then one with the sums."""
+    yield from map(str, work)
+    hours = sum(stage.seconds or 0 for stage in work) / 3600
+    num_bytes = sum(stage.num_bytes for stage in work)
+    yield f"in all about {hours:.1f} h ({hours / 24:.1f} days) and {size_of(num_bytes)} of disk"
+    if unknown := [stage.stage for stage in work if stage.seconds is None]:
+        yield f"without the time of {', '.join(unknown)}: no rate is known for these models"
+
+
+def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:
+    """Run `semspec train` with each of `commands` on its device; one that fails ends all. Raises: RunnerError."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()),
+             sys.executable, "-m", "semspec.cli", "train", *command],
+            env={**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})},
+        )
+        for command, device in zip(commands, devices, strict=True)
+    ]  # fmt: skip
+    try:
+        while any(process.poll() is None for process in processes):
+            if any(process.returncode for process in processes):
+                break
+            time.sleep(0.2)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+    if failed := [process.returncode for process in processes if process.returncode]:
+        raise RunnerError(f"the training ended with code {failed[0]}, its last line says why")

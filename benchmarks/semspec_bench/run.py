@@ -1,0 +1,390 @@
+"""A run: every configuration on every question, interleaved, with one record per generation; resumable."""
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from semspec_bench.configuration import Configuration, RunnerName
+from semspec_bench.environment import ROLES, code_digest, environment, memory_bytes
+from semspec_bench.pace.counts import Counts
+from semspec_bench.record import RECORDS, STAGES, Record, as_line, read_records
+from semspec_bench.runners.assisted import open_transformers
+from semspec_bench.runners.gateway import open_gateway, open_stack, with_room
+from semspec_bench.runners.in_process import open_in_process
+from semspec_bench.runners.paced import PacedRunner, Pacing, open_paced
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
+from semspec_bench.runners.vllm import open_vllm
+from semspec_bench.tasks import Question, Task
+from semspec_demo.client import in_turns
+from semspec.errors import InvalidRequest
+from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
+from semspec.results.files import read_json, write_json
+from semspec.results.progress import Reporter
+from semspec.stack import StackConfig
+from semspec.types import Segment, SegmentRecord, Writer, derive_seed
+
+LOADED_BYTES_PER_S = 1e8
+"""Least rate at which the services are expected to load weights; the disk's, mostly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The settings of a run."""
+
+    task: Task
+    configurations: Sequence[Configuration]
+    """The first is the baseline."""
+    pair: Path
+    temperature: float
+    top_p: float
+    max_tokens: int
+    samples: int = 1
+    seed: int = 0
+    gateway: str | None = None
+    """Base URL of a running gateway; None starts one with `pair`."""
+    vllm: Path | None = None
+    """Interpreter of an environment with vLLM, for its configurations."""
+    pacing: Pacing | None = None
+    """Emulated step times; None: those of this machine."""
+    num_sessions: int = 1
+    """Questions asked at the same time. Above 1, a run that is not paced measures quality only."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that identify a run; configurations may be added, and questions are excluded."""
+        return {
+            "task": self.task.name,
+            "pair": None if self.gateway else self.pair.name,
+            "gateway": self.gateway,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+            "samples": self.samples,
+            "seed": self.seed,
+            "sessions": self.num_sessions,
+            "code": code_digest(),
+            "paced": {**self.pacing.settings, "serving": self._serving()} if self.pacing else None,
+        }
+
+    def _serving(self) -> dict[str, Any]:
+        """The pair's served options, which configurations have unless their labels say otherwise."""
+        release = StackConfig.of_pair(self.pair).release
+        return release.rule if release else {}
+
+
+Runners = Mapping[RunnerName, Runner]
+
+
+@asynccontextmanager
+async def opened(plan: Plan) -> AsyncIterator[Runners]:
+    """The runners of the plan's configurations; several plans for the same pair may share them.
+
+    Raises: InvalidRequest, RunnerError, StackError.
+    """
+    async with AsyncExitStack() as stack:
+        names = dict.fromkeys(configuration.runner for configuration in plan.configurations)
+        yield {name: await stack.enter_async_context(_runner(name, plan)) for name in names}
+
+
+def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]:
+    match name:
+        case "gateway":
+            if plan.gateway:
+                return open_gateway(plan.gateway)
+            config = with_room(
+                _with_time(StackConfig.of_pair(plan.pair), plan.pair), plan.num_sessions
+            )
+            return open_paced(config, plan.pacing) if plan.pacing else open_stack(config)
+        case "in-process":
+            return open_in_process(plan.pair)
+        case "transformers":
+            return open_transformers(plan.pair)
+        case "vllm":
+            if plan.vllm is None:
+                raise InvalidRequest(
+                    "vLLM lives in an environment of its own; name its interpreter with --vllm",
+                    "vllm",
+                )
+            return open_vllm(plan.pair, plan.vllm)
+
+
+def _with_time(config: StackConfig, pair: Path) -> StackConfig:
+    """`config` with time to load models of any size."""
+    num_bytes = sum(
+        weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors")
+    )
+    return replace(config, start_timeout_s=config.start_timeout_s + num_bytes / LOADED_BYTES_PER_S)
+
+
+def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
+    """Run plans of the same pair, each in its folder. Raises: InvalidRequest, RunnerError, StackError."""
+    torch.set_num_threads(1)
+    comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
+    first = next(iter(plans.values()))
+    configurations = [one for plan in plans.values() for one in plan.configurations]
+
+    async def run_all() -> None:
+        async with opened(replace(first, configurations=configurations)) as runners:
+            for comparison in comparisons:
+                await comparison.run(runners)
+
+    asyncio.run(run_all())
+
+
+Turn = tuple[int, Question, Configuration]
+"""Number of the sample, question and configuration."""
+
+
+def _label(turn: Turn) -> str:
+    return turn[2].label
+
+
+class Comparison:
+    """Runs a plan in its folder, which has `run.json` and `records.jsonl`."""
+
+    def __init__(self, plan: Plan, folder: Path, reporter: Reporter) -> None:
+        """Raises: InvalidRequest when the folder holds another run."""
+        self._plan, self._folder, self._reporter = plan, folder, reporter
+        self._not_applicable: dict[str, str] = {}
+        self._counts: dict[str, dict[Writer, Counts]] = {}
+        """Paced steps by label."""
+        claim(folder, plan)
+
+    async def run(self, runners: Runners) -> None:
+        """Answer all questions. Raises: RunnerError, StackError; finished records are kept."""
+        applicable = await self._warm_up(runners)
+        try:
+            await self._ask_all(runners, applicable)
+        finally:
+            self._write_facts(runners)
+
+    async def _warm_up(self, runners: Runners) -> list[Configuration]:
+        """Answer once untimed by each configuration; those the pair does not support are excluded, with the reason."""
+        question, applicable = self._plan.task.questions[-1], []
+        for configuration in self._plan.configurations:
+            try:
+                await runners[configuration.runner].ask(self._request(question, configuration, 0))
+                applicable.append(configuration)
+            except NotApplicable as error:
+                self._not_applicable[configuration.label] = str(error)
+                self._reporter.say(f"{configuration.label}: not applicable: {error}")
+        if self._plan.configurations[0] not in applicable:
+            label = self._plan.configurations[0].label
+            raise RunnerError(f"{label} is the baseline, but {self._not_applicable[label]}")
+        return applicable
+
+    async def _ask_all(self, runners: Runners, configurations: Sequence[Configuration]) -> None:
+        path, questions = self._folder / RECORDS, self._plan.task.questions
+        done = {record.key for record in read_records(path)}
+        schedule = [
+            (sample, question, configuration)
+            for sample in range(self._plan.samples)
+            for question, configuration in in_turns(questions, configurations)
+        ]
+        left = [turn for turn in schedule if (turn[2].label, turn[1].id, turn[0]) not in done]
+        title = f"{self._plan.task.name}, T {self._plan.temperature:g}"
+        bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
+        with bar as advance, path.open("a") as file:
+            for batch in self._batches(left):
+                with self._counted(batch, runners):
+                    await self._ask_side_by_side(runners, batch, file, advance)
+
+    def _batches(self, left: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
+        """Turns that may be under way together: in a paced run, which counts steps, of one configuration only."""
+        if self._plan.pacing is None:
+            yield left
+            return
+        if self._plan.num_sessions > 1:
+            left = sorted(left, key=_label)
+        for _, batch in groupby(left, key=_label):
+            yield list(batch)
+
+    async def _ask_side_by_side(
+        self, runners: Runners, batch: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
+    ) -> None:
+        """Ask as many at a time as there are sessions; each answer makes room for the next question."""
+        turns = iter(batch)
+
+        async def session() -> None:
+            for sample, question, configuration in turns:
+                request = self._request(question, configuration, sample)
+                outcome = await runners[configuration.runner].ask(request)
+                is_right = self._plan.task.is_right(question, outcome.text)
+                file.write(as_line(_record(request, question, sample, outcome, is_right)))
+                file.flush()
+                advance(1)
+
+        await asyncio.gather(*(session() for _ in range(self._plan.num_sessions)))
+
+    @contextmanager
+    def _counted(self, batch: Sequence[Turn], runners: Runners) -> Iterator[None]:
+        """Add the paced steps of the body to those of the configuration of `batch`."""
+        runner = runners.get("gateway")
+        if not isinstance(runner, PacedRunner):
+            yield
+            return
+        before = runner.counts()
+        yield
+        own = self._counts.setdefault(_label(batch[0]), {role: Counts() for role in before})
+        for role, counts in runner.counts().items():
+            own[role] = own[role].plus(counts.minus(before[role]))
+
+    def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
+        plan = self._plan
+        seed = (
+            derive_seed(plan.seed, question.id, sample) >> 11
+        )  # JSON numbers are exact up to 53 bits
+        return Ask(
+            question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens
+        )
+
+    def _write_facts(self, runners: Runners) -> None:
+        """Write the environment and the memory use of each process after the last answer."""
+        processes = {
+            role: pid for runner in runners.values() for role, pid in runner.processes().items()
+        }
+        facts = read_json(self._folder / "run.json")
+        facts["environment"]["memory_bytes"] = memory_bytes(processes)
+        facts["not_applicable"] |= self._not_applicable
+        if self._plan.pacing:
+            facts["steps"] = _added(facts.get("steps", {}), self._counts)
+        write_json(self._folder / "run.json", facts)
+
+
+def _added(
+    known: Mapping[str, Mapping[str, Mapping[str, float]]],
+    new: Mapping[str, Mapping[Writer, Counts]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Counts of steps by label and role, those of an interrupted run included."""
+    totals = {
+        label: {role: dict(counts) for role, counts in roles.items()}
+        for label, roles in known.items()
+    }
+    for label, roles in new.items():
+        for role, counts in roles.items():
+            before = Counts(**totals.setdefault(label, {}).get(role, {}))
+            totals[label][role] = asdict(before.plus(counts))
+    return totals
+
+
+def is_complete(folder: Path, plan: Plan) -> bool:
+    """Whether the run in `folder` has all answers of the plan."""
+    path = folder / "run.json"
+    refused = read_json(path)["not_applicable"] if path.is_file() else {}
+    labels = [one.label for one in plan.configurations if one.label not in refused]
+    done = {record.key for record in read_records(folder / RECORDS)}
+    return done.issuperset(
+        (label, one.id, n)
+        for label in labels
+        for one in plan.task.questions
+        for n in range(plan.samples)
+    )
+
+
+def claim(folder: Path, plan: Plan) -> None:
+    """Create the run's folder, or check that the existing one belongs to the same run. Raises: InvalidRequest."""
+    path, labels = (
+        folder / "run.json",
+        [configuration.label for configuration in plan.configurations],
+    )
+    if path.exists():
+        facts = read_json(path)
+        names = ", ".join(_differing(facts["settings"], plan.settings))
+        if names:
+            raise InvalidRequest(
+                f"{folder} holds a run with {names}; give another --output", "output"
+            )
+        write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "settings": plan.settings,
+        "labels": labels,
+        "environment": environment(plan.pair),
+        "not_applicable": {},
+    }
+    write_json(path, facts)
+
+
+def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """What to say of each setting that differs."""
+    for name, value in own.items():
+        old = known.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from _differing(old, value, f"{within}{name}.")
+        elif old != value:
+            yield f"{within}{name} {old!r}, not {value!r}"
+
+
+def default_folder(plan: Plan) -> Path:
+    """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
+    digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
+    paced = f"paced-{plan.pacing.pace.name}-" if plan.pacing else ""
+    sessions = f"{plan.num_sessions}x-" if plan.num_sessions > 1 else ""
+    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{sessions}{digest}"
+
+
+def _counted(row: SegmentTrace) -> SegmentRecord:
+    """The part of a record that `statistics` counts."""
+    segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
+    accepted = next(accepted for accepted, verdict in VERDICTS.items() if verdict == row.verdict)
+    numbers = {
+        name: getattr(row, name) for name in ("index", "num_proposed_tokens", "num_accepted_tokens")
+    }
+    return SegmentRecord(segment=segment, accepted=accepted, rejected=rejected, **numbers)
+
+
+def _segment(text: SegmentText) -> Segment:
+    return Segment(text.text, tuple(text.token_ids), text.tokenizer, text.writer, text.end)
+
+
+def _record(
+    request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool
+) -> Record:
+    numbers = statistics(_counted(SegmentTrace.model_validate(row)) for row in outcome.trace)
+    stages: Counter[str] = Counter()
+    for row in outcome.trace:
+        stages.update(row["times"])
+    return Record(
+        label=request.configuration.label,
+        question=question.id,
+        sample=sample,
+        seed=request.seed,
+        is_right=is_right,
+        finish_reason=outcome.finish_reason,
+        latency_s=round(outcome.latency_s, 6),
+        num_prompt_tokens=outcome.num_prompt_tokens,
+        num_tokens=outcome.num_tokens,
+        num_target_tokens=numbers.num_target_tokens if outcome.trace else None,
+        num_accepted=numbers.num_accepted,
+        num_rejected=numbers.num_rejected,
+        num_proposed_tokens=numbers.num_proposed_tokens,
+        num_accepted_tokens=numbers.num_accepted_tokens,
+        stages_ms={name: round(stages[name], 3) for name in (*STAGES, "wire_ms")}
+        if outcome.trace
+        else {},
+        text_digest=hashlib.sha256(outcome.text.encode()).hexdigest()[:12],
+        trace=[_slim(row) for row in outcome.trace],
+    )
+
+
+def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A segment's record without the fields that its text makes redundant."""
+    slim = {name: value for name, value in row.items() if name not in ("token_ids", "tokenizer")}
+    if slim["rejected"]:
+        slim["rejected"] = _slim({"rejected": None, **slim["rejected"]})
+    return slim

@@ -1,0 +1,129 @@
+"""Runner of the decoding loop in this process: the same engines and probes without gRPC and HTTP."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from semspec_bench.configuration import Configuration
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec_bench.strategies import STRATEGIES
+from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
+from semspec.decoding.backends import WithoutProbes
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
+from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.drafter import RetrievingDraft
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec_gateway.generation.preparation import answer_strategy
+from semspec_gateway.options import Defaults, StrategyOptions
+from semspec_gateway.served import Served
+from semspec.probes.verifier import ProbeVerifier
+from semspec.records import SegmentTrace
+from semspec.stack import StackConfig
+from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
+
+
+class InProcessRunner:
+    """See `semspec_bench.runners.protocol.Runner`."""
+
+    def __init__(self, backends: Backends, defaults: Defaults) -> None:
+        self._backends, self._defaults = backends, defaults
+
+    async def ask(self, ask: Ask) -> Outcome:
+        try:
+            return await self._ask(ask)
+        except (Mismatch, InvalidRequest) as error:
+            raise NotApplicable(error.message) from error
+        except SemspecError as error:
+            raise RunnerError(error.message) from error
+
+    def processes(self) -> Mapping[str, int]:
+        return {"in-process": os.getpid()}
+
+    async def _ask(self, ask: Ask) -> Outcome:
+        start = perf_counter()
+        drafter, target = self._backends.drafter, self._backends.target
+        infos = await drafter.info(), await target.info()
+        served = Served(*infos, await self._backends.verifier.info(), self._backends, STRATEGIES)
+        generation = with_options(self._defaults, ask.configuration)
+        strategy = served.strategy(generation)
+        if reason := served.unsupported_reason(strategy):
+            raise NotApplicable(reason)
+        if ask.configuration.options.get("exact_answer"):
+            generation = replace(
+                generation, answer_strategy=answer_strategy(generation, strategy, served)
+            )
+        prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
+        generation = replace(
+            generation,
+            context=Context((prompts.target,)),
+            sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
+            max_tokens=ask.max_tokens,
+            session=f"bench-{ask.seed}-{ask.configuration.label}",
+            draft_prompt=prompts.draft,
+            fallback=prompts.fallback,
+        )
+        events = [event async for event in decode(generation, self._backends, STRATEGIES)]
+        latency_s = perf_counter() - start
+        records = [event for event in events if isinstance(event, SegmentRecord)]
+        [finished] = [event for event in events if isinstance(event, Finished)]
+        return Outcome(
+            text="".join(record.segment.text for record in records),
+            finish_reason=finished.reason.value,
+            latency_s=latency_s,
+            num_prompt_tokens=len(prompts.target.token_ids),
+            num_tokens=sum(len(record.segment.token_ids) for record in records),
+            trace=[SegmentTrace.of(record).model_dump(mode="json") for record in records],
+        )
+
+
+def with_options(defaults: Defaults, configuration: Configuration) -> Generation:
+    """A greedy generation with `defaults` and the options of the configuration's label."""
+    given = StrategyOptions.model_validate(
+        {
+            name: value
+            for name, value in configuration.options.items()
+            if name not in ("strategy", "segmentation", "exact_answer")
+        }
+    )
+    operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
+    segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
+    options = operators.options(configuration.method, given)
+    accepts_repeats = configuration.knobs.get("repeats") == "allowed"
+    generation = operators.generation(configuration.method)
+    return replace(
+        generation, options=options, segmentation=segmentation, accepts_repeats=accepts_repeats
+    )
+
+
+@asynccontextmanager
+async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
+    """Run both engines in this process, with a thread each. Raises: Mismatch."""
+    config = StackConfig.of_pair(pair)
+    verifier = _verifier(config)
+    release = config.release
+    likelihood = (
+        load_calibration(release.folder / CALIBRATION_FILE)
+        if release and release.likelihood
+        else None
+    )
+    datastore = Datastore.load(config.datastore) if config.datastore else None
+    engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    draft = RetrievingDraft(engine, datastore) if datastore else engine
+    target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
+    try:
+        infos = await draft.info(), await target.info(), await verifier.info()
+        if release and (reason := release.foreign_reason(*infos)):
+            raise Mismatch(reason)
+        backends = Backends(draft, target, verifier, likelihood=likelihood)
+        yield InProcessRunner(backends, Defaults.model_validate(release.rule if release else {}))
+    finally:
+        await draft.aclose()
+        await target.aclose()
+
+
+def _verifier(config: StackConfig) -> Verifier:
+    return ProbeVerifier.load(config.pair) if config.pair and config.has_probes else WithoutProbes()

@@ -1,0 +1,69 @@
+"""Tasks by name, with their questions and graders."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from semspec_bench.tasks.choice import GPQA_DIAMOND, load_choice
+from semspec_bench.tasks.mathematics import AIME_2024, AMC_2023, MATH_500, load_mathematics
+from semspec_bench.tasks.protocol import Question, Task
+from semspec_demo.client import MAX_TOKENS
+from semspec_demo.problems import SPLITS, boxed, make_problem
+from semspec.errors import InvalidRequest
+from semspec.types import Message
+
+__all__ = ["TASKS", "Question", "Task", "load_task"]
+
+
+def load_demo(name: str, split: Literal["tune", "report"], data: str | None) -> Task:
+    """All problems of a split. Raises: InvalidRequest when given data."""
+    if data is not None:
+        raise InvalidRequest(f"the task {name} makes its own questions; leave --data out", "data")
+    return Task(name, [_question(seed) for seed in SPLITS[split]], _is_right, max_tokens=MAX_TOKENS)
+
+
+def _question(seed: int) -> Question:
+    problem = make_problem(seed)
+    return Question(str(seed), (Message("user", problem.question),), str(problem.answer))
+
+
+def _is_right(reference: str, text: str) -> bool:
+    return boxed(text) == reference
+
+
+TASKS: Mapping[str, Callable[[str | None], Task]] = {
+    "demo": partial(load_demo, "demo", "report"),
+    "demo-tune": partial(load_demo, "demo-tune", "tune"),
+    "math500": partial(load_mathematics, "math500", MATH_500, "unique_id"),
+    "aime24": partial(load_mathematics, "aime24", AIME_2024, "id"),
+    "amc23": partial(load_mathematics, "amc23", AMC_2023, "id"),
+    "gpqa-diamond": partial(load_choice, "gpqa-diamond", GPQA_DIAMOND),
+}
+"""Loaders by task name, for questions of a file, of a dataset, or of the task itself."""
+
+
+def load_task(name: str, data: str | None = None, limit: int | None = None, skip: int = 0) -> Task:
+    """The task of this name, without its first `skip` questions, and of the others the first `limit`.
+
+    `data` names a JSON lines file or a dataset of the hub with the task's fields; None is the task's own.
+
+    Raises: InvalidRequest when the name is unknown, the data cannot be read, or there are not that many questions.
+    """
+    if name not in TASKS:
+        raise InvalidRequest(f"unknown task {name!r}; choose from {', '.join(TASKS)}", "task")
+    task = TASKS[name](data)
+    return replace(task, questions=_window(name, task.questions, limit, skip))
+
+
+def _window(
+    name: str, questions: Sequence[Question], limit: int | None, skip: int
+) -> Sequence[Question]:
+    num_left = len(questions) - skip
+    if skip < 0 or num_left < 1:
+        raise InvalidRequest(f"cannot skip {skip} of {name}'s {len(questions)} questions", "skip")
+    if limit is not None and not 1 <= limit <= num_left:
+        raise InvalidRequest(
+            f"limit is {limit}; {name} has {num_left} questions here: give 1 to {num_left}", "limit"
+        )
+    return questions[skip : None if limit is None else skip + limit]

@@ -1,0 +1,346 @@
+"""Routes and response schemas of stored generations and sessions, and of model names."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header, Path, Query
+from fastapi.responses import Response
+
+from semspec.errors import Conflict, NotFound
+from semspec_gateway.api.shared.answers import TokenCounts
+from semspec_gateway.api.shared.document import (
+    EVENT_ID,
+    STORED,
+    STREAMED,
+    Responses,
+    errors,
+    stream,
+)
+from semspec_gateway.api.shared.errors import Error, TgiError
+from semspec_gateway.api.shared.middleware import OwnerOf
+from semspec_gateway.api.shared.requests import SESSION_NAME
+from semspec_gateway.api.shared.resolver import model_names
+from semspec_gateway.api.shared.sse import Responder
+from semspec_gateway.generation.choice import (
+    Place,
+    prompt_fields,
+    stored_generation,
+    stored_owner,
+    stored_request,
+    stored_trace,
+)
+from semspec_gateway.generation.request import Parameters
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.store import Store, reading, stored_name
+from semspec.records import Body, SegmentTrace, if_any
+from semspec.types import FinishReason, Role
+
+GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
+LastEventId = Annotated[str | None, Header(pattern=EVENT_ID)]
+EVENTS: Responses = {
+    200: {"content": stream(*STREAMED, Error, TgiError)},
+    **errors(400, 404, 409, 429, 503, 504),
+}
+LISTED: Responses = {
+    200: {
+        "links": {
+            "model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}
+        }
+    }
+}
+SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
+GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
+
+
+class GenerationModels(Body):
+    """Fingerprints of the models and probes used, and of the calibration of `likelihood`."""
+
+    draft: str
+    target: str
+    draft_probe: str
+    target_probe: str
+    likelihood: str | None = if_any()
+    release: str | None = if_any()
+    """NAME@VERSION."""
+
+
+class GenerationPrompt(Body):
+    """The prompt as a model received it; no ids: the model tokenized the text."""
+
+    text: str
+    token_ids: list[int]
+    tokenizer: str
+
+
+class StoredGeneration(Body):
+    """One stored choice of a request."""
+
+    id: str
+    object: Literal["generation"]
+    status: GenerationStatus
+    """`interrupted`: the next client that attaches resumes it."""
+    created: int
+    model: str
+    seed: int
+    session: str | None
+    finish_reason: FinishReason | None
+    degraded: bool
+    parameters: Parameters
+    models: GenerationModels
+    prompt: GenerationPrompt
+    """As the target received it."""
+    draft_prompt: GenerationPrompt | None
+    """As the draft received it, in its own chat template; null where it received the target's."""
+    usage: TokenCounts | None
+    """Null until the generation has finished."""
+
+
+class GenerationTrace(Body):
+    """The records of all kept segments so far, in order."""
+
+    id: str
+    object: Literal["generation.trace"]
+    status: GenerationStatus
+    degraded: bool
+    segments: list[SegmentTrace]
+
+
+class Turn(Body):
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+class Session(Body):
+    """A stored conversation."""
+
+    id: str
+    object: Literal["session"]
+    turns: list[Turn]
+
+
+class ListedSession(Body):
+    """A conversation in the list."""
+
+    id: str
+    object: Literal["session"]
+    updated: int
+    """Seconds since 1970 of its last turn."""
+    num_turns: int
+    question: str
+    """The beginning of its first user's turn, at most 200 characters."""
+
+
+class SessionList(Body):
+    """The last conversations, the latest first."""
+
+    object: Literal["list"]
+    data: list[ListedSession]
+
+
+class SessionForgotten(Body):
+    """A deleted conversation."""
+
+    id: str
+    object: Literal["session"]
+    deleted: Literal[True]
+
+
+class ModelName(Body):
+    """A value for a request's `model`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    strategy: str
+    """Of a request with this name that names no other; empty before the first handshake."""
+
+
+class ModelNames(Body):
+    """All values for a request's `model`."""
+
+    object: Literal["list"]
+    data: list[ModelName]
+    unsupported: dict[str, str]
+    """Each strategy that the pair does not support, and what the pair lacks for it."""
+
+
+def generations(responder: Responder, store: Store) -> APIRouter:
+    """`/v1/generations`."""
+    routes = APIRouter(prefix="/v1/generations", tags=["generations"])
+
+    @routes.get("/{id}", responses=STORED)
+    async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+        """A generation's parameters, models, prompt and outcome."""
+        return _public(id, await owned(id, owner, store))
+
+    @routes.get("/{id}/trace", responses=STORED)
+    async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
+        """The records of all kept segments so far, in order."""
+        stored, segments = _public(id, await owned(id, owner, store)), await stored_trace(id, store)
+        state = {"status": stored.status, "degraded": stored.degraded}
+        return GenerationTrace(
+            id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state
+        )
+
+    @routes.get("/{id}/events", response_class=Response, responses=EVENTS)
+    async def events(
+        id: GenerationId,
+        owner: OwnerOf,
+        last_event_id: LastEventId = None,
+        trace: Annotated[bool, Query(description="segment records as well")] = False,
+    ) -> Response:
+        """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
+        await owned(id, owner, store)
+        return responder.attach(
+            id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace
+        )
+
+    @routes.post("/{id}/cancel", responses=STORED)
+    async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+        """Cancel a generation and the other choices of its request; an ended one is unchanged."""
+        request = stored_request(id, await owned(id, owner, store))
+        for index in range(request.num_choices):
+            with suppress(NotFound):  # the choice has not begun
+                await store.cancel(request.choice_id(index))
+        return _public(id, await store.generation(id))
+
+    return routes
+
+
+def sessions(store: Store) -> APIRouter:
+    """`/v1/sessions`: stored conversations."""
+    routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+    @routes.get("", responses=errors(503))
+    async def sessions(owner: OwnerOf) -> SessionList:
+        """The owner's last conversations."""
+        found = await store.listed(owner)
+        turns = await asyncio.gather(*(store.turns(stored_name(name, owner)) for name, _ in found))
+        listed = []
+        for (name, updated), own in zip(found, turns, strict=True):
+            if own:
+                question = next((turn.content for turn in own if turn.role == "user"), "")[:200]
+                numbers = {"updated": int(updated), "num_turns": len(own)}
+                listed.append(
+                    ListedSession(id=name, object="session", question=question, **numbers)
+                )
+        return SessionList(object="list", data=listed)
+
+    @routes.get("/{id}", responses=STORED)
+    async def session(id: SessionName, owner: OwnerOf) -> Session:
+        """The turns of a conversation so far, without reasoning."""
+        turns = await store.turns(stored_name(id, owner))
+        if not turns:
+            raise _missing(id)
+        return Session.model_validate(
+            {"id": id, "object": "session", "turns": turns}, from_attributes=True
+        )
+
+    @routes.delete("/{id}", responses=errors(400, 404, 409, 503))
+    async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
+        """Delete a conversation; answers 409 while a request uses it."""
+        try:
+            await store.forget(id, owner)
+            await store.unlist(owner, id)
+        except NotFound:
+            raise _missing(id) from None
+        except Conflict:
+            message = f"session {id} is answering a request; wait for it, or cancel its generation"
+            raise Conflict(message, "id") from None
+        return SessionForgotten(id=id, object="session", deleted=True)
+
+    return routes
+
+
+def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+    """`/v1/models`: the pair, and each strategy as a separate model, so that any client can choose one."""
+    routes = APIRouter(prefix="/v1/models", tags=["models"])
+
+    def names() -> dict[str, ModelName]:
+        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
+        named = dict(zip(model_names(settings, known), (default, *known), strict=True))
+        if readiness.version:
+            named[f"{root}@{readiness.version}"] = default
+        return {
+            name: ModelName(
+                id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy
+            )
+            for name, strategy in named.items()
+        }
+
+    @routes.get("", responses=LISTED)
+    async def models() -> ModelNames:
+        """All values for a request's `model`, with the strategies that this pair supports."""
+        return ModelNames(
+            object="list", data=list(names().values()), unsupported=readiness.unsupported
+        )
+
+    @routes.get("/{name:path}", responses=errors(404))
+    async def model(name: str) -> ModelName:
+        """One model name."""
+        served = names()
+        if name not in served:
+            lacks = readiness.unsupported.get(name.removeprefix(f"{settings.name}:"))
+            reason = (
+                f": the pair does not support its strategy ({lacks})"
+                if lacks
+                else "; GET /v1/models lists all"
+            )
+            raise NotFound(f"the model {name!r} does not exist{reason}", "model")
+        return served[name]
+
+    return routes
+
+
+async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
+    """The stored fields of this owner's generation.
+
+    Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
+    """
+    fields = await store.generation(id)
+    has_ended = fields["status"] not in ("running", "interrupted")
+    if stored_owner(id, fields) != owner or (has_ended and not stored_request(id, fields).is_kept):
+        raise NotFound(f"generation {id} does not exist, or has expired", "id")
+    return fields
+
+
+def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
+    """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
+    request, generation = stored_generation(id, meta)
+    parameters = Parameters.of(generation, request.strictness, request.stops)
+    asked = {
+        "created": request.created,
+        "model": request.model,
+        "session": request.session,
+        "parameters": parameters,
+    }
+    with reading(f"generation {id}"):
+        texts = {**meta, **prompt_fields(request, int(meta["index"]), meta)}
+        parsed = {
+            name: json.loads(texts.get(name) or "null")
+            for name in ("models", "prompt", "draft_prompt", "usage")
+        }
+        state = {
+            "finish_reason": meta.get("finish_reason"),
+            "degraded": json.loads(meta.get("degraded", "false")),
+        }
+        fields = {
+            **asked,
+            **parsed,
+            **state,
+            "seed": generation.sampling.seed,
+            "status": meta["status"],
+        }
+        return StoredGeneration.model_validate({"id": id, "object": "generation", **fields})
+
+
+def _missing(id: str) -> NotFound:
+    return NotFound(f"session {id} does not exist, or has expired", "id")

@@ -1,0 +1,382 @@
+"""What comes before a generation: services checked, grammar compiled, prompts tokenized, budget set."""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from operator import attrgetter
+from typing import TypeVar
+
+from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
+from semspec.decoding.generation import AnswerStrategy
+from semspec.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    SemspecError,
+)
+from semspec_gateway.generation.admission import Admission, Limits
+from semspec_gateway.generation.choice import Choice
+from semspec_gateway.generation.grammar import check_grammar
+from semspec_gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
+from semspec_gateway.generation.runner import broken_target
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.options import Defaults
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.served import Served
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.leases import turn_bytes
+from semspec.grammars.compiler import Compiler
+from semspec.types import (
+    GRAMMAR,
+    SURPRISAL_FEATURES,
+    Context,
+    Conversation,
+    Message,
+    Piece,
+    Prompt,
+    Segment,
+    SegmentEnd,
+    Writer,
+)
+
+DEFAULT_SHARE = 4
+"""The default budget is the window divided by this: 32,768 of 131,072 tokens, which R1's authors recommend."""
+LEAST_DEADLINE_S = 600.0
+TOKEN_DEADLINE_S = 0.1
+"""Seconds allowed for a token of the budget."""
+ENCODE_DEADLINE_S = 10.0
+"""Longest that tokenizing a prompt may take."""
+
+NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
+"""Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
+
+JSON_BEFORE, JSON_TEXT = (
+    'Objects in JSON: {"name": "Ann", "age": 31}\n',
+    '{"name": "Bob", "age": 47}',
+)
+JSON_MARGIN = 3.0
+"""Nats. A target that finds the tokens of JSON less likely than tokens drawn at random, by more than this in the mean,
+does not write it: held to it, it rarely ends a text or a number."""
+
+T = TypeVar("T")
+
+
+class Preparation:
+    """Prepares few requests at once, fairly between owners, since a text or a grammar may take seconds."""
+
+    def __init__(self, readiness: Readiness, metrics: Metrics, settings: GatewaySettings) -> None:
+        self._readiness = readiness
+        self._metrics = metrics
+        self._settings = settings
+        max_queued = settings.max_concurrent + settings.max_queued
+        limits = Limits(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
+        self._admission = Admission(limits, None)
+        self._compiler = Compiler()
+        self._writes_json: dict[str, bool] = {}
+        """By the target's fingerprint."""
+
+    def admitted(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Acquire a slot, waiting if needed. Raises: Overloaded."""
+        return self._admission.admitted(owner, 1)
+
+    def close(self) -> None:
+        self._compiler.close()
+
+    async def choices(
+        self, request: Request, turns: Sequence[Message], served: Served
+    ) -> list[Choice]:
+        """All choices of a request, whose session has these `turns`.
+
+        Raises: InvalidRequest, ContextTooLong, Overloaded, DeadlineExceeded, and what the target raises.
+        """
+        async with self.admitted(request.owner):
+            if request.plan.grammar:
+                await check_grammar(request.plan.grammar, self._compiler, request.owner)
+            choices = list[Choice]()
+            for prompt in request.prompts:
+                prompts = await self._prompts(request, prompt, turns, served)
+                max_tokens = budget(request, prompts, served, self._settings.defaults.max_tokens)
+                self._metrics.prompt_tokens.inc(len(prompts.target.token_ids))
+                choices += [
+                    Choice(request, index, prompts, max_tokens, served, len(turns))
+                    for index in range(len(choices), len(choices) + request.num_choices_per_prompt)
+                ]
+            if ": %json" in request.plan.grammar:
+                await self._check_json(served)
+            return choices
+
+    async def _check_json(self, served: Served) -> None:
+        """Raises: InvalidRequest when the target is known not to write JSON."""
+        if (target := served.target).fingerprint not in self._writes_json:
+            mean = await self.tokenized(
+                lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR
+            )
+            self._writes_json[target.fingerprint] = (
+                mean > -math.log(target.num_token_ids or 1 << 20) - JSON_MARGIN
+            )
+        if not self._writes_json[target.fingerprint]:
+            reason = "finds JSON less likely than tokens drawn at random, and would seldom end it"
+            raise InvalidRequest(
+                f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target",
+                GRAMMAR,
+            )
+
+    async def _prompts(
+        self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
+    ) -> Prompts:
+        """The prompt as each model of the strategy reads it."""
+        first = (Message("system", request.instructions),) if request.instructions else ()
+        prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
+        if (request.tools or request.variables) and isinstance(prompt, tuple):
+            prompt = Conversation(prompt, request.tools, request.variables)
+        backends = served.pinned
+        encoded = asyncio.ensure_future(
+            self.tokenized(lambda: backends.target.encode(prompt), "prompt")
+        )
+        if Writer.DRAFT in served.strategy(request.plan).writers:
+            return await self._with_draft(request, prompt, encoded, served)
+        return Prompts(await encoded)
+
+    async def _with_draft(
+        self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
+    ) -> Prompts:
+        """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
+        drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
+        try:
+            return await prompts_of(
+                prompt, encoded, drafter, served.draft, served.target, deadline_s
+            )
+        except ContextTooLong as error:
+            is_of_draft = encoded.done() and not encoded.cancelled() and encoded.exception() is None
+            remedy = _larger_window(served) if is_of_draft else ""
+            raise ContextTooLong(f"{error.message}{remedy}", error.parameter or "prompt") from error
+
+    async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
+        """The target's answer about a text, which errors name as `parameter`.
+
+        Raises: InvalidRequest, DeadlineExceeded, and what the target raises.
+        """
+        try:
+            async with asyncio.timeout(ENCODE_DEADLINE_S):
+                with broken_target(InternalError):
+                    return await call()
+        except TimeoutError:
+            self._readiness.suspect()
+            raise DeadlineExceeded(
+                "the target took too long to tokenize the prompt; retry"
+            ) from None
+        except InvalidRequest as error:
+            is_of_template = error.parameter in ("tools", "chat_template_kwargs")
+            raise type(error)(
+                error.message, error.parameter if is_of_template else parameter
+            ) from error
+        except SemspecError:
+            self._readiness.suspect()
+            raise
+
+
+async def _mean_log_probability_of_json(target: Target) -> float:
+    before = await target.encode(JSON_BEFORE)
+    segment = Segment(JSON_TEXT, (), "", Writer.TARGET, SegmentEnd.BOUNDARY)
+    [score] = await target.score(Context((before,)), [segment])
+    return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
+
+
+def check(request: Request, strategy: Strategy, served: Served) -> None:
+    """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
+    if refusal := next(_refusals(request, strategy, served), None):
+        raise InvalidRequest(*refusal)
+
+
+def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[tuple[str, str]]:
+    """What the services do not support, with the remedy, and the parameter that asks for it."""
+    plan, penalties, writers, target = (
+        request.plan,
+        request.plan.penalties,
+        served.writers(strategy),
+        served.target,
+    )
+    if plan.segmentation not in (supported := served.segmentations(strategy)):
+        name, names = plan.segmentation.value, ", ".join(sorted(supported))
+        yield (
+            f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
+            "segmentation",
+        )
+    is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
+    if plan.grammar and not is_held:
+        message = (
+            f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
+        )
+        remedy = (
+            "or choose 'target'"
+            if strategy.verifies_tokens
+            else "choose 'target', or send exact_answer"
+        )
+        yield f"{message}; leave it out, {remedy}", "strategy"
+    if plan.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
+        remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
+        yield f"{GRAMMAR}: {unable[0]} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+    if request.thinking_token_budget is not None and plan.num_logprobs is not None:
+        message = "thinking_token_budget: a reasoning that is ended has no logprobs there"
+        yield f"{message}; leave out one of them", "thinking_token_budget"
+    if plan.min_tokens and (strategy.verifies_tokens or plan.grammar):
+        message = "neither in a format nor with a strategy that verifies tokens"
+        yield (
+            f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out",
+            "min_tokens",
+        )
+    if plan.min_tokens and not all(one.supports_penalties for one in writers):
+        yield (
+            "min_tokens, ignore_eos: a server writes for one of the models; leave them out",
+            "min_tokens",
+        )
+    if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
+        yield (
+            "min_p: a server writes for one of the models that may not know it; leave it out",
+            "min_p",
+        )
+    if not (penalties.is_neutral or strategy.supports_grammars):
+        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
+        yield (
+            f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
+            "strategy",
+        )
+    if not penalties.is_neutral and (
+        unable := [one.model for one in writers if not one.supports_penalties]
+    ):
+        message = (
+            f"penalties: {unable[0]} takes no penalties, as a server writes for one of the models"
+        )
+        yield f"{message}; leave it out", "penalties"
+    if (
+        penalties.logit_bias
+        and Writer.DRAFT in strategy.writers
+        and served.draft.tokenizer != target.tokenizer
+    ):
+        yield (
+            "logit_bias: draft and target have other token ids; leave it out, or choose 'target'",
+            "logit_bias",
+        )
+    last = max((token for token, _ in penalties.logit_bias), default=-1)
+    smallest = min(writers, key=attrgetter("num_token_ids"))
+    if last >= smallest.num_token_ids:
+        message = f"logit_bias: {last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
+        yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
+    for name in json.loads(request.variables or "{}"):
+        if name not in target.template_variables:
+            field, known = (
+                f"chat_template_kwargs.{name}",
+                ", ".join(target.template_variables) or "none",
+            )
+            message = f"{field}: the chat template of {target.model} has no variable {name!r} that a request may set"
+            yield f"{message}; leave it out (it has: {known})", field
+
+
+def check_strategy(
+    strategy: Strategy, plan: Generation, served: Served, defaults: Defaults
+) -> None:
+    """Check that the pair supports `strategy`; `defaults`: the options of other requests.
+
+    Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
+    """
+    if (unsupported_reason := served.unsupported_reason(strategy)) is None:
+        return
+    unsupported_reason = f"{unsupported_reason}; {served.support(defaults)}"
+    plain = replace(plan, options=replace(plan.options, rewrite="target", probes=""))
+    if served.unsupported_reason(served.strategy(plain)) is not None:
+        raise InvalidRequest(unsupported_reason, "strategy")
+    raise InvalidRequest(unsupported_reason, "rewrite" if strategy.verifies_tokens else "probes")
+
+
+def supported_logprobs(
+    num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served
+) -> int | None:
+    """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
+    if num_logprobs is None or served.supports_logprobs(strategy):
+        return num_logprobs
+    if is_optional:
+        return None
+    message = f"logprobs: the strategy {strategy.name!r} has no logprobs"
+    raise InvalidRequest(f"{message}; leave it out, or choose another strategy", "logprobs")
+
+
+def answer_strategy(plan: Generation, strategy: Strategy, served: Served) -> AnswerStrategy:
+    """The strategy that writes an exact answer: token-level speculation where the request and the pair allow it, else
+    the target alone; "" where `strategy` is exact itself.
+
+    Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
+    """
+    if strategy.is_exact:
+        return ""
+    is_shaped = plan.grammar or plan.min_tokens or not plan.penalties.is_neutral
+    if is_shaped or plan.num_logprobs is not None or "token-level" not in served.strategies:
+        return "target"
+    is_supported = (
+        served.unsupported_reason(served.strategy(replace(plan, strategy="token-level"))) is None
+    )
+    return "token-level" if is_supported else "target"
+
+
+def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:
+    """The threshold that a strictness selects. Raises: InvalidRequest."""
+    if strategy.needs_calibration and served.likelihood is not None:
+        return at_strictness(strictness, served.likelihood.curve)
+    if not strategy.is_judged_by_main_probes:
+        message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
+        raise InvalidRequest(
+            f"{message}; leave it out, or choose 'semantic' and no probes", "strictness"
+        )
+    return at_strictness(strictness, served.verifier.operating_points)
+
+
+def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
+    num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
+    if request.session is not None and num_bytes > max_bytes:
+        message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
+        raise InvalidRequest(message, "session")
+
+
+def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
+    """Longest that the choices may take together, in seconds."""
+    max_tokens = max(choice.generation.max_tokens for choice in choices)
+    return settings.generation_deadline_s or max(LEAST_DEADLINE_S, max_tokens * TOKEN_DEADLINE_S)
+
+
+def _larger_window(served: Served) -> str:
+    """The remedy for a prompt that may fit the target's window alone; empty if that is not larger than the draft's."""
+    window = served.target.max_context_tokens
+    return (
+        f"; or choose 'target', whose window has {window}"
+        if window > served.draft.max_context_tokens
+        else ""
+    )
+
+
+def budget(request: Request, prompts: Prompts, served: Served, operator_default: int | None) -> int:
+    """Maximum number of output tokens. Raises: ContextTooLong."""
+    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
+    if Writer.DRAFT in served.strategy(request.plan).writers:
+        own_ids = prompts.draft.token_ids if prompts.draft else ()
+        rooms.append(
+            (
+                served.draft.max_context_tokens,
+                len(own_ids or prompts.target.token_ids),
+                "the draft's window",
+            )
+        )
+    window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
+    num_free = window - num_prompt_tokens
+    if num_free < (request.max_tokens or 1):
+        requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
+        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
+        raise ContextTooLong(
+            message if len(rooms) == 1 else message + _larger_window(served), "prompt"
+        )
+    default = operator_default or min(
+        max(1, window // DEFAULT_SHARE), request.default_max_tokens or window
+    )
+    return request.max_tokens or min(default, num_free)

@@ -1,0 +1,231 @@
+"""A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, get_type_hints
+
+from pydantic import create_model
+
+from semspec.decoding import Generation, Prompts, RetrievalOptions
+from semspec.decoding.generation import AnswerStrategy, RewriteName
+from semspec.errors import InvalidRequest
+from semspec_gateway.generation.grammar import of_output
+from semspec_gateway.store.store import choice_id
+from semspec.records import Body
+from semspec.types import (
+    Acceptance,
+    Context,
+    Message,
+    OperatingPoint,
+    SamplingParams,
+    Segmentation,
+    TokenIds,
+    derive_seed,
+)
+
+_SAMPLING: dict[str, Any] = {
+    name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"
+}
+_Sampling: Any = create_model("_Sampling", __base__=Body, **_SAMPLING)
+
+
+class Parameters(_Sampling):
+    """All parameters of a generation, defaults filled in, except the prompt and the seed."""
+
+    strategy: str
+    rewrite: RewriteName
+    probes: str
+    gamma: int
+    num_candidates: int
+    num_speculative_tokens: int | None
+    """Null where the strategy proposes none."""
+    acceptance: Acceptance
+    retrieval: RetrievalOptions
+    draft_ahead: bool
+    segmentation: Segmentation
+    answer_strategy: AnswerStrategy
+    """The exact strategy that writes what is not reasoning; empty: `strategy` writes it too."""
+    strictness: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
+    """By token id."""
+    max_tokens: int
+    min_tokens: int
+    stop: list[str]
+
+    @classmethod
+    def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
+        options, sampling, penalties = generation.options, generation.sampling, generation.penalties
+        return cls(
+            **{one.name: getattr(options, one.name) for one in fields(options)},
+            strategy=generation.strategy,
+            segmentation=generation.segmentation,
+            answer_strategy=generation.answer_strategy,
+            strictness=strictness,
+            **{name: getattr(sampling, name) for name in _SAMPLING},
+            presence_penalty=penalties.presence,
+            frequency_penalty=penalties.frequency,
+            repetition_penalty=penalties.repetition,
+            logit_bias={str(token): bias for token, bias in penalties.logit_bias},
+            max_tokens=generation.max_tokens,
+            min_tokens=min(generation.min_tokens, generation.max_tokens),
+            stop=list(stops),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Expected results of a setting, from the probes' report."""
+
+    acceptance: float
+    """Share of drafted segments that are accepted."""
+    wrong_accepted: float | None
+    """Share of wrong segments that are accepted; None without ground truth."""
+    speed_up: float | None
+    """Speed-up over the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A threshold and its expected results."""
+
+    threshold: float
+    expected: Expected
+
+
+def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Setting:
+    """Interpolate linearly from the report's lowest threshold (strictness 0) to its highest (1).
+
+    A higher strictness never accepts more. The expected results are interpolated between the report's two nearest
+    points, and None where one of them has none. Raises: InvalidRequest when the report has no curve.
+    """
+    curve = {point.threshold: point for point in points if point.threshold is not None}
+    if not curve:
+        raise InvalidRequest(
+            "strictness needs a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
+            "strictness",
+        )
+    thresholds = sorted(curve)
+    lowest, highest = thresholds[0], thresholds[-1]
+    threshold = (
+        highest if strictness == 1 else min(lowest + strictness * (highest - lowest), highest)
+    )
+    upper = min(bisect_right(thresholds, threshold), len(thresholds) - 1)
+    lower = max(upper - 1, 0)
+    span = thresholds[upper] - thresholds[lower]
+    share = (threshold - thresholds[lower]) / span if span else 0.0
+    expected = _between(curve[thresholds[lower]], curve[thresholds[upper]], share)
+    return Setting(threshold, expected)
+
+
+def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:
+    """Interpolate linearly between two points; `share` is the weight of `upper`."""
+
+    def value(low: float | None, high: float | None) -> float | None:
+        if share in (0, 1):
+            return high if share else low
+        return None if low is None or high is None else (1 - share) * low + share * high
+
+    return Expected(
+        (1 - share) * lower.acceptance + share * upper.acceptance,
+        value(lower.wrong_accepted, upper.wrong_accepted),
+        value(lower.speed_up, upper.speed_up),
+    )
+
+
+RequestPrompt = str | TokenIds | tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as it is served, with every default filled in and checked against the services, before its prompts are
+    encoded. It is stored with its generations, to resume them."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    """The name in the client's request."""
+    prompts: tuple[RequestPrompt, ...]
+    """Several are those of one plain completion."""
+    num_choices: int
+    """Of all prompts together, the same number for each; the first prompt's come first."""
+    seed: int
+    """The client's seed, or a random one."""
+    max_tokens: int | None
+    """None: the default, limited to what the context window leaves."""
+    plan: Generation
+    """All options except the context, the token budget and the choice's seed."""
+    stops: tuple[str, ...]
+    keep_stop: bool
+    """Whether the stop sequence that ends a text stays in it."""
+    may_reason: bool
+    """Whether the model may open its reasoning itself where an answer follows a grammar."""
+    strictness: float | None
+    expected: Expected | None
+    """Expected results of the acceptance rule that `strictness` selected."""
+    session: str | None
+    owner: str
+    """Name of the request's API key; empty when authentication is off."""
+    instructions: str
+    """A system message before all others, that a response which follows this one does not inherit."""
+    tools: str
+    """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    variables: str
+    """A JSON object of variables of the chat template; see `Conversation`."""
+    answer: str
+    """What the request's API needs to format the answer, in JSON that only the API reads."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
+    is_kept: bool = True
+    """False: routes do not give the answer by its id once it has ended."""
+    default_max_tokens: int | None = None
+    """Largest default budget, unless the operator sets one; None: a share of the window."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of a chat; none for a plain prompt."""
+        return self.prompts[0] if isinstance(self.prompts[0], tuple) else ()
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of the functions that the model may call."""
+        return tuple(tool["function"]["name"] for tool in json.loads(self.tools or "[]"))
+
+    def choice_id(self, index: int) -> str:
+        """The id of one choice's generation; the first one has the response's id."""
+        return choice_id(self.id, index)
+
+    @property
+    def num_choices_per_prompt(self) -> int:
+        return self.num_choices // len(self.prompts)
+
+    def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
+        """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
+        that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
+        seed, of_prompt, grammar = (
+            self.seed % (1 << 64),
+            index % self.num_choices_per_prompt,
+            self.plan.grammar,
+        )
+        sampling = replace(
+            self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed
+        )
+        return replace(
+            self.plan,
+            context=Context((prompts.target,)),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            session=self.session or self.choice_id(index),
+            owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
+            draft_prompt=prompts.draft,
+            grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
+            fallback=prompts.fallback,
+            stops=self.stops,
+            splits_reasoning=bool(self.messages),
+        )

@@ -1,0 +1,342 @@
+"""Runs the decoding loop for one choice; each segment is stored, then counted, then emitted."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from semspec.decoding import Target, decode
+from semspec.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Mismatch,
+    Overloaded,
+    SemspecError,
+    Unavailable,
+)
+from semspec_gateway.generation.audit import Audit
+from semspec_gateway.generation.choice import Choice, Ended, usage
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.leases import Journal, SessionLease
+from semspec.observability import known, span
+from semspec.reasoning import THINK
+from semspec.records import statistics, stored
+from semspec.types import (
+    GRAMMAR,
+    Drafted,
+    Finished,
+    FinishReason,
+    OpenText,
+    Segment,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LEAST_PATIENCE_S = 0.05, 1.0, 300.0
+ANSWER_S = 2.0
+"""Timeout of one health check of the target, in seconds."""
+MAX_RETRIES_WITHOUT_PROGRESS = 8
+"""Retries before the next segment after which the generation fails: its own request may crash the target."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRunner:
+    """Runs choices concurrently."""
+
+    readiness: Readiness
+    metrics: Metrics
+    settings: GatewaySettings
+    audit: Audit | None = None
+
+    async def run(self, choice: Choice, journal: Journal, lease: SessionLease | None) -> None:
+        """Continue after the records of `choice` until the end.
+
+        Each segment is stored, or marked as not stored, before it is emitted. If the task is cancelled, the generation
+        can be resumed. Raises: Cancelled, and what the decoding loop raises.
+        """
+        self.metrics.in_flight.inc()
+        journal.beat()
+        status = "interrupted"
+        try:
+            reason = await self._decode(choice, journal)
+            ended = await self._finish(choice, journal, lease, reason)
+            status = "finished"
+        except Cancelled:
+            raise
+        except Exception as error:
+            status = "failed"
+            if isinstance(error, Unavailable | DeadlineExceeded):
+                self.readiness.suspect()
+            await journal.finish("failed")
+            raise
+        finally:
+            journal.leave()
+            self._count_end(choice, journal, status)
+        choice.emit(ended)
+
+    async def _decode(self, choice: Choice, journal: Journal) -> FinishReason:
+        """Run the loop to its end or a stop sequence; restart it after the last segment when the target is back.
+
+        A span of the generation covers all its calls, including drafting ahead.
+        """
+        target, timeout_s = choice.served.target, self.settings.target_patience_s
+        if timeout_s is None:
+            timeout_s = max(LEAST_PATIENCE_S, 2 * target.load_s)
+        retry = TargetRetry(choice.served.pinned.target, target.fingerprint, timeout_s)
+        generation = choice.generation
+        attributes: dict[str, str | int | float] = {
+            "semspec.strategy": generation.strategy,
+            "semspec.gamma": generation.options.gamma,
+            "semspec.acceptance_rule": generation.options.acceptance.rule,
+            "semspec.max_tokens": generation.max_tokens,
+            "semspec.num_prompt_tokens": choice.num_prompt_tokens,
+            "gen_ai.operation.name": "chat" if choice.request.messages else "text_completion",
+            "gen_ai.provider.name": "semspec",
+            "gen_ai.request.model": choice.request.model,
+            "gen_ai.request.max_tokens": generation.max_tokens,
+            "gen_ai.request.temperature": generation.sampling.temperature,
+            "gen_ai.request.top_p": generation.sampling.top_p,
+            "gen_ai.response.id": choice.id,
+            "gen_ai.usage.input_tokens": choice.num_prompt_tokens,
+        }
+        with span("generation", attributes=attributes) as generation_span:
+            try:
+                while True:
+                    try:
+                        if (reason := await self._decode_once(choice, journal)) is not None:
+                            break
+                    except (Unavailable, Overloaded) as error:
+                        self.readiness.suspect()
+                        await retry.target_is_back(error, len(choice.records))
+                        self.readiness.recover()
+                        self.metrics.resumptions.inc()
+            finally:
+                generation_span.set_attributes(_result_attributes(choice))
+            generation_span.set_attribute("semspec.finish_reason", reason.value)
+            generation_span.set_attribute("gen_ai.response.finish_reasons", [reason.value])
+        return reason
+
+    async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason | None:
+        """None: the reasoning has had its budget, and ends before the next segment."""
+        if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
+            return FinishReason.LENGTH
+        kept = (record.segment for record in choice.records)
+        generation = replace(
+            choice.generation,
+            context=choice.generation.context.extended(*kept),
+            show_text=choice.shows_text,
+            open_piece=choice.records[-1].open_piece if choice.records else None,
+        )
+        if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
+            generation = replace(generation, fallback=choice.fallback)
+        async with aclosing(
+            decode(generation, choice.served.pinned, choice.served.strategies)
+        ) as events:
+            while (
+                choice.stop_checker.stop is None or choice.open_text
+            ):  # a segment that was begun is completed
+                # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
+                with broken_target(InvalidRequest, InternalError):
+                    event = await anext(events)
+                match event:
+                    case Finished(reason):
+                        return reason
+                    case Drafted() as drafted:
+                        choice.emit(drafted)
+                    case OpenText() as text:
+                        self._note_fallback(choice, text.fallback)
+                        self._note_first(choice)
+                        choice.write(text)
+                    case SegmentRecord() as record:
+                        if not self.settings.prompt_tokens_details:
+                            record = replace(record, num_cached_tokens=None)
+                        await self._keep(choice, journal, record)
+                        if choice.has_thought_enough and choice.stop_checker.stop is None:
+                            return None
+        return FinishReason.STOP
+
+    async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
+        """Put the end of the reasoning into the context as a segment of the target; False when the budget leaves no
+        answer after it."""
+        parser = choice.stop_checker.reasoning_parser
+        form = (parser and parser.form) or THINK
+        text = form.answer if choice.text[-1:] in ("", "\n") else f"\n{form.answer}"
+        tokens = await choice.served.pinned.target.tokenize(text)
+        if choice.num_tokens + len(tokens) >= choice.generation.max_tokens:
+            return False
+        ids, tokenizer = tuple(token.id for token in tokens), choice.prompts.target.tokenizer
+        segment = Segment(text, ids, tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+        await self._keep(
+            choice, journal, SegmentRecord(len(choice.records), segment, accepted=None)
+        )
+        return True
+
+    async def _keep(self, choice: Choice, journal: Journal, record: SegmentRecord) -> None:
+        self._note_fallback(choice, record.fallback)
+        await journal.append(record.index, stored(record))
+        self._note_first(choice)
+        if not choice.records:
+            self.metrics.first_segment(choice.generation.strategy, choice.latency_s)
+        self.metrics.segment(record, choice.request.owner)
+        if self.audit is not None:
+            self.audit.offer(choice, record)
+        choice.add(record)
+
+    def _note_fallback(self, choice: Choice, reason: str | None) -> None:
+        """Log and count that the target writes alone, when it begins to."""
+        if reason is not None and choice.fallback is None:
+            _log.warning("fallback: the target generates alone", extra={"reason": reason})
+            self.metrics.fallbacks.inc()
+            self.readiness.suspect(reason)
+
+    def _note_first(self, choice: Choice) -> None:
+        """Count the time to the first token, if this is the first."""
+        if not choice.has_begun:
+            self.metrics.first_token(self.settings.model_name, choice.latency_s)
+
+    async def _finish(
+        self, choice: Choice, journal: Journal, lease: SessionLease | None, reason: FinishReason
+    ) -> Ended:
+        """Store everything before the last event is sent, so that the client can query it immediately."""
+        ended = choice.finish(reason)
+        if journal.cancelled.is_set():  # cancelled with the last segment: the session gets no turn
+            raise Cancelled(f"generation {choice.id} was cancelled")
+        committed = True
+        if lease is not None:
+            turns = [*choice.request.messages, choice.answer]
+            committed = await lease.commit(turns, choice.num_turns)
+        await journal.finish(
+            "finished", finish_reason=ended.reason.value, usage=json.dumps(usage([choice]))
+        )
+        choice.degraded = journal.degraded or not committed
+        return ended
+
+    def _count_end(self, choice: Choice, journal: Journal, status: str) -> None:
+        if status == "interrupted" and journal.cancelled.is_set():
+            status = "cancelled"
+        self.metrics.in_flight.dec()
+        self.metrics.generation(
+            choice.generation.strategy, status, choice.latency_s, choice.request.owner
+        )
+        if status == "finished":
+            self.metrics.used(
+                self.settings.model_name,
+                choice.latency_s,
+                choice.num_prompt_tokens,
+                choice.num_tokens,
+            )
+        _log_end(choice, status, self.settings.log_prompts)
+        if journal.degraded or choice.degraded:
+            self.metrics.degraded_generations.inc()
+
+
+@contextmanager
+def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
+    """Raises: Unavailable instead of `errors` of the target, except about a grammar."""
+    try:
+        yield
+    except errors as error:
+        if error.parameter == GRAMMAR:
+            raise
+        _log.error("the target is broken: %s", error.message)
+        raise Unavailable("the target is broken; this gateway's log has the details") from error
+
+
+class TargetRetry:
+    """Retry policy of one generation while the target is unavailable; each segment resets it."""
+
+    def __init__(self, target: Target, fingerprint: str, timeout_s: float) -> None:
+        """`fingerprint` is that of the model that the generation began with."""
+        self._target = target
+        self._fingerprint = fingerprint
+        self._timeout_s = timeout_s
+        self._num_segments = -1
+        self._until = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._num_failures = 0
+
+    async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
+        """Wait until the target answers again, with exponential backoff.
+
+        Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
+        """
+        if num_segments > self._num_segments:
+            self._num_segments, self._until, self._pause_s = (
+                num_segments,
+                monotonic() + self._timeout_s,
+                FIRST_PAUSE_S,
+            )
+            self._num_failures = 0
+            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure.message)
+        self._num_failures += isinstance(failure, Unavailable)
+        if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:
+            raise failure
+        while (left := self._until - monotonic()) > 0:
+            await asyncio.sleep(min(self._pause_s, left))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if await self._answers():
+                return
+        raise failure
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                info = await self._target.info()
+        except (
+            Unavailable,
+            Overloaded,
+            DeadlineExceeded,
+            InvalidRequest,
+            InternalError,
+            TimeoutError,
+        ):
+            return False
+        if info.fingerprint != self._fingerprint:
+            raise Mismatch("the target that came back serves another model; start a new generation")
+        return True
+
+
+def _log_end(choice: Choice, status: str, with_texts: bool) -> None:
+    """Log how a generation ended, in one line.
+
+    `with_texts` (`SEMSPEC_GATEWAY_LOG_PROMPTS`) adds prompt and answer so far; nothing else logs texts.
+    """
+    numbers = statistics(choice.records)
+    fields = {
+        "generation": choice.id,
+        "owner": choice.request.owner or None,
+        "strategy": choice.generation.strategy,
+        "status": status,
+        "num_segments": numbers.num_segments,
+        "num_tokens": numbers.num_tokens,
+        "acceptance_rate": numbers.acceptance_rate and round(numbers.acceptance_rate, 3),
+        "duration_ms": round(choice.latency_s * 1e3),
+        "fallback": numbers.fallback,
+    }
+    if with_texts:
+        fields |= {"prompt": choice.prompt, "answer": choice.text}
+    _log.info("generation ended", extra=known(fields))
+
+
+def _result_attributes(choice: Choice) -> dict[str, str | int | float | bool]:
+    numbers = statistics(choice.records)
+    return known(
+        {
+            "semspec.num_segments": numbers.num_segments,
+            "semspec.num_tokens": numbers.num_tokens,
+            "gen_ai.usage.output_tokens": numbers.num_tokens,
+            "semspec.num_target_tokens": numbers.num_target_tokens,
+            "semspec.acceptance_rate": numbers.acceptance_rate,
+            "semspec.fallback": numbers.fallback,
+        }
+    )

@@ -1,0 +1,260 @@
+"""The handshake: checks that the services respond, and that their models, probes and state conventions match."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from semspec.decoding import STRATEGIES, Backends, Strategies
+from semspec.errors import Mismatch, SemspecError, Unavailable
+from semspec_gateway.metrics import POOLED, Metrics
+from semspec_gateway.routes import load_route
+from semspec_gateway.served import Served, Status, describe, mismatch
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.store import Store
+from semspec.types import ModelInfo, VerifierInfo
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+HANDSHAKE_INTERVAL_S = 10.0
+"""Seconds between handshakes while all is well."""
+RECHECK_S = 1.0
+"""Seconds between handshakes while a service is missing."""
+_HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo])
+
+
+class Readiness:
+    """Repeats the handshake. Without draft or verifier the gateway stays ready: the target generates alone."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        settings: GatewaySettings,
+        store: Store,
+        metrics: Metrics,
+        strategies: Strategies = STRATEGIES,
+    ) -> None:
+        self._route = load_route(settings.pair, settings.defaults)
+        self._backends = (
+            replace(backends, likelihood=self._route.likelihood) if self._route else backends
+        )
+        self._settings = settings
+        self._store = store
+        self._metrics = metrics
+        self.table = strategies
+        self._suspected = asyncio.Event()
+        self._returned = asyncio.Event()
+        self.status = Status(None, None)
+        self._last_stored: Served | None = None
+        """The handshake that this gateway stored in Redis, for gateways that start later."""
+        self.is_draining = False
+        """The process is shutting down: running requests continue, new ones should go to another gateway."""
+
+    def require(self) -> Served:
+        """What is served. Raises: Unavailable, Mismatch."""
+        served, error = self.status.served, self.status.error
+        if error is not None:
+            raise type(error)(
+                error.message
+            )  # a new instance: one raised repeatedly would accumulate tracebacks
+        if served is None:
+            raise Unavailable("the gateway has not reached its services yet; retry in a moment")
+        return served
+
+    def known(self) -> Served:
+        """What is served, or was at the last handshake with the target, for requests that may wait for it.
+
+        Raises: Unavailable, Mismatch.
+        """
+        if self.status.served is None or isinstance(self.status.error, Mismatch):
+            return self.require()
+        return self.status.served
+
+    @property
+    def version(self) -> str | None:
+        """Version of the release, which a request may name; None without one, and before the first handshake."""
+        served = self.status.served
+        return served.route.release.version if served and served.route else None
+
+    def require_place(self) -> None:
+        """Raises Unavailable or Mismatch when load balancers should not send requests here."""
+        if self.is_draining:
+            raise Unavailable("this gateway is shutting down; use another")
+        self.require()
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies that the pair supports; all of them before the first handshake."""
+        served = self.status.served
+        if served is None:
+            return tuple(self.table)
+        return served.supported(served.defaults(self._settings.defaults))
+
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """Reasons against the strategies that the pair does not support; empty before the first handshake."""
+        served = self.status.served
+        return (
+            {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
+        )
+
+    @property
+    def default_strategy(self) -> str:
+        """The strategy of a request that names none; empty before the first handshake."""
+        served = self.status.served
+        return (
+            "" if served is None else served.default_name(served.defaults(self._settings.defaults))
+        )
+
+    def suspect(self, missing: str | None = None) -> None:
+        """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
+
+        Until then the status names it, so that no one who has seen the fallback reads that all is well.
+        """
+        self._suspected.set()
+        if self.status.missing is None:
+            self.status = replace(self.status, missing=missing)
+
+    def recover(self) -> None:
+        """Repeat the handshake immediately: a call reached a service that was unavailable."""
+        self._suspected.set()
+        self._returned.set()
+
+    async def watch(self) -> None:
+        """Repeat the handshake until cancelled."""
+        while True:
+            await self.check()
+            if describe(self.status) == "ready":
+                await _within(HANDSHAKE_INTERVAL_S, self._suspected)
+            await _within(RECHECK_S, self._returned)
+            self._returned.clear()
+
+    async def check(self) -> None:
+        """Perform one handshake."""
+        self._suspected.clear()
+        before, status = self.status, await self._handshake()
+        if (
+            status.missing is None and self._suspected.is_set()
+        ):  # its answers are older than the suspicion
+            status = replace(status, missing=self.status.missing)
+        self.status = status
+        if describe(before) != describe(self.status):
+            remedy = ""
+            if (
+                status.error is not None or status.missing is not None
+            ):  # for the log, since clients see the status
+                addresses = {
+                    role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED
+                }
+                given = ", ".join(
+                    f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items()
+                )
+                remedy = f"; start what does not answer, or fix one of {given}"
+            _log.info("readiness: %s%s", describe(self.status), remedy)
+            if (
+                status.served is not None
+                and status.error is None
+                and before.served != status.served
+            ):
+                _log.info(
+                    "%s", status.served.support(status.served.defaults(self._settings.defaults))
+                )
+        known = before.served.sends_whole_states if before.served else ()
+        for role in status.served.sends_whole_states if status.served else ():
+            if role not in known:
+                _log.warning(
+                    "the %s service does not hold all first layers of the verifier's probes, and sends whole states "
+                    "for those: put the release into its folder (SEMSPEC_%s_PAIR)", role, role.upper(),
+                )  # fmt: skip
+
+    async def _handshake(self) -> Status:
+        known = self.status.served
+        store, draft, target, verifier = await asyncio.gather(
+            self._store_failure(),
+            self._query("draft", self._backends.drafter.info),
+            self._query("target", self._backends.target.info),
+            self._query("verifier", self._backends.verifier.info),
+        )
+        answers = {"draft": draft, "target": target, "verifier": verifier}
+        up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
+        self._metrics.of_services.up({**up, "redis": store is None})
+        for role, answer in (("draft", draft), ("target", target)):
+            if not isinstance(answer, Unavailable):
+                self._metrics.of_services.cache(role, answer)
+        if isinstance(target, Unavailable):
+            return Status(known, target, store=store)
+        missing = next(
+            (answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None
+        )
+        if known is None and missing is not None:
+            known = await self._stored_handshake(target)
+        if known is not None:  # the last report of an unavailable draft or verifier is still valid
+            draft, verifier = _last(draft, known.draft), _last(verifier, known.verifier)
+        if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
+            return Status(None, missing, store=store)
+        served = self._served(draft, target, verifier)
+        error = Mismatch(reason) if (reason := self._mismatch(served)) else None
+        if error is None and missing is None:
+            await self._store_handshake(served)
+        return Status(served, error, missing.message if missing else None, store)
+
+    def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> Served:
+        return Served(draft, target, verifier, self._backends, self.table, self._route)
+
+    def _mismatch(self, served: Served) -> str | None:
+        """What does not match; what was found to match once is not compared again."""
+        was_checked = self.status.error is None and served == self.status.served
+        return None if was_checked else mismatch(served, self._settings)
+
+    async def _store_failure(self) -> str | None:
+        try:
+            self._metrics.of_services.memory(*await self._store.check())
+        except Unavailable as error:
+            return error.message
+        return None
+
+    async def _stored_handshake(self, target: ModelInfo) -> Served | None:
+        """The last complete handshake that any gateway stored in Redis."""
+        with suppress(Unavailable, ValidationError):  # another version's format does not validate
+            stored = await self._store.handshake(self._key(target))
+            if stored is not None:
+                draft, target, verifier = _HANDSHAKE.validate_json(stored)
+                return self._served(draft, target, verifier)
+        return None
+
+    async def _store_handshake(self, served: Served) -> None:
+        if served != self._last_stored:
+            with suppress(Unavailable):
+                stored = _HANDSHAKE.dump_json(
+                    (served.draft, served.target, served.verifier)
+                ).decode()
+                await self._store.keep_handshake(self._key(served.target), stored)
+                self._last_stored = served
+
+    def _key(self, target: ModelInfo) -> str:
+        """Return the key of a handshake in Redis."""
+        return f"{target.fingerprint} {self._route.label}" if self._route else target.fingerprint
+
+    async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
+        try:
+            async with asyncio.timeout(self._settings.health_timeout_s):
+                return await ask()
+        except (SemspecError, TimeoutError) as error:
+            reason = error.message if isinstance(error, SemspecError) else "no answer in time"
+            return Unavailable(f"no handshake with the {role} service: {reason}")
+
+
+def _last(told: T | Unavailable, known: T) -> T:
+    """What a service reports, or reported last."""
+    return known if isinstance(told, Unavailable) else told
+
+
+async def _within(limit_s: float, event: asyncio.Event) -> None:
+    """Wait for the event, at most `limit_s` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()

@@ -1,0 +1,60 @@
+"""The release of the pair that the gateway serves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
+from semspec.errors import Mismatch
+from semspec.files import digest_of, first_error
+from semspec_gateway.options import Defaults
+from semspec.release import Release, load_release
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A release that is served."""
+
+    release: Release
+    label: str
+    """NAME@VERSION."""
+    digest: str
+    """Digest of the rule."""
+    defaults: Defaults
+    """Defaults for the options that a request leaves unset: the operator's, and the release's rule."""
+    likelihood: Calibration | None
+
+
+def load_route(path: Path | None, defaults: Defaults) -> Route | None:
+    """Load the release of a folder or of `pair.json`; None without a path.
+
+    `defaults`: the operator's. Raises: ValueError in one line, with the remedy.
+    """
+    if path is None:
+        return None
+    try:
+        return _route(load_release(path), defaults)
+    except Mismatch as error:
+        raise ValueError(error.message) from error
+
+
+def _route(release: Release, defaults: Defaults) -> Route:
+    """Raises: Mismatch, ValueError."""
+    likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release.likelihood else None
+    if likelihood is not None and likelihood.digest != release.likelihood:
+        remedy = "put its own back, or make the release again with `semspec train export`"
+        raise Mismatch(
+            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}"
+        )
+    if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
+        raise ValueError(
+            f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR"
+        )
+    try:
+        merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
+    except ValidationError as error:
+        raise ValueError(
+            f"the release {release.label}: rule.{first_error(error)}; correct it"
+        ) from None
+    return Route(release, release.label, digest_of(release.rule), merged, likelihood)

@@ -1,0 +1,322 @@
+"""What is served: the models and probes of a handshake, whether they match, and what they support."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, runtime_checkable
+
+from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
+from semspec.decoding.likelihood.calibration import Calibration
+from semspec.errors import SemspecError
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import Route
+from semspec_gateway.settings import GatewaySettings
+from semspec.types import (
+    MIN_CONTEXT_TOKENS,
+    STATE_CONVENTION,
+    ModelInfo,
+    Segmentation,
+    VerifierInfo,
+    Writer,
+    shares_ordinary_tokens,
+)
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A backend with several replicas, which may serve different models during an upgrade."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """A backend that calls only replicas of this model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that a strategy needs and a pair does not have."""
+
+    name: str
+    """Description in a few words, such as "no probes"."""
+    reason: str
+    """Why the strategy needs it, and the remedy; a sentence that begins after the strategy's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Models and probes that the three services reported."""
+
+    draft: ModelInfo
+    target: ModelInfo
+    verifier: VerifierInfo
+    backends: Backends = field(compare=False, repr=False)
+    """The services, and what the gateway judges by under `likelihood`."""
+    strategies: Strategies = field(default_factory=lambda: STRATEGIES)
+    """The gateway's table."""
+    route: Route | None = None
+    """The release; None: the pair has none."""
+
+    @property
+    def likelihood(self) -> Calibration | None:
+        """What the gateway judges by under `likelihood`."""
+        return self.backends.likelihood
+
+    @property
+    def label(self) -> str:
+        """NAME@VERSION of the release; empty without one."""
+        return self.route.label if self.route else ""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Which models and probes these are, and which calibration."""
+        return {
+            "draft": self.draft.fingerprint,
+            "target": self.target.fingerprint,
+            "draft_probe": self.verifier.draft_probe,
+            "target_probe": self.verifier.target_probe,
+            **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
+            **({"release": self.label} if self.route else {}),
+        }
+
+    def defaults(self, own: Defaults) -> Defaults:
+        """What a request has that does not say it; `own`: the operator's."""
+        return self.route.defaults if self.route else own
+
+    def strategy(self, generation: Generation) -> Strategy:
+        return self.strategies[generation.strategy](generation)
+
+    def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
+        """A strategy, or that of a request which names none, under the default options."""
+        return self.strategy(defaults.generation(strategy or self.default_name(defaults)))
+
+    def default_name(self, defaults: Defaults) -> str:
+        """The strategy of a request that names none."""
+        if defaults.strategy:
+            return defaults.strategy
+        known = (name for name in PREFERRED if name in self.strategies)
+        return next(
+            name for name in known if self.unsupported_reason(self.default(defaults, name)) is None
+        )
+
+    def supported(self, defaults: Defaults) -> tuple[str, ...]:
+        """Names of the strategies that this pair supports under the default options."""
+        unsupported = self.unsupported(defaults)
+        return tuple(name for name in self.strategies if name not in unsupported)
+
+    @property
+    def pinned(self) -> Backends:
+        """The services restricted to these models and probes, so that a generation never continues with others."""
+        drafter, target = self.backends.drafter, self.backends.target
+        return replace(
+            self.backends,
+            drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
+            target=target.of(self.target) if isinstance(target, Replicated) else target,
+            projections=self.verifier.projections,
+        )
+
+    @property
+    def sends_whole_states(self) -> tuple[str, ...]:
+        """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
+        of_draft = (
+            {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+        )
+        missing = {
+            "draft": of_draft - {*self.draft.projections},
+            "target": {one.target for one in self.verifier.projections if one.target}
+            - {*self.target.projections},
+        }
+        return tuple(role for role, digests in missing.items() if digests)
+
+    def unsupported(self, defaults: Defaults) -> dict[str, str]:
+        """Name what this pair lacks for each strategy that it does not support under the default options."""
+        lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
+        return {
+            name: " and ".join(lack.name for lack in found)
+            for name, found in lacks.items()
+            if found
+        }
+
+    def support(self, defaults: Defaults) -> str:
+        """Name the strategies that this pair supports under the default options, and what it lacks for the others."""
+        supported = ", ".join(map(repr, self.supported(defaults)))
+        unsupported = ", ".join(
+            f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items()
+        )
+        return f"this pair supports {supported}{unsupported and f', but not {unsupported}'}"
+
+    def unsupported_reason(self, strategy: Strategy) -> str | None:
+        """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
+        lack = next(self._lacks(strategy), None)
+        if lack is None:
+            return None
+        rewrite = strategy.options.rewrite
+        by_rewrite = (
+            f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
+        )
+        return f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
+
+    def _lacks(self, strategy: Strategy) -> Iterator[Lack]:
+        draft, target, probes = self.draft.tokenizer, self.target.tokenizer, strategy.options.probes
+        or_target = ", or choose the rewrite 'target'" if strategy.uses_probes else ""
+        if Writer.DRAFT in strategy.writers and not self.draft.has_model:
+            yield Lack(
+                "no draft model",
+                "needs a draft model, which the draft service does not have: serve one (SEMSPEC_DRAFT_MODEL)",
+            )
+        elif strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
+            yield Lack(
+                "no common vocabulary",
+                "proposes tokens to the target, so both models need the same ordinary tokens (special tokens may "
+                f"differ), but the draft has {draft} and the target {target}: serve a pair with one "
+                f"vocabulary{or_target}",
+            )
+        if strategy.needs_datastore and not self.draft.datastore:
+            yield Lack(
+                "no datastore",
+                "needs a datastore of the target's answers, which the draft service does not have: build one with "
+                f"`semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE){or_target}",
+            )
+        if strategy.uses_probes and not self.verifier.has_probes:
+            yield Lack(
+                "no probes",
+                "needs probes, but the pair is served without: train some with `semspec train run` and start the "
+                "verifier",
+            )
+        if strategy.needs_calibration and self.likelihood is None:
+            yield Lack(
+                "no calibration",
+                "needs a calibration for this pair: make one with `semspec train calibrate` and serve its release "
+                "(SEMSPEC_GATEWAY_PAIR)",
+            )
+        if (
+            strategy.uses_probes
+            and self.verifier.has_probes
+            and probes
+            and probes not in self.verifier.alternatives
+        ):
+            known = ", ".join(self.verifier.alternatives) or "none"
+            yield Lack(
+                f"no probes {probes!r}",
+                f"judges by the probes {probes!r}, which the verifier does not serve next to the main ones, only: "
+                f"{known}; leave probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)",
+            )
+
+    def supports_logprobs(self, strategy: Strategy) -> bool:
+        """Whether all kept tokens have their writer's logprobs."""
+        return strategy.supports_logprobs and all(
+            one.supports_logprobs for one in self._models(strategy.writers)
+        )
+
+    def writers(self, strategy: Strategy) -> list[ModelInfo]:
+        """The models that may write; the target goes on where the draft fails."""
+        return self._models({*strategy.writers, Writer.TARGET})
+
+    def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
+        """The segmentations that all services of a strategy support."""
+        common = frozenset(Segmentation).intersection(
+            *(one.segmentations for one in self.writers(strategy))
+        )
+        if strategy.needs_calibration and self.likelihood is not None:
+            common &= {self.likelihood.segmentation}
+        return common & frozenset(self.verifier.segmentations) if strategy.uses_probes else common
+
+    def _models(self, writers: Iterable[Writer]) -> list[ModelInfo]:
+        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        return [models[writer] for writer in writers]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The result of the last handshake."""
+
+    served: Served | None
+    """None until the first handshake that succeeded in full."""
+    error: SemspecError | None
+    """Why no generation can be served now."""
+    missing: str | None = None
+    """Which service is unavailable while the target generates alone."""
+    store: str | None = None
+    """Why nothing is stored in Redis; generations continue without it."""
+
+
+def describe(status: Status) -> str:
+    """The status in one line."""
+    if status.error is not None:
+        return status.error.message
+    if status.served is None:
+        return "no handshake yet"
+    alone = "" if status.missing is None else f", with the target alone: {status.missing}"
+    return f"ready{alone}" + ("" if status.store is None else f", without Redis: {status.store}")
+
+
+def mismatch(served: Served, settings: GatewaySettings) -> str | None:
+    """What does not match, with the remedy, in one line; None if everything matches."""
+    draft, target, verifier = served.draft, served.target, served.verifier
+    services: dict[str, ModelInfo | VerifierInfo] = {
+        "draft": draft,
+        "target": target,
+        "verifier": verifier,
+    }
+    for role, service in services.items():
+        if (used := service.state_convention) != STATE_CONVENTION:
+            return f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+    if served.route and (reason := served.route.release.foreign_reason(draft, target, verifier)):
+        return reason
+    for role, info, expected, tokenizer in (
+        ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),
+        ("target", target, verifier.target_model, verifier.target_tokenizer),
+    ):
+        if not info.has_model:
+            continue
+        if info.max_context_tokens < MIN_CONTEXT_TOKENS:
+            return (
+                f"the {role} service reports a context window of {info.max_context_tokens} tokens: serve "
+                f"{info.model} with at least {MIN_CONTEXT_TOKENS}"
+            )
+        if verifier.has_probes and info.fingerprint != expected:
+            return (
+                f"the verifier's {role} probe was trained on model {expected}, but the {role} service "
+                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
+            )
+        if tokenizer and info.tokenizer != tokenizer:
+            return (
+                f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service "
+                f"has {info.tokenizer}: put the model's own tokenizer files back"
+            )
+    if reason := _unaudited_reason(verifier, settings):
+        return reason
+    if draft.datastore and draft.datastore_model != target.fingerprint:
+        return (
+            f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service "
+            f"serves {target.fingerprint} ({target.model}): build a datastore of this "
+            "target, or serve none (SEMSPEC_DRAFT_DATASTORE)"
+        )
+    common = {*draft.segmentations} & {*target.segmentations} & {*verifier.segmentations}
+    if not common:
+        return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
+    defaults = served.defaults(settings.defaults)
+    strategy, segmentation = served.default(defaults), defaults.segmentation
+    if unsupported_reason := served.unsupported_reason(strategy):
+        support = served.support(defaults)
+        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported, {support}: {unsupported_reason}"
+    if segmentation not in (supported := served.segmentations(strategy)):
+        return (
+            f"the default segmentation (SEMSPEC_GATEWAY_DEFAULTS) is {segmentation.value}, but the "
+            f"services support only {', '.join(sorted(supported))} for {strategy.name}: set it, or use probes trained "
+            f"for {segmentation.value}"
+        )
+    return None
+
+
+def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str | None:
+    """Why the audit that the settings ask for is impossible, with the remedy; None if it is possible or off."""
+    if settings.audit.share and not verifier.equivalence:
+        return (
+            "an audit is asked for (SEMSPEC_GATEWAY_AUDIT), but the verifier has no equivalence of meaning: "
+            "give it the card's (SEMSPEC_VERIFIER_EQUIVALENCE), or ask for none"
+        )
+    has_curve = any(point.threshold is not None for point in verifier.operating_points)
+    if settings.audit.share and settings.audit.strictness is not None and not has_curve:
+        return (
+            "the audit's strictness (SEMSPEC_GATEWAY_AUDIT) needs a curve of thresholds, but the probes' "
+            "report has none: unset it, or train probes with a report"
+        )
+    return None

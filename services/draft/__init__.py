@@ -1,1 +1,0 @@
-"""The draft service: the small model that generates segments. Run with `python -m semspec.services.draft`."""

@@ -1,1 +1,0 @@
-"""The target service: the large model scores and writes segments. Run with `python -m semspec.services.target`."""

@@ -1,1 +1,0 @@
-"""The verifier service: pairs of probes. Run with `python -m semspec.services.verifier`."""

@@ -1,0 +1,1 @@
+"""The verifier service: pairs of probes. Run with `python -m semspec_verifier`."""
