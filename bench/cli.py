@@ -17,7 +17,7 @@ from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.stack import BUNDLED_PAIR, StackError
 from semspec.training.cli import quiet_libraries
 

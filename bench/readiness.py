@@ -20,7 +20,7 @@ from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import read_json
-from semspec.results.progress import Reporter, duration
+from semspec.reporting.progress import Reporter, duration
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes

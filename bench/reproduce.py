@@ -33,8 +33,8 @@ from semspec.bench.tasks import Task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
-from semspec.results.files import replacing
-from semspec.results.progress import Reporter
+from semspec.reporting.files import replacing
+from semspec.reporting.progress import Reporter
 from semspec.stack import parent_death
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 

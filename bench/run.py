@@ -32,8 +32,8 @@ from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
-from semspec.results.files import read_json, write_json
-from semspec.results.progress import Reporter
+from semspec.reporting.files import read_json, write_json
+from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
 from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 

@@ -14,8 +14,8 @@ from semspec.bench.intervals import Interval, interval_of_difference, interval_o
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
-from semspec.results.files import read_json
-from semspec.results.numbers import Measured
+from semspec.reporting.files import read_json
+from semspec.reporting.numbers import Measured
 
 NUM_RESAMPLES = 2000
 

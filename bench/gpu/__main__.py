@@ -30,7 +30,7 @@ from semspec.bench.gpu.shapes import SCALES, Scale
 from semspec.bench.gpu.timing import Light, measure_light, with_floors
 from semspec.commands import INTERRUPTED
 from semspec.errors import Mismatch
-from semspec.results.files import read_json
+from semspec.reporting.files import read_json
 from semspec.stack import BUNDLED_PAIR, parent_death
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")

@@ -18,8 +18,8 @@ from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up, size_of
 from semspec.errors import Mismatch
-from semspec.results.files import read_json
-from semspec.results.progress import Reporter
+from semspec.reporting.files import read_json
+from semspec.reporting.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))

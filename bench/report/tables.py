@@ -2,8 +2,8 @@
 
 from semspec.bench.intervals import Interval
 from semspec.bench.summary import Row, Run
-from semspec.results.document import Table
-from semspec.results.numbers import NONE, decimal, measured_decimal
+from semspec.reporting.document import Table
+from semspec.reporting.numbers import NONE, decimal, measured_decimal
 from semspec.stack import BUNDLED_PAIR
 
 COMPARED = ("minus target, points (95%)", "only it / only the target right", "speed-up")

@@ -8,7 +8,7 @@ from typing import Any
 
 from semspec.bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
-from semspec.results.files import json_lines
+from semspec.reporting.files import json_lines
 from semspec.types import Message
 
 Parts = tuple[str, tuple[Message, ...], str]

@@ -16,7 +16,7 @@ from semspec.bench.environment import ROLES
 from semspec.bench.gpu.shapes import Shape
 from semspec.client import Gateway, read_events
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.results.files import write_json
+from semspec.reporting.files import write_json
 from semspec.stack import Stack, StackConfig
 from studies.rehearsal.models import save_model, save_probes
 from studies.rehearsal.processes import MEBIBYTE, Sample, Watch

@@ -16,7 +16,7 @@ from semspec.bench.gpu.shapes import PAPER, Shape
 from semspec.bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
 from semspec.bench.pace.table import Pace, Points, StepTimes, load_times
 from semspec.files import file_digest
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from semspec.types import Writer
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate

@@ -24,7 +24,7 @@ import httpx
 import psutil
 
 from semspec.bench.stalls import CHAT, SOUND, costly_bodies
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
 

@@ -11,7 +11,7 @@ import torch
 
 from semspec.bench.cli import main
 from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.training.config import read_config, read_yaml
 from tests.bench.tiny_pair import (
     DRAFT,

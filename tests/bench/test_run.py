@@ -18,7 +18,7 @@ from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import load_task
 from semspec.errors import InvalidRequest
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
 
 pytestmark = pytest.mark.slow

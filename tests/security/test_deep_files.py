@@ -25,8 +25,8 @@ from semspec.gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.probes.probe import load_probe
 from semspec.release import load_release
-from semspec.results.files import json_lines
-from semspec.results.files import read_json as read_stage
+from semspec.reporting.files import json_lines
+from semspec.reporting.files import read_json as read_stage
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import read_yaml
 from semspec.types import ModelInfo, Writer
