@@ -10,9 +10,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from semspec_bench import cli as bench_cli
 
 from semspec import cli, installation
-from semspec_bench import cli as bench_cli
 from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
 from tests.commands.support import command

@@ -17,7 +17,15 @@ from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("semspec", "gateway", "services", "training", "bench", "demo")
+PACKAGES = (
+    "semspec",
+    "gateway/semspec_gateway",
+    "services/draft/semspec_draft",
+    "services/target/semspec_target",
+    "services/verifier/semspec_verifier",
+    "benchmarks/semspec_bench",
+    "examples/demo/semspec_demo",
+)
 NO_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
 
 
@@ -99,27 +107,24 @@ def test_wheel_has_every_file_of_the_packages_but_results_and_dockerfiles(wheel:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {name for package in PACKAGES for name in packed(package)}
     assert {
-        "examples/demo/semspec_demo/pair/draft/model.safetensors",
-        "examples/demo/semspec_demo/pair/probes/pair.json",
+        "semspec_demo/pair/draft/model.safetensors",
+        "semspec_demo/pair/probes/pair.json",
     } <= names
     assert not [name for name in names if "results" in name or "tests" in name]
 
 
 def packed(package: str) -> Iterator[str]:
-    """What the wheel should have of a top-level folder, as it is called there."""
-    below = Path("semspec") if package == "semspec" else Path("semspec", package)
+    """Return the names of a package's files in the wheel."""
     for path in (ROOT / package).rglob("*"):
-        relative = path.relative_to(ROOT / package)
-        left_out = {"__pycache__", "results", "Dockerfile"} & set(relative.parts)
-        if path.is_file() and not left_out:
-            yield str(below / relative)
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield str(path.relative_to((ROOT / package).parent))
 
 
 def test_installed_names_are_those_of_the_wheel(installed: Path) -> None:
     program = """
 from importlib.util import find_spec
 import semspec_bench, semspec_gateway
-print(*filter(find_spec, ("gateway", "services", "training", "bench", "demo")), sep="\\n")
+print(*filter(find_spec, ("gateway", "services", "training", "benchmarks", "examples")), sep="\\n")
 print(semspec.__file__)
 print(semspec_gateway.__file__)
 """

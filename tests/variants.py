@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from semspec_bench.strategies import STRATEGIES
+
 from semspec.decoding import STRATEGIES as PRODUCT
 from semspec.decoding import Generation, Options
 

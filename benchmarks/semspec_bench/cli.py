@@ -7,6 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.reporting.progress import Reporter
+from semspec.stack import BUNDLED_PAIR, StackError
+from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
 from semspec_bench.pace.table import PACES, load_pace
@@ -16,10 +20,6 @@ from semspec_bench.runners.paced import Pacing
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
-from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from semspec.results.progress import Reporter
-from semspec.stack import BUNDLED_PAIR, StackError
-from semspec.training.cli import quiet_libraries
 
 SUITE = (
     "target", "draft", "semantic", "likelihood", "semantic:rewrite=token-level", "token-level:num_speculative_tokens=8",

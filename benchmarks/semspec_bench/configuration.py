@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from semspec_bench.strategies import STRATEGIES
 from semspec.decoding.generation import RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, Segmentation
+from semspec_bench.strategies import STRATEGIES
 
 RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 

@@ -15,9 +15,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from semspec_bench.intervals import Z_95
-from semspec_bench.tasks import load_task
-from semspec_bench.tasks.protocol import Question
 from semspec.decoding.loop import prompts_of
 from semspec.engine.tokenization import LETTER, ModelTokenizer, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
@@ -31,6 +28,9 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
+from semspec_bench.intervals import Z_95
+from semspec_bench.tasks import load_task
+from semspec_bench.tasks.protocol import Question
 
 MEAN = SURPRISAL_FEATURES.index("mean_log_probability")
 

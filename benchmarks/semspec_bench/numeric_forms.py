@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from semspec.types import Message
 
 FORMS = ("float32", "bfloat16", "packed")

@@ -11,8 +11,6 @@ from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
-from semspec_bench.report.paper import paper_pair_of
-from semspec_bench.tasks import Task, load_task
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
@@ -20,11 +18,13 @@ from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import read_json
-from semspec.results.progress import Reporter, duration
+from semspec.reporting.progress import Reporter, duration
 from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes
 from semspec.types import Segmentation
+from semspec_bench.report.paper import paper_pair_of
+from semspec_bench.tasks import Task, load_task
 
 ROOM = 1.1
 """Memory that two models take, divided by the size of their weights."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from semspec.errors import InvalidRequest
 from semspec.files import parse_json
-from semspec.results.files import replacing
+from semspec.reporting.files import replacing
 
 Json = dict[str, Any]
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from semspec.decoding.repeats import MOST_OCCURRENCES, normalised
+from semspec.errors import InvalidRequest
+from semspec.reporting.document import Table
+from semspec.reporting.files import write_json
 from semspec_bench.configuration import parse
 from semspec_bench.intervals import wilson
 from semspec_bench.record import RECORDS, Json, Record, read_records
-from semspec.decoding.repeats import MOST_OCCURRENCES, normalised
-from semspec.errors import InvalidRequest
-from semspec.results.document import Table
-from semspec.results.files import write_json
 
 MOST_COUNTED = 3
 """The last row has drafted segments with this many earlier repeats or more."""

@@ -22,6 +22,13 @@ import torch
 import yaml
 from pydantic import Field, model_validator
 
+from semspec.clustering.nli import EntailmentConfig
+from semspec.engine.hub import fetch, size_of
+from semspec.errors import InvalidRequest
+from semspec.reporting.files import replacing
+from semspec.reporting.progress import Reporter
+from semspec.stack import parent_death
+from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 from semspec_bench.configuration import parse
 from semspec_bench.environment import ROLES, answer_tokens
 from semspec_bench.readiness import Wanted, Work, check
@@ -30,13 +37,6 @@ from semspec_bench.run import Plan, is_complete, perform
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import Task
-from semspec.clustering.nli import EntailmentConfig
-from semspec.engine.hub import fetch, size_of
-from semspec.errors import InvalidRequest
-from semspec.results.files import replacing
-from semspec.results.progress import Reporter
-from semspec.stack import parent_death
-from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"

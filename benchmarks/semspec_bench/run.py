@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from semspec_demo.client import in_turns
 
+from semspec.errors import InvalidRequest
+from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
+from semspec.reporting.files import read_json, write_json
+from semspec.reporting.progress import Reporter
+from semspec.stack import StackConfig
+from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 from semspec_bench.configuration import Configuration, RunnerName
 from semspec_bench.environment import ROLES, code_digest, environment, memory_bytes
 from semspec_bench.pace.counts import Counts
@@ -29,13 +36,6 @@ from semspec_bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec_bench.runners.vllm import open_vllm
 from semspec_bench.tasks import Question, Task
-from semspec_demo.client import in_turns
-from semspec.errors import InvalidRequest
-from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
-from semspec.results.files import read_json, write_json
-from semspec.results.progress import Reporter
-from semspec.stack import StackConfig
-from semspec.types import Segment, SegmentRecord, Writer, derive_seed
 
 LOADED_BYTES_PER_S = 1e8
 """Least rate at which the services are expected to load weights; the disk's, mostly."""

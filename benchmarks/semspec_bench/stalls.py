@@ -17,7 +17,7 @@ from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from semspec.stack import Stack, StackConfig
 
 RESULTS = Path("benchmarks/results/stalls")

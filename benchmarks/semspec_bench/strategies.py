@@ -5,12 +5,12 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from semspec_bench import spec_reason, spec_thinking
 from semspec.decoding import STRATEGIES as PRODUCT
 from semspec.decoding import Backends, Generation, Strategies, Strategy
 from semspec.decoding.generation import Progress, Step
 from semspec.decoding.semantic import Judge, rounds
 from semspec.types import GeneratedSegment, Judgement, SegmentScore, uniform
+from semspec_bench import spec_reason, spec_thinking
 
 
 def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from semspec.errors import InvalidRequest
+from semspec.reporting.files import read_json
+from semspec.reporting.numbers import Measured
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec_bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec_bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
-from semspec.errors import InvalidRequest
-from semspec.results.files import read_json
-from semspec.results.numbers import Measured
 
 NUM_RESAMPLES = 2000
 

@@ -20,17 +20,17 @@ from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.backends import WithoutProbes
 from semspec.descriptors import raise_limit
+from semspec.observability import configure_logging, exported_traces
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.connection import ClientOptions
+from semspec.rpc.tls import Certificates
+from semspec.settings import parse_command
 from semspec_gateway.api.shared.middleware import Drain, is_open
 from semspec_gateway.app import create_app
 from semspec_gateway.connections import Connection, Connections, listen
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec_gateway.store.store import Store
-from semspec.observability import configure_logging, exported_traces
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.rpc.connection import ClientOptions
-from semspec.rpc.tls import Certificates
-from semspec.settings import parse_command
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""

@@ -11,6 +11,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from semspec import __version__
 from semspec.background import Background, cancel_tasks
 from semspec.decoding import STRATEGIES, Backends, Strategies
+from semspec.keys import Keys
+from semspec.rpc.clients import RemoteBackend
 from semspec_gateway.api.openai import completions, responses
 from semspec_gateway.api.shared import operations, playground, resources
 from semspec_gateway.api.shared.bodies import Bodies
@@ -38,8 +40,6 @@ from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.leases import Leases
 from semspec_gateway.store.store import Store
-from semspec.keys import Keys
-from semspec.rpc.clients import RemoteBackend
 
 _log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.errors import Mismatch, SemspecError, Unavailable
+from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.metrics import POOLED, Metrics
 from semspec_gateway.routes import load_route
 from semspec_gateway.served import Served, Status, describe, mismatch
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
-from semspec.types import ModelInfo, VerifierInfo
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

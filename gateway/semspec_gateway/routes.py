@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
 from semspec.errors import Mismatch
 from semspec.files import digest_of, first_error
-from semspec_gateway.options import Defaults
 from semspec.release import Release, load_release
+from semspec_gateway.options import Defaults
 
 
 @dataclass(frozen=True, slots=True)

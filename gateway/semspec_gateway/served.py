@@ -7,9 +7,6 @@ from typing import Protocol, Self, runtime_checkable
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import SemspecError
-from semspec_gateway.options import Defaults
-from semspec_gateway.routes import Route
-from semspec_gateway.settings import GatewaySettings
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
@@ -19,6 +16,9 @@ from semspec.types import (
     Writer,
     shares_ordinary_tokens,
 )
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import Route
+from semspec_gateway.settings import GatewaySettings
 
 
 @runtime_checkable

@@ -10,11 +10,11 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
-from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import load_route
 
 MAX_CHOICES = 8
 MAX_STOPS = 16

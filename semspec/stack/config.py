@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from semspec.errors import Mismatch
@@ -26,11 +27,12 @@ OWNER = "stack"
 """Name of the stack's API key."""
 
 
-
 def _bundled_pair() -> Path:
     """Return the folder of the bundled pair; in an installation without the demo, one that does not exist."""
     found = find_spec("semspec_demo")
-    return Path(found.origin).parent / "pair" if found and found.origin else Path("semspec_demo/pair")
+    return (
+        Path(found.origin).parent / "pair" if found and found.origin else Path("semspec_demo/pair")
+    )
 
 
 BUNDLED_PAIR = _bundled_pair()

@@ -8,7 +8,7 @@ from semspec.engine.conversation import EARLIER_TURN
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import PROBE_FORMAT, card_format
-from semspec.results.files import read_json
+from semspec.reporting.files import read_json
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import prompts
 from semspec.training.data.questions import Question

@@ -13,7 +13,7 @@ import transformers
 from semspec.engine import hub
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.training import from_prompts
 from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
 from semspec.training.datastore import DatastoreBuild

@@ -26,8 +26,8 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.files import digest_of
-from semspec.results.files import Row
-from semspec.results.progress import Reporter
+from semspec.reporting.files import Row
+from semspec.reporting.progress import Reporter
 from semspec.training.config import DatastoreConfig
 from semspec.training.data.contexts import prompts
 from semspec.training.data.pair import info_json, load_model

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from semspec.engine.hub import size_of
-from semspec.results.progress import Reporter, duration, timed
+from semspec.reporting.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, arranged
 from semspec.training.data.pair import DeadlinePassed, Pair

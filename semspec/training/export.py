@@ -19,8 +19,8 @@ from semspec.files import digest_of
 from semspec.probes.probe import save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import Release, ReleasedModel, load_release
-from semspec.results.files import AGAIN, read_json, write_json
-from semspec.results.progress import Reporter, timed
+from semspec.reporting.files import AGAIN, read_json, write_json
+from semspec.reporting.progress import Reporter, timed
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of, file_digest
-from semspec.results.files import AGAIN, Row, flat, read_json, replacing, write_json
+from semspec.reporting.files import AGAIN, Row, flat, read_json, replacing, write_json
 
 DATA_FORMAT = 2
 """Format of a work folder. 2: segments cut by a budget have no cluster, ends of turns have their own, and labels leave

@@ -24,8 +24,8 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.pairs import ROLES, locate, named_pair, unknown_pair
 from semspec.release import Release, ReleasedModel
-from semspec.results.files import json_lines, write_json
-from semspec.results.progress import Reporter
+from semspec.reporting.files import json_lines, write_json
+from semspec.reporting.progress import Reporter
 from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
 from semspec.training.evaluation.quantiles import (
     Basis,

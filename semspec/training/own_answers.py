@@ -22,7 +22,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.files import digest_of
 from semspec.pairs import ROLES
-from semspec.results.progress import Reporter, duration
+from semspec.reporting.progress import Reporter, duration
 from semspec.training.evaluation.quantiles import OwnContexts
 from semspec.training.files import StageFolder
 from semspec.types import (

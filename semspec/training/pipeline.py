@@ -13,8 +13,8 @@ from semspec.clustering.loading import load_equivalence
 from semspec.engine.hub import size_of
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.results.files import read_json, write_json
-from semspec.results.progress import Reporter, duration
+from semspec.reporting.files import read_json, write_json
+from semspec.reporting.progress import Reporter, duration
 from semspec.training.checks import check_models, check_output
 from semspec.training.config import PipelineConfig, limited
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels

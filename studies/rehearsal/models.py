@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from semspec_bench.gpu.engines import config_of
+from semspec_bench.gpu.shapes import Shape
+from semspec_demo.tokenizer import FILE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
-from semspec_bench.gpu.engines import config_of
-from semspec_bench.gpu.shapes import Shape
-from semspec_demo.tokenizer import FILE
 from semspec.engine.checkpoint import load_tokenizer, model_info
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier

@@ -8,8 +8,9 @@ from pathlib import Path
 from time import perf_counter
 
 from semspec_bench.gpu.shapes import PAPER
+
 from semspec.engine.checkpoint import load_tokenizer
-from semspec.results.files import write_json
+from semspec.reporting.files import write_json
 from semspec.stack import Stack
 from studies.rehearsal.depth import Json, client, stack_config
 from studies.rehearsal.models import (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from semspec_bench.pace.counts import MAX_LATE_SHARE
 from semspec_bench.pace.table import PACES, Pace, load_pace
 from semspec_bench.record import RECORDS, read_records
+
 from semspec.errors import InvalidRequest, SemspecError
 from studies.simulate.engines import Host
 from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate
@@ -17,7 +18,7 @@ from studies.simulate.validation import ALLOWED, Comparison, host_of, load_paced
 from studies.simulate.workload import Answer, Workload, recorded
 
 if TYPE_CHECKING:
-    from semspec.results.document import Table
+    from semspec.reporting.document import Table
 
 RESULTS = Path(__file__).parent / "results"
 HEADER = (
@@ -73,8 +74,8 @@ def _figures(result: Result, price: float) -> dict[str, str]:
 
 def compare(options: argparse.Namespace) -> int:
     """Compare simulations with paced runs; 1 if one differs by more than `ALLOWED`, or its host was too slow."""
-    from semspec.results.document import Table, write_text
-    from semspec.results.files import write_json
+    from semspec.reporting.document import Table, write_text
+    from semspec.reporting.files import write_json
 
     runs = [load_paced_run(folder) for folder in options.runs]
     host = host_of(load_paced_run(options.host or options.runs[0]))
@@ -127,8 +128,8 @@ def two_gpus(options: argparse.Namespace) -> int:
 
 def _write(options: argparse.Namespace, table: "Table", assumptions: dict[str, Any]) -> None:
     """Write the table as `layouts.md`, and all numbers with the assumptions as `layouts.json`."""
-    from semspec.results.document import write_text
-    from semspec.results.files import write_json
+    from semspec.reporting.document import write_text
+    from semspec.reporting.files import write_json
 
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     facts = {"label": "simulated", **assumptions, "host": asdict(_host(options)), "rows": rows}

@@ -12,6 +12,7 @@ from itertools import islice
 
 from semspec_bench.pace.gpu import Gpu, slices
 from semspec_bench.pace.table import StepTimes
+
 from semspec.engine.steps import equal_shares
 from semspec.engine.worker import STEP_TOKENS
 from semspec.rpc.replica import Health, best

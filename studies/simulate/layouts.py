@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 from semspec_bench.gpu.shapes import PAPER, Shape
 from semspec_bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
 from semspec_bench.pace.table import Pace, Points, StepTimes, load_times
+
 from semspec.files import file_digest
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from semspec.types import Writer
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate

@@ -8,6 +8,7 @@ from typing import cast
 
 from semspec_bench.pace.gpu import SLICE_S, Gpu
 from semspec_bench.pace.table import Pace, StepTimes
+
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.errors import InvalidRequest
 from semspec.protocols import Drafter, Target, Verifier

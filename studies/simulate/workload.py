@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from semspec_bench.record import Record
+
 from semspec.errors import InvalidRequest
 
 

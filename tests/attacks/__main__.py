@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from tests.attacks import case as case_module
 from tests.attacks import (
     files,

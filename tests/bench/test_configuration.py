@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-
 from semspec_bench.configuration import parse
 from semspec_bench.environment import answer_tokens
 from semspec_bench.runners.in_process import with_options
+from semspec_gateway.options import AcceptanceOptions, Defaults
+
 from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
-from semspec_gateway.options import AcceptanceOptions, Defaults
 from semspec.types import Acceptance, Segmentation
 
 DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import gguf
 import pytest
-
 from semspec_bench import numeric_forms
+
 from semspec.engine.numeric_form import resolve_form
 from tests.checkpoints import save_spelling_checkpoint
 from tests.ggufs import save_gguf

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from semspec_bench.gpu.shapes import PAPER
 from semspec_bench.pace.counts import Counts, CountsFile, read_counts
 from semspec_bench.pace.gpu import GpuFile
@@ -19,9 +18,10 @@ from semspec_bench.report.tables import main_table
 from semspec_bench.runners.gateway import with_room
 from semspec_bench.runners.paced import Pacing, config_of
 from semspec_bench.summary import load_run
+from semspec_target.settings import TargetSettings
+
 from semspec.engine.load import load_engine
 from semspec.errors import InvalidRequest
-from semspec_target.settings import TargetSettings
 from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from tests.bench.made_up import made_up_run

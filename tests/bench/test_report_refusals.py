@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from semspec_bench.report.page import write_report
+
 from semspec.errors import InvalidRequest
 from tests.bench.made_up import FEW, made_up_run
 

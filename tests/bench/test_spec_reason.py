@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from semspec_bench.spec_reason import (
     DIGITS,
     PREFILL,
@@ -16,6 +15,7 @@ from semspec_bench.spec_reason import (
     grade_of,
     question_turn,
 )
+
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.types import (

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
 from semspec_bench.record import Record
 from semspec_bench.summary import summarise
+
 from semspec.errors import InvalidRequest
 
 

@@ -14,7 +14,7 @@ from time import monotonic
 
 from redis.exceptions import ConnectionError
 
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from tests.chaos.asking import Request, streamed
 from tests.chaos.site import FIRST, SECOND, built
 from tests.chaos.trial import SEEDS, Bench, Outcome, told_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from tests.chaos.faults import Fault
 from tests.chaos.trial import Trial
 

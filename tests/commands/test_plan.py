@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-
 from semspec_bench.gpu.__main__ import RESULTS
 from semspec_bench.gpu.engines import memory
+
 from semspec.cli import main
 from semspec.commands.plan import read_model
 from semspec.engine.settings import ModelSettings
-from semspec.results.files import read_json
+from semspec.reporting.files import read_json
 from semspec.stack.config import BUNDLED_PAIR
 
 SHAPES = {"target": (64, 5120, 27648, 40, 8, 152064), "draft": (28, 1536, 8960, 12, 2, 151936)}

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from semspec_gateway.settings import GatewaySettings
 from semspec_draft.settings import DraftSettings
+from semspec_gateway.settings import GatewaySettings
 from semspec_target.settings import TargetSettings
 from semspec_verifier.settings import VerifierSettings
+
 from semspec.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semspec_gateway.app import STORED_WITHIN_S
 
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
-from semspec_gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-
 from semspec_bench.tasks import load_task
+
 from semspec.decoding import Backends, Generation, decode
 from semspec.decoding.backends import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine

@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
-
 from semspec_bench import spec_thinking
 from semspec_bench.spec_thinking import RECAP, leaning
+
 from semspec.types import (
     Context,
     GeneratedSegment,

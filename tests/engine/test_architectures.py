@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from semspec_target.__main__ import load as load_target
+from semspec_target.settings import TargetSettings
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -33,8 +35,6 @@ from semspec.engine.settings import ModelSettings
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
-from semspec_target.__main__ import load as load_target
-from semspec_target.settings import TargetSettings
 from semspec.types import Writer
 from tests.checkpoints import SIZES, edit_json, randomise
 from tests.engine.support import Load, assert_same, params, prompt, tensor, written

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from semspec_target.settings import TargetSettings
 from torch import Tensor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
@@ -13,7 +14,6 @@ from semspec.engine.kv_cache import KV, BufferKV
 from semspec.engine.load import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
-from semspec_target.settings import TargetSettings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
 from tests.checkpoints import SIZES

@@ -10,12 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
+from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
+from semspec_gateway.generation.parsers import CallParser
 
 from semspec.engine.shaping import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
-from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
-from semspec_gateway.generation.parsers import CallParser
 from semspec.types import (
     Context,
     Conversation,

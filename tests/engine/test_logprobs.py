@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from semspec_demo.problems import make_problem
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semspec_demo.problems import make_problem
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from semspec_target.settings import TargetSettings
 from transformers import AutoConfig
 
 from semspec.engine import load
@@ -24,7 +25,6 @@ from semspec.engine.vllm.options import (
 )
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
-from semspec_target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-
 from semspec_gateway.settings import GatewaySettings
+
 from semspec.settings import described, load_settings
 from tests.gateway.support import NO_REDIS, free_port, wait_for_port
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from semspec_gateway.generation.parsers import CallParser, Delta
 
 from semspec.errors import InvalidRequest
-from semspec_gateway.generation.parsers import CallParser, Delta
 from semspec.types import GeneratedSegment
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error

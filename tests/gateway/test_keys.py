@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
 from semspec_gateway.app import create_app
 from semspec_gateway.store.store import Store
+
 from semspec.keys import Keys, entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.processes import SettingError

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from semspec_gateway import metrics
+from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
+from semspec_gateway.metrics import SERVICES
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES
 from semspec.errors import TABLE
-from semspec_gateway import metrics
-from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
-from semspec_gateway.metrics import SERVICES
 from semspec.keys import OPERATOR, entry
 from semspec.records import VERDICTS
 from semspec.types import Writer

@@ -4,8 +4,8 @@ from random import Random
 from statistics import fmean
 
 import pytest
-
 from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
+
 from semspec.types import OperatingPoint
 
 NUM_SAMPLES = 8

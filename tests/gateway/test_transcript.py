@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from semspec_gateway.api.tgi.stream import TokenStream
 from semspec_gateway.generation.parsers import Delta, StopChecker
+
 from semspec.reasoning import ReasoningParser
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from semspec_gateway.options import Defaults
+from semspec_gateway.served import Served, mismatch
 
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import as_json
-from semspec_gateway.options import Defaults
-from semspec_gateway.served import Served, mismatch
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 from tests.calibrations import CURVE, calibration

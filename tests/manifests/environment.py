@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import trustme
-
 from semspec_gateway.settings import GatewaySettings
+
 from semspec.settings import ServiceSettings, load_settings
 from semspec.stack import BUNDLED_PAIR
 from tests.compose.support import SETTINGS

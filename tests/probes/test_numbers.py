@@ -71,7 +71,10 @@ def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None
     path.with_suffix(".json").write_text(json.dumps(fields | {"format": "x" * 5000}))
     with pytest.raises(Mismatch, match=r"^probe .* has format 'xx") as refusal:
         load_probe(path)
-    assert len(refusal.value.message) == MAX_MESSAGE and "examples/demo/semspec_demo/probes.yaml" in refusal.value.message
+    assert (
+        len(refusal.value.message) == MAX_MESSAGE
+        and "examples/demo/semspec_demo/probes.yaml" in refusal.value.message
+    )
 
 
 def test_probes_of_the_largest_states_that_are_served_compute_a_number(tmp_path: Path) -> None:

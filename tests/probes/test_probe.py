@@ -72,7 +72,9 @@ def test_alternative_of_another_pair_is_refused_by_name(
 
 def test_folder_that_is_no_alternative_is_refused_by_name(alternatives: Path) -> None:
     (alternatives / "empty").mkdir()
-    with pytest.raises(Mismatch, match=r"'empty': cannot read probe .*examples/demo/semspec_demo/probes\.yaml"):
+    with pytest.raises(
+        Mismatch, match=r"'empty': cannot read probe .*examples/demo/semspec_demo/probes\.yaml"
+    ):
         load_with(alternatives)
     bare = alternatives.parent / "bare" / "alternatives"
     bare.mkdir(parents=True)

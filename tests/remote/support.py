@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from semspec_demo.problems import SPLITS, make_problem
+
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.protocols import Target

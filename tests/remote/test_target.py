@@ -11,6 +11,8 @@ from typing import get_args
 
 import httpx
 import pytest
+from semspec_target.__main__ import load
+from semspec_target.settings import TargetSettings
 
 from semspec.decoding import Backends
 from semspec.engine.transformers_engine import TransformersEngine
@@ -18,8 +20,6 @@ from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
 from semspec.protocols import Engine
 from semspec.remote.client import Api
-from semspec_target.__main__ import load
-from semspec_target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from semspec_gateway.served import Served
 
 from semspec.decoding import Backends, Generation
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec_gateway.served import Served
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from semspec_bench.record import read_records
 from semspec_bench.report.page import read_probes
 from semspec_bench.summary import read_run
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import load_route
+
 from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
 from semspec.decoding.likelihood.calibration import load_calibration
@@ -20,13 +22,11 @@ from semspec.engine.digests import _remembered
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json
-from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
 from semspec.keys import read_entries
 from semspec.probes.probe import load_probe
 from semspec.release import load_release
-from semspec.results.files import json_lines
-from semspec.results.files import read_json as read_stage
+from semspec.reporting.files import json_lines
+from semspec.reporting.files import read_json as read_stage
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import read_yaml
 from semspec.types import ModelInfo, Writer

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from redis.asyncio import Redis
+from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
-from semspec_demo.problems import SPLITS, make_problem
 from semspec.records import SegmentTrace
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import httpx
 import pytest
 import pytest_asyncio
+from semspec_gateway.store.store import stored_name
 
 from semspec.client import Event
-from semspec_gateway.store.store import stored_name
 from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port

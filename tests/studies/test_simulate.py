@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
 from semspec_bench.pace.table import load_pace
+
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.engines import Host

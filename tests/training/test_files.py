@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semspec.errors import Mismatch
-from semspec.results.files import read_json, replacing, write_json
+from semspec.reporting.files import read_json, replacing, write_json
 from semspec.training.files import (
     DATA_FORMAT,
     StageFolder,

@@ -12,9 +12,9 @@ from time import monotonic, sleep
 
 import numpy as np
 import pytest
+from semspec_demo.probe_data import questions
 
 from semspec.decoding.likelihood.calibration import load_calibration
-from semspec_demo.probe_data import questions
 from semspec.errors import InvalidRequest
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig

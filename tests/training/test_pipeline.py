@@ -15,7 +15,7 @@ from markupsafe import escape
 from semspec.errors import InvalidRequest
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline, agree, scaled
@@ -228,7 +228,7 @@ def test_yes_is_remembered(estimated: Path) -> None:
 def test_long_work_shows_that_it_is_alive(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("semspec.results.progress.LOG_EVERY_S", 0.1)
+    monkeypatch.setattr("semspec.reporting.progress.LOG_EVERY_S", 0.1)
     with Reporter().busy("loading the models"):
         sleep(0.35)
     with Reporter().bar("samples", 10, "contexts"):

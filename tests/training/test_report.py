@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from semspec.results.document import Table
+from semspec.reporting.document import Table
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
-from semspec.results.files import Row
+from semspec.reporting.files import Row
 from semspec.training.config import ContextsConfig, PipelineConfig, load_config
 from semspec.training.data.contexts import choose_depths
 from semspec.training.data.labels import Labels, gather_labels, label

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from semspec_demo.probe_data import questions
 from transformers import AutoModelForCausalLM
 
-from semspec_demo.probe_data import questions
 from semspec.engine.checkpoint import load_tokenizer
 from tests.commands.support import command
 from tests.processes import GENEROUS_S

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from semspec_demo.problems import SPLITS, make_problem
+
 from semspec.engine.local import LocalEngine
 from semspec.engine.logits import filtered
 from semspec.engine.settings import ModelSettings

@@ -23,15 +23,15 @@ from pathlib import Path
 
 import torch
 
+from semspec.commands import INTERRUPTED
+from semspec.errors import Mismatch
+from semspec.reporting.files import read_json
+from semspec.stack import BUNDLED_PAIR, parent_death
 from semspec_bench.environment import code_digest
 from semspec_bench.gpu.pair import HUB_PAIR, folder_of, linked, measure_answers, rows_of
 from semspec_bench.gpu.record import Facts, Record, Results, bundle, holds, summary
 from semspec_bench.gpu.shapes import SCALES, Scale
 from semspec_bench.gpu.timing import Light, measure_light, with_floors
-from semspec.commands import INTERRUPTED
-from semspec.errors import Mismatch
-from semspec.results.files import read_json
-from semspec.stack import BUNDLED_PAIR, parent_death
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = (
@@ -224,7 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m semspec_bench.gpu", description=__doc__)
     parser.add_argument(
-        "--output", type=Path, help="folder for gpu.json and logs; default benchmarks/results/gpu-DEVICE"
+        "--output",
+        type=Path,
+        help="folder for gpu.json and logs; default benchmarks/results/gpu-DEVICE",
     )
     parser.add_argument(
         "--minutes",

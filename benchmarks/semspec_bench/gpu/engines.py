@@ -13,8 +13,6 @@ from typing import Any
 
 from transformers import Qwen2Config
 
-from semspec_bench.gpu.record import Facts, Results, without_secrets
-from semspec_bench.gpu.shapes import Shape
 from semspec.commands.plan import Model, read_model
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
@@ -29,6 +27,8 @@ from semspec.engine.vllm.process import Core
 from semspec.errors import Mismatch
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
+from semspec_bench.gpu.record import Facts, Results, without_secrets
+from semspec_bench.gpu.shapes import Shape
 
 TARGET = BUNDLED_PAIR / "target"
 HOOKS = ("worker_cls", "scheduler_cls", "logits_processors", "additional_config")

@@ -6,6 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from semspec.commands.plan import layouts, read_model, settings
+from semspec.engine.architecture import context_window
+from semspec.engine.hub import look_up, size_of
+from semspec.errors import Mismatch
+from semspec.reporting.files import read_json
+from semspec.reporting.progress import Reporter
+from semspec.stack import BUNDLED_PAIR
 from semspec_bench.configuration import parse
 from semspec_bench.environment import ROLES
 from semspec_bench.gpu.engines import CPU_KV_BYTES
@@ -14,13 +21,6 @@ from semspec_bench.gpu.shapes import PAPER, Scale
 from semspec_bench.record import RECORDS, Record, read_records, write_answers
 from semspec_bench.run import Plan, perform
 from semspec_bench.tasks import load_task
-from semspec.commands.plan import layouts, read_model, settings
-from semspec.engine.architecture import context_window
-from semspec.engine.hub import look_up, size_of
-from semspec.errors import Mismatch
-from semspec.results.files import read_json
-from semspec.results.progress import Reporter
-from semspec.stack import BUNDLED_PAIR
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
 STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"

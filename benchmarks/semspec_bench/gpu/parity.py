@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-
-from semspec_bench.gpu.engines import TARGET, started
-from semspec_bench.gpu.record import Facts, Results
 from semspec_demo.problems import SPLITS, make_problem
+
 from semspec.engine.local import LocalEngine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
@@ -22,6 +20,8 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
+from semspec_bench.gpu.engines import TARGET, started
+from semspec_bench.gpu.record import Facts, Results
 
 STATES_BAR, SURPRISAL_BAR, TOKENS_BAR = 1e-5, 1e-4, 0.9
 """Largest relative error of states and absolute one of surprisals; least share of written tokens before a difference,

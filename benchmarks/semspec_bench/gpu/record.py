@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from semspec.results.files import read_json, write_json
+from semspec.reporting.files import read_json, write_json
 
 Facts = dict[str, Any]
 LEAST_SECRET = 6

@@ -8,10 +8,6 @@ from itertools import product
 from time import perf_counter
 from typing import TypeAlias
 
-from semspec_bench.gpu.engines import checkpoint, started
-from semspec_bench.gpu.record import Facts, Results
-from semspec_bench.gpu.shapes import Shape, Sizes
-from semspec_bench.gpu.timing import numbers
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.types import (
     Context,
@@ -22,6 +18,10 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
+from semspec_bench.gpu.engines import checkpoint, started
+from semspec_bench.gpu.record import Facts, Results
+from semspec_bench.gpu.shapes import Shape, Sizes
+from semspec_bench.gpu.timing import numbers
 
 FIRST_ID = 1100
 """Ids from here on have no text in the bundled tokenizer: segments end by length alone."""

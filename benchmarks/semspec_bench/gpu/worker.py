@@ -2,8 +2,8 @@
 
 import torch
 
-from semspec_bench.gpu.record import Facts
 from semspec.engine.vllm.internals import SemspecWorker
+from semspec_bench.gpu.record import Facts
 
 
 class MeasuredWorker(SemspecWorker):

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 
-from semspec_bench.pace.counts import TOLERANCE, Counts
-from semspec_bench.pace.gpu import Gpu, slices
-from semspec_bench.pace.table import StepTimes
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.steps import Feed, Output, run_step
 from semspec.engine.worker import Worker
 from semspec.errors import Mismatch
 from semspec.protocols import Engine
+from semspec_bench.pace.counts import TOLERANCE, Counts
+from semspec_bench.pace.gpu import Gpu, slices
+from semspec_bench.pace.table import StepTimes
 
 
 class PacedStep:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from semspec.reporting.files import replacing
 from semspec_bench.gpu.shapes import ELEMENT_BYTES, PAPER, Shape
 from semspec_bench.pace.table import FOLDER, HEADER
-from semspec.results.files import replacing
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)

@@ -6,16 +6,16 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from semspec.errors import InvalidRequest
+from semspec.files import read_json
+from semspec.reporting.document import write_page, write_text
+from semspec.reporting.drawing import Panel, draw
+from semspec.reporting.files import plain, write_json
+from semspec.reporting.numbers import Measured
+from semspec.training.evaluation.report import about_probes
 from semspec_bench.record import ANSWERS, write_answers
 from semspec_bench.report import paper, tables
 from semspec_bench.summary import Row, Run
-from semspec.errors import InvalidRequest
-from semspec.files import read_json
-from semspec.results.document import write_page, write_text
-from semspec.results.drawing import Panel, draw
-from semspec.results.files import plain, write_json
-from semspec.results.numbers import Measured
-from semspec.training.evaluation.report import about_probes
 
 QUESTION = "How right and how fast are the answers of each strategy, next to the target's alone?"
 

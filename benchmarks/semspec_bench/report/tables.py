@@ -1,10 +1,10 @@
 """The table of a run, and its names."""
 
+from semspec.reporting.document import Table
+from semspec.reporting.numbers import NONE, decimal, measured_decimal
+from semspec.stack import BUNDLED_PAIR
 from semspec_bench.intervals import Interval
 from semspec_bench.summary import Row, Run
-from semspec.results.document import Table
-from semspec.results.numbers import NONE, decimal, measured_decimal
-from semspec.stack import BUNDLED_PAIR
 
 COMPARED = ("minus target, points (95%)", "only it / only the target right", "speed-up")
 """Columns without a value for the baseline."""

@@ -20,12 +20,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, tokenizer_fingerprint
 from semspec.engine.weights import load_weights
 from semspec.errors import Mismatch
 from semspec.types import Message
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
 NUM_LOOKUP_TOKENS = 10
 """The example value of transformers' documentation; there is no default."""

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec_bench.configuration import Configuration
-from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec_bench.strategies import STRATEGIES
+from semspec_gateway.generation.preparation import answer_strategy
+from semspec_gateway.options import Defaults, StrategyOptions
+from semspec_gateway.served import Served
+
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
@@ -17,13 +18,13 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from semspec_gateway.generation.preparation import answer_strategy
-from semspec_gateway.options import Defaults, StrategyOptions
-from semspec_gateway.served import Served
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
+from semspec_bench.configuration import Configuration
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec_bench.strategies import STRATEGIES
 
 
 class InProcessRunner:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from semspec.stack import StackConfig
+from semspec.types import Writer
 from semspec_bench.pace.counts import Counts, read_counts
 from semspec_bench.pace.table import Pace
 from semspec_bench.runners.gateway import GatewayRunner, open_stack
 from semspec_bench.runners.protocol import Ask, Outcome
-from semspec.stack import StackConfig
-from semspec.types import Writer
 
 HOUR_S = "3600"
 START_TIMEOUT_S = 900.0

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from semspec_bench.configuration import Configuration
 from semspec.types import Message
+from semspec_bench.configuration import Configuration
 
 
 class RunnerError(Exception):

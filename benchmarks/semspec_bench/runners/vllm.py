@@ -18,12 +18,12 @@ import httpx
 import psutil
 from transformers import AutoConfig
 
-from semspec_bench.configuration import Configuration
-from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.vllm.options import token_bytes
 from semspec.stack.child import Child, StackError
+from semspec_bench.configuration import Configuration
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
 MODEL = "pair"
 """The model's name in requests."""

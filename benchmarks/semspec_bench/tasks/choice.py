@@ -4,10 +4,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 
+from semspec.types import Message
 from semspec_bench.tasks.answers import boxed_answers, conclusion
 from semspec_bench.tasks.protocol import Task
 from semspec_bench.tasks.source import HubDataset, Row, make_questions, read_rows
-from semspec.types import Message
 
 GPQA_DIAMOND = HubDataset("Idavidrein/gpqa", "train", config="gpqa_diamond", is_gated=True)
 LETTERS = "ABCD"

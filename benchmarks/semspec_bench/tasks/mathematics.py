@@ -15,12 +15,12 @@ from pathlib import Path
 from threading import Lock
 from weakref import finalize
 
-from semspec_bench.tasks.answers import boxed_answers, conclusion
-from semspec_bench.tasks.protocol import Task
-from semspec_bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.errors import InternalError, InvalidRequest
 from semspec.installation import install_command
 from semspec.types import Message
+from semspec_bench.tasks.answers import boxed_answers, conclusion
+from semspec_bench.tasks.protocol import Task
+from semspec_bench.tasks.source import HubDataset, Row, make_questions, read_rows
 
 START_LIMIT_S = 120.0
 LIMIT_S = 45.0

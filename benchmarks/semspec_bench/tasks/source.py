@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semspec_bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
-from semspec.results.files import json_lines
+from semspec.reporting.files import json_lines
 from semspec.types import Message
+from semspec_bench.tasks.protocol import Question
 
 Parts = tuple[str, tuple[Message, ...], str]
 """A question's text, its messages and its reference."""

@@ -18,6 +18,9 @@ from rich.markup import escape
 from rich.progress import track
 
 from semspec.commands import program
+from semspec.errors import SemspecError
+from semspec.pairs import locate, named_pair, unknown_pair
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 from semspec_demo import show
 from semspec_demo.client import (
     Answer,
@@ -29,9 +32,6 @@ from semspec_demo.client import (
     supported_strategies,
 )
 from semspec_demo.problems import SPLITS, make_problem
-from semspec.errors import SemspecError
-from semspec.pairs import locate, named_pair, unknown_pair
-from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = ("target", "semantic", "draft")
 """Those that are compared on the demo's own language."""

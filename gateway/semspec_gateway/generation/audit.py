@@ -21,6 +21,7 @@ from semspec.decoding import Generation, Strategy
 from semspec.decoding.generation import Progress
 from semspec.decoding.steps import cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
+from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 from semspec_gateway.generation.admission import Admission
 from semspec_gateway.generation.choice import Choice
 from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
@@ -29,7 +30,6 @@ from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
-from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 
 MAX_WAITING = 256
 """Most segments waiting for the audit; the oldest is skipped for a new one."""

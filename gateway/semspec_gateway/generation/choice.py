@@ -15,10 +15,6 @@ from pydantic import TypeAdapter
 
 from semspec.decoding import Generation, Prompts
 from semspec.errors import Conflict
-from semspec_gateway.generation.parsers import CallParser, Delta, StopChecker
-from semspec_gateway.generation.request import Parameters, Request
-from semspec_gateway.served import Served
-from semspec_gateway.store.store import Store, reading
 from semspec.reasoning import ReasoningParser
 from semspec.records import read_stored, share, statistics
 from semspec.types import (
@@ -30,6 +26,10 @@ from semspec.types import (
     SegmentRecord,
     TokenLogprob,
 )
+from semspec_gateway.generation.parsers import CallParser, Delta, StopChecker
+from semspec_gateway.generation.request import Parameters, Request
+from semspec_gateway.served import Served
+from semspec_gateway.store.store import Store, reading
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,6 +9,7 @@ from typing import Self
 
 from semspec.background import cancel_tasks
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
+from semspec.types import FinishReason
 from semspec_gateway.generation.admission import Admission
 from semspec_gateway.generation.choice import (
     Choice,
@@ -27,7 +28,6 @@ from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.store.leases import Account, Leases
 from semspec_gateway.store.store import FIRST_FENCE, reading
-from semspec.types import FinishReason
 
 POLL_S = 0.25
 """Longest wait for an event of a generation that runs elsewhere."""

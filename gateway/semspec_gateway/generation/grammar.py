@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semspec.errors import InvalidRequest
-from semspec_gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
 from semspec.grammars.compiler import Compiler
 from semspec.reasoning import expected_form, opened_form
+from semspec_gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
 
 Json = Mapping[str, Any]
 

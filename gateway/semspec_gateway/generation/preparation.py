@@ -18,17 +18,6 @@ from semspec.errors import (
     InvalidRequest,
     SemspecError,
 )
-from semspec_gateway.generation.admission import Admission, Limits
-from semspec_gateway.generation.choice import Choice
-from semspec_gateway.generation.grammar import check_grammar
-from semspec_gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
-from semspec_gateway.generation.runner import broken_target
-from semspec_gateway.metrics import Metrics
-from semspec_gateway.options import Defaults
-from semspec_gateway.readiness import Readiness
-from semspec_gateway.served import Served
-from semspec_gateway.settings import GatewaySettings
-from semspec_gateway.store.leases import turn_bytes
 from semspec.grammars.compiler import Compiler
 from semspec.types import (
     GRAMMAR,
@@ -42,6 +31,17 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
+from semspec_gateway.generation.admission import Admission, Limits
+from semspec_gateway.generation.choice import Choice
+from semspec_gateway.generation.grammar import check_grammar
+from semspec_gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
+from semspec_gateway.generation.runner import broken_target
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.options import Defaults
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.served import Served
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.leases import turn_bytes
 
 DEFAULT_SHARE = 4
 """The default budget is the window divided by this: 32,768 of 131,072 tokens, which R1's authors recommend."""

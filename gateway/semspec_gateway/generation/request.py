@@ -12,8 +12,6 @@ from pydantic import create_model
 from semspec.decoding import Generation, Prompts, RetrievalOptions
 from semspec.decoding.generation import AnswerStrategy, RewriteName
 from semspec.errors import InvalidRequest
-from semspec_gateway.generation.grammar import of_output
-from semspec_gateway.store.store import choice_id
 from semspec.records import Body
 from semspec.types import (
     Acceptance,
@@ -25,6 +23,8 @@ from semspec.types import (
     TokenIds,
     derive_seed,
 )
+from semspec_gateway.generation.grammar import of_output
+from semspec_gateway.store.store import choice_id
 
 _SAMPLING: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"

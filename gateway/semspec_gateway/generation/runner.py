@@ -19,12 +19,6 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec_gateway.generation.audit import Audit
-from semspec_gateway.generation.choice import Choice, Ended, usage
-from semspec_gateway.metrics import Metrics
-from semspec_gateway.readiness import Readiness
-from semspec_gateway.settings import GatewaySettings
-from semspec_gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
 from semspec.reasoning import THINK
 from semspec.records import statistics, stored
@@ -39,6 +33,12 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
+from semspec_gateway.generation.audit import Audit
+from semspec_gateway.generation.choice import Choice, Ended, usage
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.readiness import Readiness
+from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.leases import Journal, SessionLease
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LEAST_PATIENCE_S = 0.05, 1.0, 300.0
 ANSWER_S = 2.0

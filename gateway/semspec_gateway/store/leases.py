@@ -13,8 +13,8 @@ from functools import partial
 
 from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
-from semspec_gateway.store.store import FIRST_FENCE, OVERHEAD_BYTES, Store, stored_name
 from semspec.types import Message
+from semspec_gateway.store.store import FIRST_FENCE, OVERHEAD_BYTES, Store, stored_name
 
 SESSION_LEASE_S = 30.0
 """Seconds that a dead gateway holds its sessions."""

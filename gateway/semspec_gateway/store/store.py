@@ -38,9 +38,9 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
+from semspec.types import Message
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.sharing import Shared
-from semspec.types import Message
 
 _log = logging.getLogger(__name__)
 _MESSAGE = TypeAdapter(Message)

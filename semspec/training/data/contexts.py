@@ -10,7 +10,7 @@ from semspec.decoding import Prompts, at_the_same_point, renders_its_own
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
-from semspec.results.files import Row
+from semspec.reporting.files import Row
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.questions import Question
 from semspec.types import (

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
-from semspec.results.files import Row, replacing
+from semspec.reporting.files import Row, replacing
 from semspec.training.data.questions import Question
 from semspec.types import Writer
 

@@ -21,7 +21,7 @@ from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server
 from semspec.remote.connect import connect
 from semspec.remote.segmenter import TextSegmenter
-from semspec.results.files import Row
+from semspec.reporting.files import Row
 from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext, SegmentWriter
 from semspec.types import (

@@ -10,8 +10,8 @@ from typing import Any
 
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
-from semspec.results.files import Row, json_lines, write_json
-from semspec.results.progress import Reporter
+from semspec.reporting.files import Row, json_lines, write_json
+from semspec.reporting.progress import Reporter
 from semspec.training.config import QuestionSource, Shares, WorkConfig
 from semspec.training.files import StageFolder, write_rows
 

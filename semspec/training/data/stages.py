@@ -20,8 +20,8 @@ from semspec.clustering.equivalence import (
 )
 from semspec.clustering.loading import load_equivalence
 from semspec.files import digest_of
-from semspec.results.files import Row
-from semspec.results.progress import Reporter
+from semspec.reporting.files import Row
+from semspec.reporting.progress import Reporter
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
-from semspec.results.files import plain
+from semspec.reporting.files import plain
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling, upper_limit
 from semspec.types import Acceptance, shares_ordinary_tokens
 

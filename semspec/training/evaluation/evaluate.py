@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
-from semspec.results.files import plain
-from semspec.results.numbers import decimal, measured_decimal, measured_share, share
+from semspec.reporting.files import plain
+from semspec.reporting.numbers import decimal, measured_decimal, measured_share, share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import (
     LEAST_SPEED_UP,

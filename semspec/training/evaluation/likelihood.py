@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration, too_small_reason
 from semspec.errors import InvalidRequest
-from semspec.results.numbers import Measured, decimal, measured_share
+from semspec.reporting.numbers import Measured, decimal, measured_share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from semspec.probes.probe import LEAST_PROBABILITY
-from semspec.results.numbers import Measured
+from semspec.reporting.numbers import Measured
 
 Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]

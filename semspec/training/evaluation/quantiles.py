@@ -17,7 +17,7 @@ from semspec.decoding.likelihood.calibration import (
     too_few_reason,
 )
 from semspec.errors import InvalidRequest
-from semspec.results.numbers import Measured, measured_decimal, measured_share
+from semspec.reporting.numbers import Measured, measured_decimal, measured_share
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 

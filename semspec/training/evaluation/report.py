@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from semspec.results.document import Table, write_page
-from semspec.results.drawing import Panel, draw
-from semspec.results.files import plain, write_json
-from semspec.results.numbers import Measured, decimal
+from semspec.reporting.document import Table, write_page
+from semspec.reporting.drawing import Panel, draw
+from semspec.reporting.files import plain, write_json
+from semspec.reporting.numbers import Measured, decimal
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import acceptance_of
 from semspec.training.evaluation.evaluate import CRITERION_NAMES, Report

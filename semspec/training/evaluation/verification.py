@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
 from semspec.probes.probe import LEAST_PROBABILITY
-from semspec.results.numbers import Measured
+from semspec.reporting.numbers import Measured
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
 from semspec.training.evaluation.metrics import (

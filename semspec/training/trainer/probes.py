@@ -17,7 +17,7 @@ from torch import nn
 from semspec.errors import InvalidRequest
 from semspec.files import digest_of
 from semspec.probes.probe import Artifact, CalibrationKind, Probe, ProbeCard, load_probe, save_probe
-from semspec.results.progress import Reporter
+from semspec.reporting.progress import Reporter
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.verification import LABEL_VARIANTS, Predicted

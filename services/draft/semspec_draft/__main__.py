@@ -7,9 +7,9 @@ from semspec.engine.selftest import self_test
 from semspec.protocols import Engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import DraftServicer
-from semspec_draft.settings import DraftSettings
 from semspec.settings import parse_command
 from semspec.types import Writer
+from semspec_draft.settings import DraftSettings
 
 
 def main() -> None:

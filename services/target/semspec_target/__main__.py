@@ -8,9 +8,9 @@ from semspec.protocols import Engine
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import TargetServicer
-from semspec_target.settings import TargetSettings
 from semspec.settings import parse_command
 from semspec.types import Writer
+from semspec_target.settings import TargetSettings
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from semspec.errors import Mismatch
 from semspec.release import load_release
 from semspec.rpc.server import run
 from semspec.rpc.servicers import ServedVerifier, VerifierServicer
-from semspec_verifier.settings import VerifierSettings
 from semspec.settings import parse_command
+from semspec_verifier.settings import VerifierSettings
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from semspec_gateway.api.shared.answers import AnswerMetrics, Statistics, TokenCounts
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason
+from semspec_gateway.api.shared.answers import AnswerMetrics, Statistics, TokenCounts
 
 
 class TopLogprob(Body):

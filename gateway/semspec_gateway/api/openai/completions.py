@@ -11,6 +11,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec.errors import InvalidRequest
+from semspec.records import SegmentTrace
+from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
 from semspec_gateway.api.openai import answers
 from semspec_gateway.api.openai.requests import (
     ChatRequest,
@@ -35,8 +37,6 @@ from semspec_gateway.api.shared.sse import Format, Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written, usage
 from semspec_gateway.generation.parsers import Delta
 from semspec_gateway.generation.request import Request
-from semspec.records import SegmentTrace
-from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
 
 
 def router(responder: Responder) -> APIRouter:

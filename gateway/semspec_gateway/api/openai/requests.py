@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidRequest
+from semspec.grammars.limits import check_schema
+from semspec.types import Message, Role
 from semspec_gateway.api.shared.requests import (
     CACHE_LABELS,
     MESSAGE_DEFAULTS,
@@ -26,8 +28,6 @@ from semspec_gateway.api.shared.requests import (
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
 from semspec_gateway.options import RequestModel
 from semspec_gateway.settings import MAX_LOGPROBS
-from semspec.grammars.limits import check_schema
-from semspec.types import Message, Role
 
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_TOOLS = 128

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
+from semspec.types import FinishReason, Message
 from semspec_gateway.api.openai import responses_answers as bodies
 from semspec_gateway.api.openai.responses_requests import (
     ResponseOptions,
@@ -36,7 +37,6 @@ from semspec_gateway.generation.parsers import Delta, ToolCall
 from semspec_gateway.generation.request import Request
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.store.store import Store, reading
-from semspec.types import FinishReason, Message
 
 _STATUSES = {
     "running": "in_progress",

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from semspec.records import Body, if_any
 from semspec_gateway.api.openai.responses_requests import ResponseTool, ResponseToolChoice
 from semspec_gateway.api.shared.answers import (
     AnswerMetrics,
@@ -12,7 +13,6 @@ from semspec_gateway.api.shared.answers import (
     Statistics,
 )
 from semspec_gateway.api.shared.requests import Effort
-from semspec.records import Body, if_any
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

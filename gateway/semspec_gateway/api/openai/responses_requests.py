@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from semspec.types import Message, Role
 from semspec_gateway.api.openai.requests import (
     MAX_TOOLS,
     NAME,
@@ -50,7 +51,6 @@ from semspec_gateway.api.shared.resolver import (
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar
 from semspec_gateway.options import RequestModel
-from semspec.types import Message, Role
 
 ITEMS = ("reasoning", "function_call", "function_call_output")
 """Types of an input's items other than messages."""

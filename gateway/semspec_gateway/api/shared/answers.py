@@ -1,7 +1,7 @@
 """Response schemas that several APIs share: statistics, which are `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
 
-from semspec_gateway.generation.request import Expected, Parameters
 from semspec.records import Body, SegmentTrace, if_any
+from semspec_gateway.generation.request import Expected, Parameters
 
 
 class Numbers(Body):

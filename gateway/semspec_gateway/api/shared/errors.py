@@ -27,9 +27,9 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
+from semspec.records import Body
 from semspec_gateway.api.shared.requests import is_known
 from semspec_gateway.metrics import Metrics
-from semspec.records import Body
 
 CLIENT_GONE_STATUS = 499
 """nginx's status for a client that closed the connection early; only metrics and logs show it."""

@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.errors import Overloaded, SemspecError, Unauthenticated, Unavailable, represent
+from semspec.keys import Keys
+from semspec.observability import mark_failed, request_id, span
 from semspec_gateway.api.shared.bodies import Bodies, HeldBody
 from semspec_gateway.api.shared.errors import (
     CLIENT_GONE_STATUS,
@@ -29,8 +31,6 @@ from semspec_gateway.api.shared.errors import (
     internal_error,
 )
 from semspec_gateway.metrics import Metrics
-from semspec.keys import Keys
-from semspec.observability import mark_failed, request_id, span
 
 T = TypeVar("T")
 _OPEN = frozenset({"/", "/health", "/ping", "/ready"})

@@ -12,6 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.errors import SemspecError
+from semspec.keys import Keys
+from semspec.records import Body
+from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.api.shared.document import errors
 from semspec_gateway.api.shared.errors import public
 from semspec_gateway.api.shared.middleware import OwnerOf, is_anonymous
@@ -20,9 +23,6 @@ from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import describe
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
-from semspec.keys import Keys
-from semspec.records import Body
-from semspec.types import ModelInfo, VerifierInfo
 
 T = TypeVar("T")
 _WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
+from semspec.types import LEAST_REPETITION
 from semspec_gateway.api.shared.json_size import JsonSize, size_of
 from semspec_gateway.options import (
     AcceptanceOptions,
@@ -26,7 +27,6 @@ from semspec_gateway.options import (
     or_default,
 )
 from semspec_gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
-from semspec.types import LEAST_REPETITION
 
 MAX_BIASES = 300
 MAX_ITEMS = 2048

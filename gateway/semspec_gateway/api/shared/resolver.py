@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from semspec.decoding import Generation
 from semspec.errors import InvalidRequest, NotFound, SemspecError
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
 from semspec_gateway.api.shared.requests import GenerationRequest
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.preparation import (
@@ -25,7 +26,6 @@ from semspec_gateway.generation.request import Request, RequestPrompt
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
-from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""

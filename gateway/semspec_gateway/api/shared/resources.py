@@ -10,6 +10,8 @@ from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
+from semspec.records import Body, SegmentTrace, if_any
+from semspec.types import FinishReason, Role
 from semspec_gateway.api.shared.answers import TokenCounts
 from semspec_gateway.api.shared.document import (
     EVENT_ID,
@@ -36,8 +38,6 @@ from semspec_gateway.generation.request import Parameters
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store, reading, stored_name
-from semspec.records import Body, SegmentTrace, if_any
-from semspec.types import FinishReason, Role
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=EVENT_ID)]

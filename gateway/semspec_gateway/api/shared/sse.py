@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from semspec import records
 from semspec.errors import SemspecError
+from semspec.records import SegmentTrace
+from semspec.types import Drafted
 from semspec_gateway.api.shared.answers import AnswerMetrics, ChoiceStatistics, Statistics
 from semspec_gateway.api.shared.errors import ClientGone, error_body, internal_error
 from semspec_gateway.api.shared.idempotency import IdempotencyKey, IdempotencyKeys
@@ -47,8 +49,6 @@ from semspec_gateway.generation.generations import Generations, Run
 from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec_gateway.generation.request import Request
 from semspec_gateway.settings import GatewaySettings
-from semspec.records import SegmentTrace
-from semspec.types import Drafted
 
 GENERATION_ID = "x-generation-id"
 """Header with the generation's id, sent before the first chunk, to cancel the generation or attach to it."""

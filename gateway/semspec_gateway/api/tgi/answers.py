@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from semspec_gateway.api.shared.answers import AnswerMetrics, Statistics
 from semspec.records import Body, if_any
+from semspec_gateway.api.shared.answers import AnswerMetrics, Statistics
 
 
 class TgiToken(Body):

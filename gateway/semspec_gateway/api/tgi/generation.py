@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
+from semspec.types import FinishReason, SegmentRecord
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
@@ -27,7 +28,6 @@ from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.request import Request
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import MAX_STOPS, GatewaySettings
-from semspec.types import FinishReason, SegmentRecord
 
 MAX_NEW_TOKENS = 1024
 """The default of `max_new_tokens` in TGI's API reference. A plain text often has no end that a model would see."""

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from semspec.grammars.limits import check_pattern
 from semspec_gateway.api.openai.requests import ChatMessage, SchemaObject, TokenIds
 from semspec_gateway.api.shared.requests import (
     TGI_DEFAULTS,
@@ -20,7 +21,6 @@ from semspec_gateway.api.shared.requests import (
 from semspec_gateway.generation.grammar import json_grammar, regex_grammar
 from semspec_gateway.options import RequestModel, Temperature, TopP, or_default
 from semspec_gateway.settings import MAX_LOGPROBS, MAX_STOPS
-from semspec.grammars.limits import check_pattern
 
 
 def _parsed(given: object) -> object:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from semspec.decoding import Target
+from semspec.types import Token, TokenIds
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, errors
 from semspec_gateway.api.shared.middleware import owner_of, unless_disconnected
@@ -25,7 +26,6 @@ from semspec_gateway.api.tgi.requests import (
 from semspec_gateway.generation.preparation import Preparation
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
-from semspec.types import Token, TokenIds
 
 T = TypeVar("T")
 _PLACES = TypeAdapter(list[TgiSimpleToken])

@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from semspec.results.files import replacing
-from semspec.results.numbers import Measured, measured_decimal, measured_share
+from semspec.reporting.files import replacing
+from semspec.reporting.numbers import Measured, measured_decimal, measured_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def write_page(path: Path, title: str, question: str, **data: Any) -> None:
 
     `data`: what the page shows, as the template names it.
     """
-    loader = PackageLoader("semspec.results", ".")
+    loader = PackageLoader("semspec.reporting", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"inline": _inline, "decimal": _decimal, "share": _share}
     template = environment.get_template("report.html.j2")
