@@ -1,6 +1,6 @@
 """The paper's comparison for one pair, in one command: checks, models, probes, benchmarks, report.
 
-A YAML file describes it (`PairConfig`); benchmarks/semspec_bench/pairs/ has those of the paper's pairs. All files are in one folder:
+A YAML file describes it (`PairConfig`); `pairs/` has those of the paper's pairs. All files are in one folder:
 `training/` (configurations and stages of `semspec train run`), `pairs/` (links to the models, and the probes with their
 report), `runs/` (a folder of `semspec bench run` for each) and `report/`. The same command resumes an interrupted one.
 """

@@ -182,7 +182,8 @@ def load_card(path: Path) -> ProbeCard:
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
-                "again with `semspec train run` and another `output` (the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)"
+                "again with `semspec train run` and another `output` "
+                "(the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)"
             )
         return _card(fields)
 

@@ -1,4 +1,4 @@
-"""Train the pair's tokenizer: `python -m studies.pair.tokenizer` writes examples/demo/semspec_demo/tokenizer.json, for new models."""
+"""Train the pair's tokenizer: `python -m studies.pair.tokenizer` writes tokenizer.json of the demo, for new models."""
 
 from collections.abc import Iterable, Iterator
 

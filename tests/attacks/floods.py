@@ -22,14 +22,9 @@ from time import monotonic
 
 import httpx
 import psutil
-
-<<<<<<< HEAD
 from semspec_bench.stalls import CHAT, SOUND, costly_bodies
-from semspec.results.document import Table
-=======
-from semspec.bench.stalls import CHAT, SOUND, costly_bodies
+
 from semspec.reporting.document import Table
->>>>>>> main
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
 

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-<<<<<<< HEAD
 from semspec_bench.cli import main
 from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction
-from semspec.results.progress import Reporter
-=======
-from semspec.bench.cli import main
-from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
+
 from semspec.reporting.progress import Reporter
->>>>>>> main
 from semspec.training.config import read_config, read_yaml
 from tests.bench.tiny_pair import (
     DRAFT,

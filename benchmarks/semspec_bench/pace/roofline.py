@@ -2,8 +2,9 @@
 
 The limit of a step is the time to read all weights and the keys and values of each sequence, or the time to multiply
 each weight with each token, whichever is longer. To it come times by which steps of one H100 were measured to exceed
-the limit (benchmarks/results/gpu-h100): a fixed time for launches, sampling and the host, a time for reads, and a least time
-for steps larger than CUDA graphs. Single sequences take what was measured; many reads at once took up to twice as long.
+the limit (benchmarks/results/gpu-h100): a fixed time for launches, sampling and the host, a time for reads, and a
+least time for steps larger than CUDA graphs. Single sequences take what was measured; many reads at once took up to
+twice as long.
 No step of two GPUs was measured: the all-reduces of tensor parallel 2 are assumed.
 """
 
@@ -116,7 +117,7 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     yield f"# model: {shape.name}, bf16, {shape.num_layers} layers of {shape.hidden_size}, shapes only"
     yield f"# device: {rates.device}{f', tensor parallel {num_gpus}' if num_gpus > 1 else ''}"
     yield f"# num_gpus: {num_gpus}"
-    yield f"# how: computed by benchmarks/semspec_bench/pace/roofline.py, the limit plus measured times; {rates.evidence}"
+    yield f"# how: computed by semspec_bench/pace/roofline.py, the limit plus measured times; {rates.evidence}"
     yield (
         f"# bandwidth: {rates.bandwidth_share:.0%} of {rates.copy_bytes_per_s / 1e12:g} TB/s; all weights but the "
         "embedding table once a step, and keys and values"
