@@ -123,7 +123,7 @@ def packed(package: str) -> Iterator[str]:
 def test_installed_names_are_those_of_the_wheel(installed: Path) -> None:
     program = """
 from importlib.util import find_spec
-import semspec_bench, semspec_gateway
+import semspec, semspec_bench, semspec_gateway
 print(*filter(find_spec, ("gateway", "services", "training", "benchmarks", "examples")), sep="\\n")
 print(semspec.__file__)
 print(semspec_gateway.__file__)
