@@ -227,6 +227,21 @@ class PipelineConfig(WorkConfig):
         description="folder of the release: pair.json, the two probes and alternatives/"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _target_judges(cls, content: Any) -> Any:
+        """Name the target as the model of an equivalence of the kind `model` that names none."""
+        match content:
+            case {
+                "equivalence": {"kind": "model", **equivalence},
+                "target": {"model": _} as target,
+            } if "model" not in equivalence:
+                fields = ("model", "revision", "device", "dtype")
+                loaded = {name: target[name] for name in fields if name in target}
+                equivalence = {"kind": "model"} | loaded | equivalence
+                return content | {"equivalence": equivalence}
+        return content
+
 
 def laptop(config: PipelineConfig) -> PipelineConfig:
     """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
