@@ -233,13 +233,12 @@ class PipelineConfig(WorkConfig):
         """Name the target as the model of an equivalence of the kind `model` that names none."""
         match content:
             case {
-                "equivalence": {"kind": "model", **equivalence},
+                "equivalence": {"kind": "model"} as judge,
                 "target": {"model": _} as target,
-            } if "model" not in equivalence:
+            } if "model" not in judge:
                 fields = ("model", "revision", "device", "dtype")
                 loaded = {name: target[name] for name in fields if name in target}
-                equivalence = {"kind": "model"} | loaded | equivalence
-                return content | {"equivalence": equivalence}
+                return content | {"equivalence": loaded | judge}
         return content
 
 
