@@ -48,7 +48,7 @@ def run(*words: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources: setuptools also packs what an earlier build left in `build`."""
+    """Built from a copy of the sources, so that nothing is written into the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, folder / "sources", ignore=NO_SOURCES, symlinks=True)
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder)

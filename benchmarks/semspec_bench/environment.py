@@ -1,7 +1,6 @@
 """Hardware, software and models of a run."""
 
 import hashlib
-import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoConfig
 
 import semspec
+from semspec.device import num_cores
 from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
 
@@ -41,9 +41,7 @@ def environment(pair: Path) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
-        "num_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "num_cores": num_cores(),
         "devices": [
             torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
         ],

@@ -126,6 +126,7 @@ class Decoder:
         config, inner = model.config, model.model
         self._embed, self._head = inner.embed_tokens, model.lm_head
         self._is_packed = is_packed = isinstance(self._head, PackedModule)
+        self._num_threads = torch.get_num_threads()
         self._blocks = [
             _PackedBlock(layer) if is_packed else _Block(layer) for layer in inner.layers
         ]
@@ -169,11 +170,11 @@ class Decoder:
         Most of the step is ONNX Runtime's, which has threads of its own. PyTorch's other threads keep a core busy for
         a millisecond after each operation, which slows a token by a fifth on two cores.
         """
-        if not self._is_packed or num_tokens >= LONG_STEP:
+        if not self._is_packed:
             yield
             return
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._num_threads if num_tokens >= LONG_STEP else 1)
         try:
             yield
         finally:

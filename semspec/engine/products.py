@@ -22,7 +22,7 @@ Weight = tuple[Packed, Floats | None]
 EIGHT_BIT_ACTIVATIONS = 4
 """Accuracy level of MatMulNBits that rounds activations to eight bits by group."""
 LARGEST_INSIDE = 1 << 10
-"""Bytes of a constant up to which it is part of the serialised graph. Others are handed over without copies."""
+"""Bytes of a constant up to which it is part of the serialised graph. Larger ones are handed over by themselves."""
 MODEL_VERSION, OPERATORS_VERSION = 10, 21
 """Versions of the ONNX format and of its operators."""
 

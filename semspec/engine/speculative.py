@@ -29,10 +29,10 @@ from semspec.types import (
 ENTRY_BYTES = 4
 """Size of a token id or a probability in a distribution."""
 LEAST_CONFIDENCE = 0.4
-"""A proposal ends once the product of its distributions' largest probabilities is below this.
+"""A proposal ends once the product of the draft's largest probabilities, at temperature 1, is below this.
 
-Such tokens are rarely kept, and cost a step of the draft and a row of the target each. The rule sees distributions and
-not the tokens drawn, so that verification stays exact. Between .3 and .6 the speed differs by 2%.
+Tokens after that are rarely kept, and cost a step of the draft and a row of the target each. A token that was drawn is
+never dropped, so that verification stays exact. Between .3 and .6 the speed differs by 2%.
 """
 TOTAL_TOLERANCE = 1e-3
 """Maximum deviation from 1 of the sum of a distribution's rounded probabilities."""
@@ -172,6 +172,7 @@ def draw_with_distribution(
 
 def largest_probability(logits: Tensor) -> float:
     """Return the probability of the likeliest token; `logits`: `[vocab_size]`."""
+    logits = logits.float()
     return float((logits.max() - logits.logsumexp(-1)).exp())
 
 

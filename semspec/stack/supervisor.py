@@ -150,7 +150,7 @@ class Stack:
     async def _start_child(
         self, name: str, command: tuple[str, ...], environment: Mapping[str, str]
     ) -> None:
-        # One thread each: the models run alternately, and more threads than cores are several times slower.
+        # OpenMP's default: with more threads than cores, weights in floating point are several times slower.
         environment = {"OMP_NUM_THREADS": "1", **self.config.environment, **environment}
         self.processes[name] = await Child.start(
             name, command, environment, self._private.path / f"{name}.log"

@@ -151,7 +151,8 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
     else:
         models = {role: ModelChoice(str(model)) for role, model in given.items()}
         name = options.output.resolve().name
-    torch.set_num_threads(options.threads or 1)  # the measurement of the fastest form uses them
+    threads = options.threads or 1
+    torch.set_num_threads(threads)  # the measurement of the fastest form uses them
     return Settings(
         name,
         _with_form(models["draft"]),
@@ -161,7 +162,7 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
         options.temperature,
         options.max_tokens,
         options.quantile,
-        options.threads or 1,
+        threads,
     )
 
 

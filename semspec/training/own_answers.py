@@ -153,7 +153,7 @@ class Answers:
     def contexts(self) -> OwnContexts:
         """All contexts of the answers."""
         answers = [self.answer(index) for index in range(len(self.questions))]
-        rows = [(number, row) for number, one in enumerate(answers) for row in one.contexts]
+        rows = [(number, row) for number, answer in enumerate(answers) for row in answer.contexts]
         column = {name: [row[name] for _, row in rows] for name in rows[0][1]}
         return OwnContexts(
             answer=np.array([number for number, _ in rows]),
@@ -165,8 +165,8 @@ class Answers:
             repeats=np.array(column["repeats"]),
             draft_ms=np.array(column["draft_ms"]),
             score_ms=np.array(column["score_ms"]),
-            target_ms_per_token=sum(one.timed_ms for one in answers)
-            / sum(one.num_timed_tokens for one in answers),
+            target_ms_per_token=sum(answer.timed_ms for answer in answers)
+            / sum(answer.num_timed_tokens for answer in answers),
         )
 
     @property
@@ -238,37 +238,38 @@ class AnswerWriter:
         await write_all(self._target, context, self._params(index, 1, 1))
         params = self._params(index, 0, num_left)
         async with aclosing(self._target.generate(context, params)) as written:
-            async for one in written:
-                self._answers.add_segment(index, one.segment, one.duration_ms if is_alone else None)
+            async for generated in written:
+                write_ms = generated.duration_ms if is_alone else None
+                self._answers.add_segment(index, generated.segment, write_ms)
 
     async def compare(self, index: int) -> None:
         """Draft a segment at each context of a written answer, and score it and the target's own."""
         start, draft_start = await self._prompts(index)
-        own = self._answers.answer(index).segments
+        segments = self._answers.answer(index).segments
         session = f"answer {index}"
         drafted, scores = [], []
-        for depth in range(len(own)):
-            context = Context((draft_start, *own[:depth]))
+        for depth in range(len(segments)):
+            context = Context((draft_start, *segments[:depth]))
             params = self._params(index, 1, self._settings.max_tokens)
             drafted += await write_all(self._draft, context, params)
-        own_scores = await self._target.score(Context((start,)), own, session)
-        for depth in reversed(range(len(own))):  # each context is then in the cache, as when served
-            context = Context((start, *own[:depth]))
+        own_scores = await self._target.score(Context((start,)), segments, session)
+        for depth in reversed(range(len(segments))):  # each context is then cached, as when served
+            context = Context((start, *segments[:depth]))
             scores += await self._target.score(context, [drafted[depth].segment], session)
         rows = [
             {
-                "own_surprisal": mine.surprisal,
+                "own_surprisal": own_score.surprisal,
                 "own_tokens": len(segment.token_ids),
                 "is_whole": segment.end is not SegmentEnd.LENGTH,
-                "text": one.segment.text,
+                "text": draft.segment.text,
                 "surprisal": score.surprisal,
-                "num_tokens": len(one.segment.token_ids),
-                "repeats": repeated_index(one.segment, own[:depth]) is not None,
-                "draft_ms": one.duration_ms,
+                "num_tokens": len(draft.segment.token_ids),
+                "repeats": repeated_index(draft.segment, segments[:depth]) is not None,
+                "draft_ms": draft.duration_ms,
                 "score_ms": score.duration_ms,
             }
-            for depth, (segment, mine, one, score) in enumerate(
-                zip(own, own_scores, drafted, reversed(scores), strict=True)
+            for depth, (segment, own_score, draft, score) in enumerate(
+                zip(segments, own_scores, drafted, reversed(scores), strict=True)
             )
         ]
         self._answers.add_contexts(index, rows)
@@ -293,7 +294,7 @@ class AnswerWriter:
         )
 
 
-async def answer_all(writer: "AnswerWriter", answers: "Answers", reporter: Reporter) -> None:
+async def answer_all(writer: AnswerWriter, answers: Answers, reporter: Reporter) -> None:
     """Make the missing answers: write the first ones alone and the others together, then compare one at a time."""
     missing = answers.missing()
     num_all, begin = len(answers.questions), perf_counter()

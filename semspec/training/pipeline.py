@@ -89,7 +89,7 @@ def told_estimate(work: Path) -> str:
 def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
     """Ask whether to begin the run whose estimate `scaled` kept in `work`, unless that was agreed before.
 
-    Raises: InvalidRequest when the answer is no, or there is nobody to ask.
+    Raises: InvalidRequest when the user declines, or there is no terminal to ask on.
     """
     kept = read_json(work / "preset.json")
     if kept.get("is_agreed", True):  # a run that was begun by an earlier version does not know it

@@ -126,7 +126,7 @@ def test_every_published_cell_of_a_pair_stands_below_its_runs(
 
 @pytest.mark.parametrize("folder", ["loss", "strategies"])
 def test_committed_tables_come_from_the_committed_answers(folder: str, tmp_path: Path) -> None:
-    committed = ROOT / "bench" / "results" / folder
+    committed = ROOT / "benchmarks" / "results" / folder
     answers = list(committed.glob("*.jsonl.gz"))
     write_report([load_run(path) for path in answers], tmp_path)
     for name in (path.name.replace(".jsonl.gz", ".md") for path in answers):

@@ -21,7 +21,7 @@ from tests.clients.matrix_program import ANOTHER, CLIENTS
 
 pytestmark = pytest.mark.slow
 
-TABLE = ROOT / "bench" / "results" / "clients.json"
+TABLE = ROOT / "benchmarks" / "results" / "clients.json"
 REAL_TABLE = TABLE.with_name("clients-real.json")
 """What the real pair answers."""
 CLIENT_S = 900.0

@@ -35,7 +35,7 @@ from tests.variants import changed
 
 KEPT = (
     *("writer", "verdict", "text", "token_ids", "end", "draw", "draft_probability"),
-    *("target_probability", "score", "num_proposed_tokens", "num_accepted_tokens", "repeats"),
+    *("target_probability", "num_proposed_tokens", "num_accepted_tokens", "repeats"),
 )
 """Fields of a segment's record that are frozen, in addition to the token ids of the rejected draft."""
 VOLATILE = {

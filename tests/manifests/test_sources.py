@@ -21,6 +21,7 @@ FOLDERS = sorted(
     if path.parent.name != "probe-training"
 )
 GPU = KUBERNETES / "components" / "gpu"
+PAIR = ROOT / "examples/demo/semspec_demo/pair"
 
 
 def read(path: Path) -> Any:
@@ -68,11 +69,11 @@ def test_bundled_pair_is_laid_out_as_the_pods_look_for_it() -> None:
     paths = [
         value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")
     ]
-    assert len(paths) == 6 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
+    assert len(paths) == 6 and all((PAIR / path).exists() for path in paths)
 
 
 def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:
-    config, own = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml"), settings(GPU)
+    config, own = load_config(ROOT / "semspec/training/configs/r1-1.5b-r1-32b.yaml"), settings(GPU)
     assert own["SEMSPEC_GATEWAY_MODEL_NAME"] == config.name
     for role, model in (("DRAFT", config.draft), ("TARGET", config.target)):
         served = (

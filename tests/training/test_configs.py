@@ -27,7 +27,8 @@ from semspec.training.trainer.recipe import FitRecipe
 from tests.manifests.policy import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL_PAIRS = sorted((ROOT / "training" / "configs").glob("*.yaml"))
+DEMO = ROOT / "examples/demo/semspec_demo"
+REAL_PAIRS = sorted((ROOT / "semspec/training/configs").glob("*.yaml"))
 DEPLOYMENT = ROOT / "deploy" / "kubernetes" / "probe-training"
 GUIDE = (ROOT / "docs" / "probes.md").read_text()
 
@@ -38,15 +39,13 @@ Manifest = dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "path", [*REAL_PAIRS, *sorted((ROOT / "demo").glob("probes*.yaml"))], ids=lambda path: path.stem
+    "path", [*REAL_PAIRS, *sorted(DEMO.glob("probes*.yaml"))], ids=lambda path: path.stem
 )
 def test_configuration_loads(path: Path) -> None:
     assert load_config(path).samples.num_samples == 20
 
 
-@pytest.mark.parametrize(
-    "path", [*REAL_PAIRS, ROOT / "demo" / "probes.yaml"], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [*REAL_PAIRS, DEMO / "probes.yaml"], ids=lambda path: path.stem)
 def test_laptop_preset_takes_as_many_questions_as_it_is_told(path: Path) -> None:
     whole = load_config(path)
     config = limited(laptop(whole), 100)
@@ -70,14 +69,12 @@ def test_domain_without_questions_is_refused_with_those_there_are() -> None:
 
 def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(
-            ["datastore", "--preset", "laptop", "--config", str(ROOT / "demo" / "datastore.yaml")]
-        )
+        cli.main(["datastore", "--preset", "laptop", "--config", str(DEMO / "datastore.yaml")])
     assert ended.value.code == 2 and "arguments: --preset laptop" in capsys.readouterr().err
 
 
 def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> None:
-    config = read_config(ROOT / "demo" / "datastore.yaml", DatastoreConfig)
+    config = read_config(DEMO / "datastore.yaml", DatastoreConfig)
     splits = {source.arguments["split"]: source.role for source in config.questions}
     assert splits == {"probe": "train", "report": "test"}
 
@@ -136,7 +133,7 @@ def arguments(job: Manifest) -> list[str]:
 
 def test_cluster_trains_the_pair_of_the_guide() -> None:
     assert (DEPLOYMENT / "pair.yaml").read_text() == (
-        ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml"
+        ROOT / "semspec/training/configs/r1-1.5b-r1-32b.yaml"
     ).read_text()
 
 
@@ -221,7 +218,7 @@ def test_train_commands_of_the_guide_parse() -> None:
 
 def test_serve_commands_of_the_guide_name_what_the_configuration_makes() -> None:
     commands = [words[1:] for words in shell_commands() if words[:2] == ["semspec", "serve"]]
-    config = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml")
+    config = load_config(ROOT / "semspec/training/configs/r1-1.5b-r1-32b.yaml")
     pairs = {semspec_cli.parser([]).parse_args(words).pair for words in commands}
     assert pairs == {str(config.output), "probes/quick"}  # with labels, and from prompts alone
 

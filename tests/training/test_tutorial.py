@@ -19,6 +19,7 @@ from tests.processes import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "examples/demo/semspec_demo"
 BLOCKS = re.findall(
     r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL
 )
@@ -34,11 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [pair] = [text for language, text in BLOCKS if language == "yaml"]
     (tmp_path / "pair.yaml").write_text(pair)
     for role, name in (("draft", "Qwen2.5-0.5B-Instruct"), ("target", "Qwen2.5-1.5B-Instruct")):
-        tokenizer = load_tokenizer(str(ROOT / "demo" / "pair" / role))
+        tokenizer = load_tokenizer(str(DEMO / "pair" / role))
         tokenizer.chat_template = TEMPLATE
-        for one in (AutoModelForCausalLM.from_pretrained(ROOT / "demo" / "pair" / role), tokenizer):
+        for one in (AutoModelForCausalLM.from_pretrained(DEMO / "pair" / role), tokenizer):
             one.save_pretrained(tmp_path / "Qwen" / name)
-    shutil.copytree(ROOT / "demo" / "nli", tmp_path / "cross-encoder" / "nli-deberta-v3-base")
+    shutil.copytree(DEMO / "nli", tmp_path / "cross-encoder" / "nli-deberta-v3-base")
     data = tmp_path / "openai" / "gsm8k"
     data.mkdir(parents=True)
     files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]

@@ -176,7 +176,8 @@ async def test_proposals_and_their_verification_are_ours(
         ]
         assert replace(verified, duration_ms=0) == replace(expected_tokens, duration_ms=0)
         num_accepted += verified.num_accepted
-    assert num_accepted == 6 * NUM_STREAMS if temperature == 0 else num_accepted > 3 * NUM_STREAMS
+    num_proposed = sum(len(proposal.token_ids) for proposal in proposals)
+    assert num_accepted == num_proposed if temperature == 0 else num_accepted > num_proposed / 2
 
 
 async def test_sentence_of_another_writer_goes_on_as_ours(

@@ -117,7 +117,10 @@ def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
     yield f"# model: {shape.name}, bf16, {shape.num_layers} layers of {shape.hidden_size}, shapes only"
     yield f"# device: {rates.device}{f', tensor parallel {num_gpus}' if num_gpus > 1 else ''}"
     yield f"# num_gpus: {num_gpus}"
-    yield f"# how: computed by semspec_bench/pace/roofline.py, the limit plus measured times; {rates.evidence}"
+    yield (
+        "# how: computed by benchmarks/semspec_bench/pace/roofline.py, the limit plus measured times; "
+        f"{rates.evidence}"
+    )
     yield (
         f"# bandwidth: {rates.bandwidth_share:.0%} of {rates.copy_bytes_per_s / 1e12:g} TB/s; all weights but the "
         "embedding table once a step, and keys and values"

@@ -242,11 +242,14 @@ class ChoiceRunner:
 
 @contextmanager
 def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
-    """Raises: Unavailable instead of `errors` of the target, except about a grammar."""
+    """Raise Unavailable instead of `errors` of the target.
+
+    Those about a grammar stay, and those of a strategy that cannot be used with this target.
+    """
     try:
         yield
     except errors as error:
-        if error.parameter == GRAMMAR:
+        if error.parameter in (GRAMMAR, "strategy"):
             raise
         _log.error("the target is broken: %s", error.message)
         raise Unavailable("the target is broken; this gateway's log has the details") from error

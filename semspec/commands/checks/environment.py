@@ -78,9 +78,9 @@ def _torch() -> Check:
 
 
 def _cores() -> Check:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    from semspec.device import num_cores  # imports torch
+
+    cores = num_cores()
     threads = {
         role: os.environ.get(f"SEMSPEC_{role.upper()}_THREADS", "1") for role in ("draft", "target")
     }
