@@ -152,6 +152,6 @@ async def test_unknown_method_ends_its_connection_and_is_in_no_log(
             )
             answer = await exchange(gateway.base_url, line.encode())
             assert answer.startswith(b"HTTP/1.1 405") and b"connection: close" in answer.lower()
-    records = [record for record in caplog.records if record.name.startswith("semspec.")]
+    records = [record for record in caplog.records if record.name.startswith("semspec")]
     assert not any(ODD in str(vars(record)) for record in records)
     assert any(record.getMessage() == "other unmatched -> 405" for record in records)

@@ -123,12 +123,12 @@ def test_depth_is_bounded_and_usual_depth_is_not() -> None:
         ("gateway", "SEMSPEC_GATEWAY_DEFAULTS"),
         ("gateway", "SEMSPEC_GATEWAY_AUDIT"),
         ("gateway", "SEMSPEC_GATEWAY_CORS_ORIGINS"),
-        ("services.target", "SEMSPEC_TARGET_VLLM_OPTIONS"),
+        ("target", "SEMSPEC_TARGET_VLLM_OPTIONS"),
     ],
 )
 def test_deep_setting_ends_the_start_in_one_line(program: str, variable: str) -> None:
     value = {variable: '{"a": ' + "[" * 30_000 + "]" * 30_000 + "}"}
-    command = [sys.executable, "-m", f"semspec.{program}"]
+    command = [sys.executable, "-m", f"semspec_{program}"]
     ended = subprocess.run(
         command, env=os.environ | value, capture_output=True, text=True, timeout=120, check=False
     )
