@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from semspec_gateway import metrics
-from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
-from semspec_gateway.metrics import SERVICES
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES
@@ -17,6 +14,9 @@ from semspec.errors import TABLE
 from semspec.keys import OPERATOR, entry
 from semspec.records import VERDICTS
 from semspec.types import Writer
+from semspec_gateway import metrics
+from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
+from semspec_gateway.metrics import SERVICES
 from tests.gateway.support import (
     API_KEY,
     MESSAGES,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
-from semspec_gateway.served import describe
 
+from semspec_gateway.served import describe
 from tests.gateway.support import (
     Gateway,
     GatewayFactory,

@@ -8,11 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from semspec_bench.record import read_records
-from semspec_bench.report.page import read_probes
-from semspec_bench.summary import read_run
-from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
 
 from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
@@ -30,6 +25,11 @@ from semspec.reporting.files import read_json as read_stage
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import read_yaml
 from semspec.types import ModelInfo, Writer
+from semspec_bench.record import read_records
+from semspec_bench.report.page import read_probes
+from semspec_bench.summary import read_run
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import load_route
 from tests.retrieval.support import write
 
 DEEP = "[" * 100_000 + "]" * 100_000
