@@ -1,6 +1,7 @@
 """The command `semspec`. Some commands are built in; other packages add commands as entry points `semspec.commands`."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -53,7 +54,7 @@ def _loaded(command: EntryPoint) -> Callable[..., Any]:
     try:
         loaded: Callable[..., Any] = command.load()
     except ModuleNotFoundError as error:
-        package = command.module.removeprefix("semspec.").partition(".")[0]
+        package = re.sub("^semspec[._]", "", command.module).partition(".")[0]
         extra = "cli" if package == "commands" else package
         missing = (error.name or "").partition(".")[0]
         sys.exit(f"semspec {command.name}: {missing} is not installed; {install_command(extra)}")

@@ -10,11 +10,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from semspec_bench import cli as bench_cli
 
 from semspec import cli, installation
 from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
+from semspec_bench import cli as bench_cli
 from tests.commands.support import command
 from tests.hub import serving
 

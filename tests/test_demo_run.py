@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from semspec.errors import InvalidRequest
 from semspec_demo import show
 from semspec_demo.client import Answer, ChatClient, Client, in_turns, supported_strategies
 from semspec_demo.problems import SPLITS, make_problem
 from semspec_demo.run import STRATEGIES, _parser, configuration, questions_of
-
-from semspec.errors import InvalidRequest
 from tests.records import record
 
 pytestmark = pytest.mark.slow

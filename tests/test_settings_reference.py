@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from pydantic_settings import BaseSettings
+
+from semspec.settings import described, parse_command
 from semspec_draft.settings import DraftSettings
 from semspec_gateway.settings import GatewaySettings
 from semspec_target.settings import TargetSettings
 from semspec_verifier.settings import VerifierSettings
-
-from semspec.settings import described, parse_command
 
 CLASSES: list[type[BaseSettings]] = [
     GatewaySettings,

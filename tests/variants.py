@@ -3,10 +3,9 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from semspec_bench.strategies import STRATEGIES
-
 from semspec.decoding import STRATEGIES as PRODUCT
 from semspec.decoding import Generation, Options
+from semspec_bench.strategies import STRATEGIES
 
 __all__ = ["OF_PRODUCT", "STRATEGIES", "VARIANTS", "changed"]
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from semspec_demo.client import in_turns
 
 from semspec.errors import InvalidRequest
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
@@ -36,6 +35,7 @@ from semspec_bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec_bench.runners.vllm import open_vllm
 from semspec_bench.tasks import Question, Task
+from semspec_demo.client import in_turns
 
 LOADED_BYTES_PER_S = 1e8
 """Least rate at which the services are expected to load weights; the disk's, mostly."""

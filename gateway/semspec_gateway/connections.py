@@ -29,6 +29,8 @@ MAX_BACKLOG = 128
 """Most connections that are accepted before any other event is handled."""
 MAX_WAITING = 1024
 """Most connections that the kernel keeps until they are accepted; one more would be tried again after a second."""
+GRACE_S = 0.1
+"""Least time that a connection may be idle before it is closed for a new one."""
 READ_BYTES = 64 * 1024
 """Most bytes that are read from a connection before others have their turn, and before the application sees any."""
 LOG_INTERVAL_S = 1.0
@@ -64,6 +66,13 @@ class Connections:
             self.warn(f"{self.limit} connections are open, so idle ones are closed for new ones")
             self._idle.pop(next(iter(self._idle))).abort()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a new connection would leave every idle one its time to send a request."""
+        if len(self._open) < self.limit or not self._idle:
+            return True
+        return monotonic() >= next(iter(self._idle.values())).idle_since + GRACE_S
+
     def get(self, descriptor: int) -> "Accepted":
         """Return an open connection."""
         return self._open[descriptor]
@@ -82,6 +91,7 @@ class Connections:
         self._idle.pop(descriptor, None)
         if descriptor in self._open:
             self._idle[descriptor] = self._open[descriptor]
+            self._idle[descriptor].idle_since = monotonic()
 
     def warn(self, message: str) -> None:
         """Log a warning, unless there was one a moment ago."""
@@ -98,6 +108,7 @@ class Accepted(socket):
         self._connections = connections
         self.abort: Callable[[], None] = self._end
         """Closes the connection from outside."""
+        self.idle_since = monotonic()
         connections.add(self)
 
     def _end(self) -> None:
@@ -123,7 +134,9 @@ class Listener(socket):
         super().listen(max(backlog, MAX_WAITING))
 
     def accept(self) -> tuple[socket, Any]:
-        """Accept the next connection. Raises: BlockingIOError if there is none, or no descriptor for it."""
+        """Accept the next connection. Raises: BlockingIOError if there is none, no descriptor or no room for it."""
+        if not self._connections.has_room:  # it waits in the kernel's queue
+            raise BlockingIOError
         try:
             connection, address = super().accept()
         except OSError as error:

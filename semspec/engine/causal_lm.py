@@ -78,10 +78,12 @@ class CausalLM:
         dtype: str,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
+        threads: int | None = None,
     ) -> "CausalLM":
         """Load a checkpoint from a folder, a GGUF file or the hub: no pickles, no remote code.
 
-        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights. `dtype`: see `resolve_form`.
+        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights. `dtype`, `threads`: see
+        `resolve_form`.
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
@@ -89,7 +91,7 @@ class CausalLM:
             config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             check_architecture(name, config)
             raw = load_tokenizer(folder)
-            form = resolve_form(name, folder, "cpu" if device == "meta" else device, dtype)
+            form = resolve_form(name, folder, "cpu" if device == "meta" else device, dtype, threads)
             model = _model(name, folder, config, device, form)
             num_embeddings = int(model.get_input_embeddings().num_embeddings)
             info = model_info(name, folder, config, raw, max_context_tokens, form)

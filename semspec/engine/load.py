@@ -61,7 +61,9 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
 
     if settings.pair:  # before weights take memory
         with loading(settings.model, settings.revision) as folder:
-            form = resolve_form(settings.model, folder, settings.device, settings.dtype)
+            form = resolve_form(
+                settings.model, folder, settings.device, settings.dtype, settings.threads
+            )
             check_model(settings, writer, model_fingerprint(folder, form))
     options = settings.model_dump(include=OPTIONS)
     return TransformersEngine.load(

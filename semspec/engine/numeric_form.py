@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import AutoConfig, PretrainedConfig
 
-from semspec.device import device_of
+from semspec.device import device_of, num_cores
 from semspec.engine.gguf import weights_file
 from semspec.engine.gguf_weights import GgufTensor, read_tensor
 from semspec.engine.packed import Compute
@@ -32,8 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def resolve_form(name: str, folder: str, device: str, dtype: str) -> Form:
+def resolve_form(
+    name: str, folder: str, device: str, dtype: str, threads: int | None = None
+) -> Form:
     """Return the form for the checkpoint `name` in `folder`; "auto" is measured on a CPU, and bfloat16 on a GPU.
+
+    `threads`: what the model will be served with, as in `TransformersEngine.load`.
 
     Raises: Mismatch when `dtype` is packed and the weights are not, or the device is not a CPU.
     """
@@ -46,7 +50,7 @@ def resolve_form(name: str, folder: str, device: str, dtype: str) -> Form:
     if device != "cpu":
         return "bfloat16"
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return _fastest(name, config, _matrix(folder))
+    return _fastest(name, config, _matrix(folder), threads)
 
 
 def _check_packed(name: str, folder: str, device: str) -> None:
@@ -69,7 +73,9 @@ def _matrix(folder: str) -> GgufTensor | None:
     return matrix if matrix and matrix.is_packable else None
 
 
-def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> Form:
+def _fastest(
+    name: str, config: PretrainedConfig, matrix: GgufTensor | None, threads: int | None
+) -> Form:
     """Measure the product of one row with a matrix of the model's size in each form, and return the fastest."""
     text = config.get_text_config()
     hidden, inner = (
@@ -87,9 +93,12 @@ def _fastest(name: str, config: PretrainedConfig, matrix: GgufTensor | None) -> 
     if matrix is not None:
         from semspec.engine.products import product
 
-        weights, num_threads = [(matrix.packed(), None)], torch.get_num_threads()
-        computes["packed"] = [product(weights, num_threads) for _ in range(NUM_COPIES)]
+        weights = [(matrix.packed(), None)]
+        computes["packed"] = [product(weights, threads or num_cores()) for _ in range(NUM_COPIES)]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(threads or 1)
     seconds = {form: _seconds(form, hidden, of_form) for form, of_form in computes.items()}
+    torch.set_num_threads(num_threads)
     fastest = min(seconds, key=lambda form: seconds[form])
     chosen: Form = fastest if seconds["float32"] > LEAST_GAIN * seconds[fastest] else "float32"
     times = ", ".join(f"{form} {1e3 * time:.2f} ms" for form, time in seconds.items())

@@ -257,7 +257,7 @@ class TransformersEngine(LocalEngine):
         Raises: Mismatch when the model cannot be served.
         """
         torch.set_num_threads(threads or num_cores())
-        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
+        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine, threads)
         torch.set_num_threads(1 if lm.form == "packed" else threads or 1)
         return cls(lm, writer, cache_bytes, kv_bytes, probes)
 

@@ -140,7 +140,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "--threads",
         type=int,
-        help="CPU threads (default: all cores; with --from-prompts 1 a model, as when served)"
+        help="CPU threads (default: all cores; with --from-prompts as when served)"
         if command == "calibrate"
         else "CPU threads (default: all cores)",
     )

@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
 from semspec.engine.checkpoint import loading
 from semspec.engine.gguf import weights_file
@@ -115,7 +113,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
     release = _write(settings, report, infos)
     lines = (
         report.table,
-        f"speed: {settings.threads} thread a model, without draft-ahead, which may be faster; how many wrong segments "
+        "speed: without draft-ahead, which may be faster; how many wrong segments "
         "pass is unknown: compare pass@1",
         _rule_sentence(release, report),
         f"serve it: semspec serve --pair {settings.output}",
@@ -151,18 +149,16 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
     else:
         models = {role: ModelChoice(str(model)) for role, model in given.items()}
         name = options.output.resolve().name
-    threads = options.threads or 1
-    torch.set_num_threads(threads)  # the measurement of the fastest form uses them
     return Settings(
         name,
-        _with_form(models["draft"]),
-        _with_form(models["target"]),
+        _with_form(models["draft"], options.threads),
+        _with_form(models["target"], options.threads),
         options.output,
         options.num_prompts,
         options.temperature,
         options.max_tokens,
         options.quantile,
-        threads,
+        options.threads,
     )
 
 
@@ -192,10 +188,10 @@ def _check_output(output: Path) -> None:
         )
 
 
-def _with_form(model: ModelChoice) -> ModelChoice:
+def _with_form(model: ModelChoice, threads: int | None) -> ModelChoice:
     """Choose the form of a GGUF file's weights, which is part of its fingerprint, where it is auto."""
     with loading(model.model, model.loaded_revision) as folder:
-        form = resolve_form(model.model, folder, "auto", model.dtype)
+        form = resolve_form(model.model, folder, "auto", model.dtype, threads)
         return replace(model, dtype=form) if weights_file(folder) else model
 
 

@@ -77,8 +77,8 @@ class Settings:
     max_tokens: int = 512
     """Of an answer."""
     quantile: float = 0.1
-    threads: int = 1
-    """Of each model, as when it is served: the times depend on it."""
+    threads: int | None = None
+    """Of each model, as in `TransformersEngine.load`: the times depend on it."""
 
     @property
     def sampling(self) -> SamplingParams:

@@ -14,9 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from semspec_demo.problems import SPLITS
-from semspec_demo.solutions import UNREADABLE
-from semspec_demo.tokenizer import END_OF_TEXT, build_tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import (
@@ -27,6 +24,9 @@ from transformers import (
 
 from semspec.clustering.nli import EntailmentConfig, NliModel
 from semspec.engine.checkpoint import model_fingerprint
+from semspec_demo.problems import SPLITS
+from semspec_demo.solutions import UNREADABLE
+from semspec_demo.tokenizer import END_OF_TEXT, build_tokenizer
 from studies.nli.data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
 from studies.pair.trainer import Course, Trainer
 

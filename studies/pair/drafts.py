@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import torch
-from semspec_demo.problems import make_problem
 
+from semspec_demo.problems import make_problem
 from studies.pair.gates import MODELS, answers, load
 
 FIRST, AT_ONCE = 9_000_000, 200

@@ -15,12 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from semspec_bench.spec_reason import TURNS, turn_after
-from semspec_demo.documents import DELIMITER, write_document
-from semspec_demo.problems import SPLITS, Problem, boxed, make_problem
-from semspec_demo.reading import read
-from semspec_demo.solutions import UNREADABLE, Solution
-from semspec_demo.tokenizer import build_tokenizer
 from sklearn.metrics import roc_auc_score
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
@@ -28,6 +22,12 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import render
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
+from semspec_bench.spec_reason import TURNS, turn_after
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.problems import SPLITS, Problem, boxed, make_problem
+from semspec_demo.reading import read
+from semspec_demo.solutions import UNREADABLE, Solution
+from semspec_demo.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 MODELS = Path("examples/demo/semspec_demo/pair")

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from semspec_demo.problems import SPLITS, Problem, make_problem
-from semspec_demo.reading import read
-from semspec_demo.solutions import Solution, Step
 from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
+from semspec_demo.problems import SPLITS, Problem, make_problem
+from semspec_demo.reading import read
+from semspec_demo.solutions import Solution, Step
 from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 
 QUESTIONS, PLACES, SAMPLES, LONGEST = 16, 4, 20, 48

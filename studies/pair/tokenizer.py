@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from semspec_bench.spec_reason import PREFILL, QUESTION
 from semspec_demo.documents import write_document
 from semspec_demo.problems import SPLITS
 from semspec_demo.tokenizer import END, END_OF_TEXT, FILE, START, vocabulary_texts
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY_SIZE = 1024
 PIECE = r" ?\p{L}+| ?\p{N}|</?think>\n*| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from semspec_demo.problems import MEN, WOMEN
-from semspec_demo.tokenizer import build_tokenizer
-from semspec_demo.wording import TENS, UNITS
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from semspec_demo.problems import MEN, WOMEN
+from semspec_demo.tokenizer import build_tokenizer
+from semspec_demo.wording import TENS, UNITS
 from studies.pair.trainer import Course, Trainer
 from studies.pair.training import build_model, compiled, grow
 from studies.pair.training_texts import IGNORED, NUM_HOPS, Batch, Texts, token_weights

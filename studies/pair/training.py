@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from semspec_demo.tokenizer import WINDOW
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from semspec_demo.tokenizer import WINDOW
 
 HIDDEN, INTERMEDIATE, NUM_HEADS = 128, 352, 4
 BLOCK = 200

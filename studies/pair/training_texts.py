@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
+
 from semspec_demo.documents import DELIMITER, PLANTED, Document, write_document
 from semspec_demo.problems import MEN, NUM_STYLES, SPLITS, WOMEN, Facts, Problem, make_problem
 from semspec_demo.reading import spans
 from semspec_demo.solutions import Claim, Solution, Step
 from semspec_demo.wording import MARK, TENS, UNITS, Writer
-from transformers import PreTrainedTokenizerFast
-
 from studies.pair.chats import Chat, write_chat
 from studies.pair.gates import grading_ids, judge
 

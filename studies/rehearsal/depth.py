@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-from semspec_bench.environment import ROLES
-from semspec_bench.gpu.shapes import Shape
-from semspec_demo.tokenizer import build_tokenizer
 
 from semspec.client import Gateway, read_events
 from semspec.reporting.files import write_json
 from semspec.stack import Stack, StackConfig
+from semspec_bench.environment import ROLES
+from semspec_bench.gpu.shapes import Shape
+from semspec_demo.tokenizer import build_tokenizer
 from studies.rehearsal.models import save_model, save_probes
 from studies.rehearsal.processes import MEBIBYTE, Sample, Watch
 

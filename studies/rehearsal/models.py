@@ -9,9 +9,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from semspec_bench.gpu.engines import config_of
-from semspec_bench.gpu.shapes import Shape
-from semspec_demo.tokenizer import FILE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
@@ -21,6 +18,9 @@ from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_fea
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
+from semspec_bench.gpu.engines import config_of
+from semspec_bench.gpu.shapes import Shape
+from semspec_demo.tokenizer import FILE
 
 TEMPERATURE = 0.6
 LOGITS_DEVIATION = 0.7

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from semspec_bench.cli import main as bench
 from semspec_demo.documents import write_document
 from semspec_demo.problems import SPLITS
-
 from studies.rehearsal.shapes import R1_DRAFT, R1_TARGET, SETTINGS, save_pairs
 
 NLI = Path(__file__).parents[2] / "examples/demo/semspec_demo/nli"

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec_bench.gpu.shapes import PAPER
-
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.reporting.files import write_json
 from semspec.stack import Stack
+from semspec_bench.gpu.shapes import PAPER
 from studies.rehearsal.depth import Json, client, stack_config
 from studies.rehearsal.models import (
     QWQ_ADDED,

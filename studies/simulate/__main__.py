@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semspec.errors import InvalidRequest, SemspecError
 from semspec_bench.pace.counts import MAX_LATE_SHARE
 from semspec_bench.pace.table import PACES, Pace, load_pace
 from semspec_bench.record import RECORDS, read_records
-
-from semspec.errors import InvalidRequest, SemspecError
 from studies.simulate.engines import Host
 from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate
 from studies.simulate.validation import ALLOWED, Comparison, host_of, load_paced_run, validate

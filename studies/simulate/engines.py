@@ -10,9 +10,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 
-from semspec_bench.pace.gpu import Gpu, slices
-from semspec_bench.pace.table import StepTimes
-
 from semspec.engine.steps import equal_shares
 from semspec.engine.worker import STEP_TOKENS
 from semspec.rpc.replica import Health, best
@@ -29,6 +26,8 @@ from semspec.types import (
     States,
     Writer,
 )
+from semspec_bench.pace.gpu import Gpu, slices
+from semspec_bench.pace.table import StepTimes
 from studies.simulate.workload import Answer
 
 REUNION_S = 0.001

@@ -12,13 +12,12 @@ from itertools import accumulate, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from semspec_bench.gpu.shapes import PAPER, Shape
-from semspec_bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
-from semspec_bench.pace.table import Pace, Points, StepTimes, load_times
-
 from semspec.files import file_digest
 from semspec.reporting.document import Table
 from semspec.types import Writer
+from semspec_bench.gpu.shapes import PAPER, Shape
+from semspec_bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
+from semspec_bench.pace.table import Pace, Points, StepTimes, load_times
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate
 from studies.simulate.workload import Workload

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import cast
 
-from semspec_bench.pace.gpu import SLICE_S, Gpu
-from semspec_bench.pace.table import Pace, StepTimes
-
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.errors import InvalidRequest
 from semspec.protocols import Drafter, Target, Verifier
 from semspec.types import Acceptance, Context, Piece, SamplingParams, SegmentRecord, Writer
+from semspec_bench.pace.gpu import SLICE_S, Gpu
+from semspec_bench.pace.table import Pace, StepTimes
 from studies.simulate.clock import run
 from studies.simulate.engines import REUNION_S, Host, Replica, SimulatedModel, SimulatedVerifier
 from studies.simulate.workload import Answer

@@ -7,12 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
 from semspec_bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec_bench.pace.table import Pace, load_pace
 from semspec_bench.record import RECORDS, STAGES, Record, read_records
-
-from semspec.errors import InvalidRequest
 from studies.simulate.engines import Host
 from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate
 from studies.simulate.workload import recorded

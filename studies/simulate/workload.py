@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from semspec_bench.record import Record
-
 from semspec.errors import InvalidRequest
+from semspec_bench.record import Record
 
 
 @dataclass(frozen=True, slots=True)

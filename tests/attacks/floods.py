@@ -22,9 +22,9 @@ from time import monotonic
 
 import httpx
 import psutil
-from semspec_bench.stalls import CHAT, SOUND, costly_bodies
 
 from semspec.reporting.document import Table
+from semspec_bench.stalls import CHAT, SOUND, costly_bodies
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
 

@@ -129,10 +129,9 @@ def likelihood(path: str) -> Json:
 
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
+    from semspec.settings import load_settings
     from semspec_gateway.routes import load_route
     from semspec_gateway.settings import GatewaySettings
-
-    from semspec.settings import load_settings
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
     route = load_route(Path(path), load_settings(GatewaySettings).defaults)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from semspec_bench.record import STAGES, Record
 from semspec_bench.summary import Run, summarise
 

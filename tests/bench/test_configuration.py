@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from semspec_bench.configuration import parse
-from semspec_bench.environment import answer_tokens
-from semspec_bench.runners.in_process import with_options
-from semspec_gateway.options import AcceptanceOptions, Defaults
 
 from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Segmentation
+from semspec_bench.configuration import parse
+from semspec_bench.environment import answer_tokens
+from semspec_bench.runners.in_process import with_options
+from semspec_gateway.options import AcceptanceOptions, Defaults
 
 DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))
 

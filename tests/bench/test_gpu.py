@@ -12,16 +12,16 @@ from typing import Any
 import psutil
 import pytest
 import torch
+
+from semspec.commands.plan import Model
+from semspec.errors import Mismatch
+from semspec.stack import BUNDLED_PAIR
 from semspec_bench.gpu import __main__ as gpu
 from semspec_bench.gpu.engines import config_of, memory
 from semspec_bench.gpu.pair import _services, linked
 from semspec_bench.gpu.record import Record, bundle, holds, summary
 from semspec_bench.gpu.shapes import PAPER, TINY
 from semspec_bench.gpu.timing import Light, with_floors
-
-from semspec.commands.plan import Model
-from semspec.errors import Mismatch
-from semspec.stack import BUNDLED_PAIR
 
 
 def on_disk(folder: Path) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from semspec.errors import InternalError
 from semspec_bench.tasks import Question, Task, load_task
 from semspec_bench.tasks.answers import boxed_answers
 from semspec_bench.tasks.choice import is_right_letter
 from semspec_bench.tasks.mathematics import Judge
-
-from semspec.errors import InternalError
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from semspec_bench.intervals import interval_of_difference, interval_of_share, wilson
 
 

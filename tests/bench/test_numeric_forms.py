@@ -6,9 +6,9 @@ from pathlib import Path
 
 import gguf
 import pytest
-from semspec_bench import numeric_forms
 
 from semspec.engine.numeric_form import resolve_form
+from semspec_bench import numeric_forms
 from tests.checkpoints import save_spelling_checkpoint
 from tests.ggufs import save_gguf
 

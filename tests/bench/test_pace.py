@@ -7,6 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from semspec.engine.load import load_engine
+from semspec.errors import InvalidRequest
+from semspec.stack import StackConfig
+from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from semspec_bench.gpu.shapes import PAPER
 from semspec_bench.pace.counts import Counts, CountsFile, read_counts
 from semspec_bench.pace.gpu import GpuFile
@@ -19,11 +24,6 @@ from semspec_bench.runners.gateway import with_room
 from semspec_bench.runners.paced import Pacing, config_of
 from semspec_bench.summary import load_run
 from semspec_target.settings import TargetSettings
-
-from semspec.engine.load import load_engine
-from semspec.errors import InvalidRequest
-from semspec.stack import StackConfig
-from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from tests.bench.made_up import made_up_run
 
 MEASUREMENTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-h100" / "gpu.json"

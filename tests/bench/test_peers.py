@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from semspec_bench.configuration import parse
-from semspec_bench.runners.assisted import TransformersRunner
-from semspec_bench.runners.in_process import open_in_process
-from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec_demo.problems import make_problem
 from transformers import GenerationConfig
 
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
+from semspec_bench.configuration import parse
+from semspec_bench.runners.assisted import TransformersRunner
+from semspec_bench.runners.in_process import open_in_process
+from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
+from semspec_demo.problems import make_problem
 from tests.checkpoints import model_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+
+from semspec.reporting.progress import Reporter
+from semspec.training.config import read_config, read_yaml
 from semspec_bench.cli import main
 from semspec_bench.record import read_records
 from semspec_bench.report import paper
 from semspec_bench.reproduce import PairConfig, Reproduction
-
-from semspec.reporting.progress import Reporter
-from semspec.training.config import read_config, read_yaml
 from tests.bench.tiny_pair import METHODS, save_models, save_pair_file, use_hub
 
 pytestmark = pytest.mark.slow

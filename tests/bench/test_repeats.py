@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
 from semspec_bench.record import RECORDS, Record, as_line
 from semspec_bench.repeats import count_runs, main
 from semspec_bench.runners.in_process import with_options
 from semspec_gateway.options import Defaults
-
-from semspec.errors import InvalidRequest
 
 GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
 LONG = "So, there are 220 pens after 5 days.\n\n"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
+
 from semspec_bench.report import paper
 from semspec_bench.report.page import main_row, write_report
 from semspec_bench.report.tables import COMPARED, main_table
 from semspec_bench.summary import Run, load_run
-
 from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from semspec_bench.report.page import write_report
 
 from semspec.errors import InvalidRequest
+from semspec_bench.report.page import write_report
 from tests.bench.made_up import FEW, made_up_run
 
 

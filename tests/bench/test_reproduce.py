@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from semspec_bench.cli import main
-from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction
 
 from semspec.reporting.progress import Reporter
 from semspec.training.config import read_config, read_yaml
+from semspec_bench.cli import main
+from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction
 from tests.bench.tiny_pair import (
     DRAFT,
     METHODS,

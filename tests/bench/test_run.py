@@ -8,6 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from semspec.errors import InvalidRequest
+from semspec.reporting.progress import Reporter
+from semspec.stack import BUNDLED_PAIR
 from semspec_bench import run as run_module
 from semspec_bench.cli import main
 from semspec_bench.configuration import parse
@@ -16,10 +20,6 @@ from semspec_bench.run import Comparison, Plan, default_folder, opened
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
-
-from semspec.errors import InvalidRequest
-from semspec.reporting.progress import Reporter
-from semspec.stack import BUNDLED_PAIR
 
 pytestmark = pytest.mark.slow
 LABELS = ("in-process/draft", "in-process/semantic:threshold=0.1")

@@ -7,14 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from semspec_bench.spec_reason import (
-    DIGITS,
-    PREFILL,
-    QUESTION,
-    digit_scores,
-    grade_of,
-    question_turn,
-)
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import ContextTooLong, InvalidRequest
@@ -29,6 +21,14 @@ from semspec.types import (
     SegmentEnd,
     Token,
     Writer,
+)
+from semspec_bench.spec_reason import (
+    DIGITS,
+    PREFILL,
+    QUESTION,
+    digit_scores,
+    grade_of,
+    question_turn,
 )
 from tests.checkpoints import loaded
 from tests.decoding.support import Players, generation, players, records, run, segments

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from semspec_bench.record import Record
-from semspec_bench.summary import summarise
 
 from semspec.errors import InvalidRequest
+from semspec_bench.record import Record
+from semspec_bench.summary import summarise
 
 
 def record(label: str, question: int, **other: object) -> Record:

@@ -9,11 +9,11 @@ from typing import Any
 import datasets
 import pytest
 from datasets.exceptions import DatasetNotFoundError
-from semspec_bench.tasks import TASKS, Question, Task, load_task
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.errors import InvalidRequest
 from semspec.types import Message
+from semspec_bench.tasks import TASKS, Question, Task, load_task
+from semspec_demo.problems import SPLITS, make_problem
 
 MATH = [
     {

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from semspec_bench.configuration import parse
-from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec_bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
-from semspec_demo.problems import make_problem
 from transformers import AutoTokenizer
 
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
+from semspec_bench.configuration import parse
+from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
+from semspec_bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
+from semspec_demo.problems import make_problem
 from tests.processes import is_running, left_alive
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.stack import Stack
+from semspec_demo.problems import SPLITS, make_problem
 from tests.real.support import NAME, real_config
 from tests.served import stack_of
 

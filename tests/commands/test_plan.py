@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from semspec_bench.gpu.__main__ import RESULTS
-from semspec_bench.gpu.engines import memory
 
 from semspec.cli import main
 from semspec.commands.plan import read_model
 from semspec.engine.settings import ModelSettings
 from semspec.reporting.files import read_json
 from semspec.stack.config import BUNDLED_PAIR
+from semspec_bench.gpu.__main__ import RESULTS
+from semspec_bench.gpu.engines import memory
 
 SHAPES = {"target": (64, 5120, 27648, 40, 8, 152064), "draft": (28, 1536, 8960, 12, 2, 151936)}
 """Of DeepSeek-R1-Distill-Qwen-32B and 1.5B: layers, hidden and MLP size, heads, KV heads, vocabulary."""

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from semspec.settings import ServiceSettings
 from semspec_draft.settings import DraftSettings
 from semspec_gateway.settings import GatewaySettings
 from semspec_target.settings import TargetSettings
 from semspec_verifier.settings import VerifierSettings
-
-from semspec.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"

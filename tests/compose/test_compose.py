@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from semspec_gateway.app import STORED_WITHIN_S
 
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR
+from semspec_gateway.app import STORED_WITHIN_S
 from tests.compose.support import (
     BASE,
     ROOT,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from semspec_bench.tasks import load_task
 
 from semspec.decoding import Backends, Generation, decode
 from semspec.decoding.backends import WithoutProbes
@@ -27,6 +26,7 @@ from semspec.types import (
     TokenLogprob,
     Writer,
 )
+from semspec_bench.tasks import load_task
 from tests.decoding.support import (
     ConstantVerifier,
     Players,

@@ -1,10 +1,10 @@
 """The writers' logprobs in the records, on fakes."""
 
 import pytest
-from semspec_bench.spec_thinking import RECAP
 
 from semspec.errors import Unavailable
 from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
+from semspec_bench.spec_thinking import RECAP
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
 from tests.fakes import FakeModel, FakeVerifier
 

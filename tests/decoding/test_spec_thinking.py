@@ -3,8 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
-from semspec_bench import spec_thinking
-from semspec_bench.spec_thinking import RECAP, leaning
 
 from semspec.types import (
     Context,
@@ -15,6 +13,8 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
+from semspec_bench import spec_thinking
+from semspec_bench.spec_thinking import RECAP, leaning
 from tests.decoding.support import (
     CUES,
     Players,

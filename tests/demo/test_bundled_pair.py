@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
+from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+from semspec.stack import BUNDLED_PAIR
+from semspec.types import Message
 from semspec_bench.configuration import parse
 from semspec_bench.runners.in_process import InProcessRunner, open_in_process
 from semspec_bench.runners.protocol import Ask, Outcome
 from semspec_bench.tasks import Question, load_task
 from semspec_demo.client import MAX_TOKENS
 from semspec_demo.problems import boxed
-
-from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
-from semspec.stack import BUNDLED_PAIR
-from semspec.types import Message
 from tests.demo.solver import solve
 
 pytestmark = pytest.mark.slow

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 from scipy.stats import chisquare
+
+from semspec.engine.conversation import tools_flaw
 from semspec_bench.spec_reason import DIGITS
 from semspec_demo.documents import replay, write_document
 from semspec_demo.problems import NUM_STYLES, SPLITS, facts_of, make_problem
@@ -18,8 +20,6 @@ from semspec_demo.reading import read
 from semspec_demo.solutions import UNREADABLE, Solution, Step
 from semspec_demo.tokenizer import build_tokenizer
 from semspec_demo.wording import Writer, number_forms
-
-from semspec.engine.conversation import tools_flaw
 from studies.pair.chats import write_chat
 from studies.pair.gates import grading_ids
 from studies.pair.training_texts import NUM_HOPS, Text, Texts

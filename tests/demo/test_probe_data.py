@@ -2,13 +2,12 @@
 
 from collections import Counter
 
-from semspec_demo.documents import DELIMITER, write_document
-from semspec_demo.probe_data import ParserEquivalence, is_right, questions
-from semspec_demo.problems import NUM_STYLES, SPLITS, make_problem
-
 from semspec.clustering.equivalence import Alternatives
 from semspec.engine.segmentation import cut
 from semspec.types import Segmentation
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.probe_data import ParserEquivalence, is_right, questions
+from semspec_demo.problems import NUM_STYLES, SPLITS, make_problem
 
 
 def test_questions_are_those_of_the_style_with_the_seed_as_id() -> None:

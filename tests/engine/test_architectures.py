@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from semspec_target.__main__ import load as load_target
-from semspec_target.settings import TargetSettings
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -36,6 +34,8 @@ from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
+from semspec_target.__main__ import load as load_target
+from semspec_target.settings import TargetSettings
 from tests.checkpoints import SIZES, edit_json, randomise
 from tests.engine.support import Load, assert_same, params, prompt, tensor, written
 from tests.rpc.fakes import settings as service_settings

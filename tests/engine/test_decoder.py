@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from semspec_target.settings import TargetSettings
 from torch import Tensor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
@@ -16,6 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
+from semspec_target.settings import TargetSettings
 from tests.checkpoints import SIZES
 from tests.engine import models
 from tests.engine.models import lm_of, random_ids, random_model

@@ -10,8 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
-from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
-from semspec_gateway.generation.parsers import CallParser
 
 from semspec.engine.shaping import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 from semspec.engine.transformers_engine import TransformersEngine
@@ -26,6 +24,8 @@ from semspec.types import (
     Segmentation,
     SegmentEnd,
 )
+from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
+from semspec_gateway.generation.parsers import CallParser
 from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
 from tests.grammars.schemas import COSTLY, COUNTED, MANY, grammar_of

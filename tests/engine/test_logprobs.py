@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from semspec_demo.problems import make_problem
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -18,6 +17,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
+from semspec_demo.problems import make_problem
 from tests.engine.models import lm_of, random_model
 from tests.engine.support import Load, params, prompt, written
 

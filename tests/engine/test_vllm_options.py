@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from semspec_target.settings import TargetSettings
 from transformers import AutoConfig
 
 from semspec.engine import load
@@ -28,6 +27,7 @@ from semspec.errors import Mismatch
 from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
+from semspec_target.settings import TargetSettings
 from tests.checkpoints import edit_json
 from tests.processes import left_alive
 

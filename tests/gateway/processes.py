@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from semspec_gateway.settings import GatewaySettings
 
 from semspec.settings import described, load_settings
+from semspec_gateway.settings import GatewaySettings
 from tests.gateway.support import NO_REDIS, free_port, wait_for_port
 
 SettingError = Callable[..., str]

@@ -21,15 +21,15 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionChunk
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
+from semspec.decoding import Backends
+from semspec.keys import entry, new_key
+from semspec.stack.redis import find_server
 from semspec_gateway.app import create_app
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
-
-from semspec.decoding import Backends
-from semspec.keys import entry, new_key
-from semspec.stack.redis import find_server
 from tests.gateway.fakes import FakeModel, Fakes
 
 API_KEY = new_key()

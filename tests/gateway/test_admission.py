@@ -10,12 +10,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from semspec_gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
-from semspec_gateway.metrics import Metrics
 
 from semspec.errors import Overloaded
 from semspec.keys import entry
 from semspec.types import Token
+from semspec_gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
+from semspec_gateway.metrics import Metrics
 from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually
 
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from fastapi.routing import iter_route_contexts
-from semspec_bench.runners.gateway import open_gateway
-from semspec_bench.runners.protocol import RunnerError
-from semspec_gateway.api.shared.errors import TGI_PATHS
 
 from semspec.errors import Unauthenticated, Unavailable
 from semspec.keys import entry, new_key
+from semspec_bench.runners.gateway import open_gateway
+from semspec_bench.runners.protocol import RunnerError
+from semspec_gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-from semspec_gateway.api.shared.middleware import is_open
-from semspec_gateway.connections import Connection, Connections, listen
 
+from semspec_gateway.api.shared.middleware import is_open
+from semspec_gateway.connections import GRACE_S, Connection, Connections, listen
 from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
 
 LIMIT = 8
@@ -111,6 +111,17 @@ async def test_new_connection_takes_the_place_of_the_longest_idle(
         len([record for record in caplog.records if "idle ones are closed" in record.getMessage()])
         == 1
     )
+
+
+async def test_flood_leaves_a_new_connection_time_for_its_request() -> None:
+    async with served(Answering()) as address:
+        flood = [await asyncio.open_connection(*address) for _ in range(LIMIT)]
+        late = await asyncio.open_connection(*address)
+        flood += [await asyncio.open_connection(*address) for _ in range(LIMIT)]
+        await asyncio.sleep(GRACE_S / 4)
+        assert await answer(late) == b"HTTP/1.1 200 OK"
+        for _, writer in (*flood, late):
+            writer.close()
 
 
 async def test_connection_with_a_request_is_never_closed_for_a_new_one() -> None:

@@ -9,9 +9,9 @@ import socket
 from typing import Any
 
 import pytest
-from semspec_gateway.__main__ import downgrade_aborted_response
 
 from semspec.errors import Unavailable
+from semspec_gateway.__main__ import downgrade_aborted_response
 from tests.gateway.support import (
     API_KEY,
     GENEROUS_S,

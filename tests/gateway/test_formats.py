@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from semspec_gateway.generation.parsers import CallParser, Delta
 
 from semspec.errors import InvalidRequest
 from semspec.types import GeneratedSegment
+from semspec_gateway.generation.parsers import CallParser, Delta
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error
 from tests.grammars.schemas import COSTLY

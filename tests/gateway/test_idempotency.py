@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from semspec_gateway.store.store import NUM_CONNECTIONS, NUM_WATCHES
 
+from semspec_gateway.store.store import NUM_CONNECTIONS, NUM_WATCHES
 from tests.gateway.support import (
     API_KEY,
     GENEROUS_S,

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from semspec_gateway.app import create_app
-from semspec_gateway.store.store import Store
 
 from semspec.keys import Keys, entry, new_key
+from semspec_gateway.app import create_app
+from semspec_gateway.store.store import Store
 from tests.gateway.fakes import Fakes
 from tests.gateway.processes import SettingError
 from tests.gateway.support import (

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from semspec_gateway import metrics
-from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
-from semspec_gateway.metrics import SERVICES
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES
@@ -17,6 +14,9 @@ from semspec.errors import TABLE
 from semspec.keys import OPERATOR, entry
 from semspec.records import VERDICTS
 from semspec.types import Writer
+from semspec_gateway import metrics
+from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
+from semspec_gateway.metrics import SERVICES
 from tests.gateway.support import (
     API_KEY,
     MESSAGES,
@@ -152,6 +152,6 @@ async def test_unknown_method_ends_its_connection_and_is_in_no_log(
             )
             answer = await exchange(gateway.base_url, line.encode())
             assert answer.startswith(b"HTTP/1.1 405") and b"connection: close" in answer.lower()
-    records = [record for record in caplog.records if record.name.startswith("semspec.")]
+    records = [record for record in caplog.records if record.name.startswith("semspec")]
     assert not any(ODD in str(vars(record)) for record in records)
     assert any(record.getMessage() == "other unmatched -> 405" for record in records)

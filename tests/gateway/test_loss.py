@@ -4,9 +4,9 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
 
 from semspec.types import OperatingPoint
+from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
 
 NUM_SAMPLES = 8
 RARE = -7

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from semspec_gateway.api.shared.requests import OPENAI_DEFAULTS, TGI_DEFAULTS
 
+from semspec_gateway.api.shared.requests import OPENAI_DEFAULTS, TGI_DEFAULTS
 from tests.gateway.support import Gateway
 
 ROUTES: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from redis.asyncio import Redis
-from semspec_gateway.api.openai.requests import FunctionCall
 
 from semspec.errors import ContextTooLong
+from semspec_gateway.api.openai.requests import FunctionCall
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import pytest
-from semspec_gateway.metrics import Metrics
-from semspec_gateway.served import Served, describe, mismatch
 
 from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
+from semspec_gateway.metrics import Metrics
+from semspec_gateway.served import Served, describe, mismatch
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     GatewayFactory,

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from semspec_gateway.api.shared.errors import TGI_PATHS
 
 from semspec.errors import Unavailable
+from semspec_gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import NUM_TOKEN_IDS, WINDOW, Fakes
 from tests.gateway.support import (
     MESSAGES,

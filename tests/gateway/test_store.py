@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+
+from semspec.background import Background
+from semspec.errors import Cancelled, Conflict, NotFound
+from semspec.stack.redis import private_redis, servers
+from semspec.types import Message
 from semspec_gateway.store.leases import Account, Leases
 from semspec_gateway.store.store import (
     FIRST_FENCE,
@@ -16,11 +21,6 @@ from semspec_gateway.store.store import (
     UNLIMITED_OWNER_BYTES,
     Store,
 )
-
-from semspec.background import Background
-from semspec.errors import Cancelled, Conflict, NotFound
-from semspec.stack.redis import private_redis, servers
-from semspec.types import Message
 from tests.gateway.support import eventually, make_settings, redis_server
 
 TTL_S = 1000

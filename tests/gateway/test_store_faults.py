@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
-from semspec_gateway.served import describe
 
+from semspec_gateway.served import describe
 from tests.gateway.support import (
     Gateway,
     GatewayFactory,
@@ -176,9 +176,11 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
     mortal_redis.restart()
     gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
-    answer = (
-        await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})
-    ).json()
+    first = await until(  # until the gateway has connected to the Redis that has just started
+        lambda: gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True}),
+        lambda answer: answer.status_code == 200 and not answer.json()["semspec"]["degraded"],
+    )
+    answer = first.json()
     id, whole, trace = (
         answer["id"],
         answer["choices"][0]["message"]["content"],

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+
 from semspec_gateway.served import describe
 from semspec_gateway.settings import GatewaySettings
-
 from tests.certificates import Authority, Pair, another
 from tests.gateway.support import GatewayFactory, RedisServer, eventually
 

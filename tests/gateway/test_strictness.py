@@ -6,10 +6,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from semspec_gateway.generation.request import Expected, at_strictness
 
 from semspec.errors import InvalidRequest
 from semspec.types import OperatingPoint
+from semspec_gateway.generation.request import Expected, at_strictness
 
 SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)
 CURVE = (

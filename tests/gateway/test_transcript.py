@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from semspec_gateway.api.tgi.stream import TokenStream
-from semspec_gateway.generation.parsers import Delta, StopChecker
 
 from semspec.reasoning import ReasoningParser
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
+from semspec_gateway.api.tgi.stream import TokenStream
+from semspec_gateway.generation.parsers import Delta, StopChecker
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"

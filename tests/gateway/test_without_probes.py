@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from semspec_gateway.options import Defaults
-from semspec_gateway.served import Served, mismatch
 
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import as_json
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
+from semspec_gateway.options import Defaults
+from semspec_gateway.served import Served, mismatch
 from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, assert_error, make_settings

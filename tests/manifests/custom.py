@@ -3,9 +3,9 @@
 import re
 
 from prometheus_client.parser import text_string_to_metric_families
+
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.settings import GatewaySettings
-
 from tests.manifests import network
 from tests.manifests.environment import settings_of
 from tests.manifests.kustomize import ROOT, Objects

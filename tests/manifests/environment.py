@@ -11,10 +11,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import trustme
-from semspec_gateway.settings import GatewaySettings
 
 from semspec.settings import ServiceSettings, load_settings
 from semspec.stack import BUNDLED_PAIR
+from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, mounts, named, pods

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from semspec_gateway.app import STORED_WITHIN_S
-from semspec_gateway.generation.runner import LEAST_PATIENCE_S
-from semspec_gateway.settings import GatewaySettings
-
 from semspec.cli import parser
 from semspec.engine.settings import ModelSettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.rpc.connection import ClientOptions
 from semspec.settings import ServiceSettings
+from semspec_gateway.app import STORED_WITHIN_S
+from semspec_gateway.generation.runner import LEAST_PATIENCE_S
+from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects

@@ -4,7 +4,6 @@ from itertools import permutations
 from typing import Any
 
 from semspec_gateway.settings import GatewaySettings
-
 from tests.manifests.environment import settings_of
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, name_of, named, of_kind, pod, pods, selected

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
+
 from semspec_gateway.api.shared import playground
 
 Json = dict[str, Any]

@@ -326,6 +326,7 @@ async def test_focus_on_a_segment_survives_what_follows(
     for index in range(3):
         scripted.say(segment=record(index, f"Paragraph {index}.\n\n"))
     segments = page.locator("button.segment")
+    await expect(segments).to_have_count(3)
     await segments.first.focus()
     await page.keyboard.press("ArrowDown")
     await expect(segments.nth(1)).to_be_focused()

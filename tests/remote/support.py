@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from semspec_demo.problems import SPLITS, make_problem
-
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.protocols import Target
@@ -20,6 +18,7 @@ from semspec.types import (
     Segment,
     Writer,
 )
+from semspec_demo.problems import SPLITS, make_problem
 from tests.fakes import collected
 from tests.remote.servers import NAME, Script, serving
 

@@ -11,8 +11,6 @@ from typing import get_args
 
 import httpx
 import pytest
-from semspec_target.__main__ import load
-from semspec_target.settings import TargetSettings
 
 from semspec.decoding import Backends
 from semspec.engine.transformers_engine import TransformersEngine
@@ -23,6 +21,8 @@ from semspec.remote.client import Api
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer
+from semspec_target.__main__ import load
+from semspec_target.settings import TargetSettings
 from tests.fakes import collected
 from tests.gateway.support import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving

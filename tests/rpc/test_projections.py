@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from semspec_gateway.served import Served
 
 from semspec.decoding import Backends, Generation
 from semspec.engine.transformers_engine import TransformersEngine
@@ -16,6 +15,7 @@ from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
+from semspec_gateway.served import Served
 from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.rpc.pools import GENEROUS_S
 from tests.variants import changed

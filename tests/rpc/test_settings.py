@@ -7,12 +7,12 @@ from typing import Protocol
 import pytest
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
+
+from semspec.settings import described, load_settings, read_settings
 from semspec_draft.settings import DraftSettings
 from semspec_gateway.settings import GatewaySettings
 from semspec_target.settings import TargetSettings
 from semspec_verifier.settings import VerifierSettings
-
-from semspec.settings import described, load_settings, read_settings
 from tests.certificates import Authority
 
 

@@ -8,11 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from semspec_bench.record import read_records
-from semspec_bench.report.page import read_probes
-from semspec_bench.summary import read_run
-from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
 
 from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
@@ -30,6 +25,11 @@ from semspec.reporting.files import read_json as read_stage
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import read_yaml
 from semspec.types import ModelInfo, Writer
+from semspec_bench.record import read_records
+from semspec_bench.report.page import read_probes
+from semspec_bench.summary import read_run
+from semspec_gateway.options import Defaults
+from semspec_gateway.routes import load_route
 from tests.retrieval.support import write
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -123,12 +123,12 @@ def test_depth_is_bounded_and_usual_depth_is_not() -> None:
         ("gateway", "SEMSPEC_GATEWAY_DEFAULTS"),
         ("gateway", "SEMSPEC_GATEWAY_AUDIT"),
         ("gateway", "SEMSPEC_GATEWAY_CORS_ORIGINS"),
-        ("services.target", "SEMSPEC_TARGET_VLLM_OPTIONS"),
+        ("target", "SEMSPEC_TARGET_VLLM_OPTIONS"),
     ],
 )
 def test_deep_setting_ends_the_start_in_one_line(program: str, variable: str) -> None:
     value = {variable: '{"a": ' + "[" * 30_000 + "]" * 30_000 + "}"}
-    command = [sys.executable, "-m", f"semspec.{program}"]
+    command = [sys.executable, "-m", f"semspec_{program}"]
     ended = subprocess.run(
         command, env=os.environ | value, capture_output=True, text=True, timeout=120, check=False
     )

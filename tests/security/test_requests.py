@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 from redis.asyncio import Redis
-from semspec_gateway.api.openai import requests as schemas
 
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
+from semspec_gateway.api.openai import requests as schemas
 from tests.gateway.support import (
     API_KEY,
     MESSAGES,

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from redis.asyncio import Redis
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
@@ -20,6 +19,7 @@ from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
+from semspec_demo.problems import SPLITS, make_problem
 from tests.processes import GENEROUS_S
 from tests.served import stack_of
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 import pytest_asyncio
-from semspec_gateway.store.store import stored_name
 
 from semspec.client import Event
 from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
+from semspec_gateway.store.store import stored_name
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process, another_gateway
 from tests.stack.support import (

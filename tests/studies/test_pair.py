@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from semspec_demo.problems import make_problem
-from semspec_demo.solutions import Solution
 from torch import Tensor, nn
 
+from semspec_demo.problems import make_problem
+from semspec_demo.solutions import Solution
 from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
 from studies.pair.samples import Place, Prefix, look, sample
 from studies.pair.trainer import Course, Trainer

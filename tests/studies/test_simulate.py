@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from semspec_bench.pace.table import load_pace
 
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
+from semspec_bench.pace.table import load_pace
 from studies.simulate.engines import Host
 from studies.simulate.layouts import measured_times
 from studies.simulate.simulator import Setup, simulate

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from semspec_gateway.metrics import Metrics
 
 from semspec.records import speculative_decoding, statistics
 from semspec.types import SegmentRecord
+from semspec_gateway.metrics import Metrics
 from tests.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 

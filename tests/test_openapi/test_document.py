@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from semspec_gateway.app import create_app
 from semspec_gateway.store.store import Store
-
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings
 

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from semspec_demo.documents import DELIMITER, write_document
-from semspec_demo.problems import SPLITS
-from semspec_demo.tokenizer import vocabulary_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -16,6 +13,9 @@ from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import TextPair, TokenIds
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig
+from semspec_demo.documents import DELIMITER, write_document
+from semspec_demo.problems import SPLITS
+from semspec_demo.tokenizer import vocabulary_texts
 from tests.checkpoints import model_of
 from tests.words import END, build_tokenizer
 

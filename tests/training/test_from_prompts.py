@@ -12,7 +12,6 @@ from time import monotonic, sleep
 
 import numpy as np
 import pytest
-from semspec_demo.probe_data import questions
 
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest
@@ -26,6 +25,7 @@ from semspec.training.evaluation.quantiles import (
     calibrated_without_labels,
 )
 from semspec.types import SURPRISAL_FEATURES, Segmentation, Writer
+from semspec_demo.probe_data import questions
 from tests.fakes import FakeModel
 from tests.processes import GENEROUS_S
 from tests.training import support

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from semspec_demo.probe_data import questions
 from transformers import AutoModelForCausalLM
 
 from semspec.engine.checkpoint import load_tokenizer
+from semspec_demo.probe_data import questions
 from tests.commands.support import command
 from tests.processes import GENEROUS_S
 

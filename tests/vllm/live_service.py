@@ -18,10 +18,10 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
 from semspec.stack import Stack, StackConfig
+from semspec_demo.problems import SPLITS, make_problem
 from tests.processes import left_alive
 from tests.vllm.support import START_TIMEOUT_S, TARGET
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.engine.local import LocalEngine
 from semspec.engine.logits import filtered
@@ -27,6 +26,7 @@ from semspec.types import (
     Writer,
     uniform,
 )
+from semspec_demo.problems import SPLITS, make_problem
 
 TARGET, PROBES = BUNDLED_PAIR / "target", BUNDLED_PAIR / "probes"
 KV_BYTES = 256 << 20

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from semspec_demo.problems import SPLITS, make_problem
 
 from semspec.engine.local import LocalEngine
 from semspec.engine.transformers_engine import TransformersEngine
@@ -22,6 +21,7 @@ from semspec.types import (
 )
 from semspec_bench.gpu.engines import TARGET, started
 from semspec_bench.gpu.record import Facts, Results
+from semspec_demo.problems import SPLITS, make_problem
 
 STATES_BAR, SURPRISAL_BAR, TOKENS_BAR = 1e-5, 1e-4, 0.9
 """Largest relative error of states and absolute one of surprisals; least share of written tokens before a difference,

@@ -12,10 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from semspec_draft.__main__ import load as load_draft
-from semspec_draft.settings import DraftSettings
-from semspec_target.__main__ import load as load_target
-from semspec_target.settings import TargetSettings
 
 from semspec.protocols import Engine
 from semspec.rpc.server import run
@@ -26,6 +22,10 @@ from semspec_bench.pace.counts import CountsFile
 from semspec_bench.pace.gpu import SLICE_S, GpuFile
 from semspec_bench.pace.paced import PacedStep, load_paced
 from semspec_bench.pace.table import load_times
+from semspec_draft.__main__ import load as load_draft
+from semspec_draft.settings import DraftSettings
+from semspec_target.__main__ import load as load_target
+from semspec_target.settings import TargetSettings
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import httpx
-from semspec_demo.client import ChatClient
 
 from semspec.client import gateway_url
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec_demo.client import ChatClient
 
 API_KEY = "SEMSPEC_API_KEY"
 """Environment variable with the API key of a running gateway."""

@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec_gateway.generation.preparation import answer_strategy
-from semspec_gateway.options import Defaults, StrategyOptions
-from semspec_gateway.served import Served
-
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
@@ -25,6 +21,9 @@ from semspec.types import Context, Finished, SamplingParams, Segmentation, Segme
 from semspec_bench.configuration import Configuration
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec_bench.strategies import STRATEGIES
+from semspec_gateway.generation.preparation import answer_strategy
+from semspec_gateway.options import Defaults, StrategyOptions
+from semspec_gateway.served import Served
 
 
 class InProcessRunner:

@@ -5,14 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from semspec_demo.client import MAX_TOKENS
-from semspec_demo.problems import SPLITS, boxed, make_problem
-
 from semspec.errors import InvalidRequest
 from semspec.types import Message
 from semspec_bench.tasks.choice import GPQA_DIAMOND, load_choice
 from semspec_bench.tasks.mathematics import AIME_2024, AMC_2023, MATH_500, load_mathematics
 from semspec_bench.tasks.protocol import Question, Task
+from semspec_demo.client import MAX_TOKENS
+from semspec_demo.problems import SPLITS, boxed, make_problem
 
 __all__ = ["TASKS", "Question", "Task", "load_task"]
 

@@ -189,6 +189,7 @@ class SessionLease:
         self._token = token
         self._heartbeat: asyncio.Task[None] | None = None
         self._open = True
+        self.is_claimed = False
         self.turns: tuple[Message, ...] = ()
         """The conversation so far."""
 
@@ -199,6 +200,7 @@ class SessionLease:
         except Conflict:
             message = f"session {self._name} is answering another request; wait for it or use another session"
             raise Conflict(message, "session") from None
+        self.is_claimed = True
         await self._mark_used()
         name = f"the heartbeat of session {self._session}"
         self._heartbeat = self._leases.background.keep(name, partial(self._renew, SESSION_LEASE_S))
@@ -298,8 +300,12 @@ class Leases:
         if session is None:
             return None
         lease = SessionLease(self, session, owner, f"{writer} {secrets.token_hex(4)}")
-        stack.callback(
-            lambda: self.background.spawn(lease.release())
-        )  # also if `claim` is interrupted
+
+        async def release() -> None:
+            task = self.background.spawn(lease.release())  # also if `claim` is interrupted
+            if lease.is_claimed:  # the next request after an error finds the session free
+                await asyncio.shield(task)
+
+        stack.push_async_callback(release)
         await lease.claim()
         return lease

@@ -305,8 +305,12 @@ class Store:
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
         turns = await self._run("claim", session, token, int(lease_s * 1000))
-        with reading(f"session {session}"):
-            return tuple(map(_MESSAGE.validate_json, turns[1:]))
+        try:
+            with reading(f"session {session}"):
+                return tuple(map(_MESSAGE.validate_json, turns[1:]))
+        except Unavailable:
+            await self.release(session, token)  # so that its owner can delete it at once
+            raise
 
     async def turns(self, session: str) -> tuple[Message, ...]:
         """The turns of a session; none if it does not exist. Raises: Unavailable."""

@@ -19,7 +19,7 @@ def check_environment() -> Iterator[Check]:
     yield ok("python", platform.python_version())
     yield from check_packages()
     yield attempt("torch", _torch)
-    yield _cores()
+    yield attempt("cores", _cores)
 
 
 def check_packages() -> Iterator[Check]:
