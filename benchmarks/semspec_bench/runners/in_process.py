@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from pydantic import ValidationError
+
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
@@ -14,8 +16,10 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.files import first_error
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
+from semspec.release import Release
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 from semspec_bench.configuration import Configuration
@@ -119,10 +123,21 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         if release and (reason := release.foreign_reason(*infos)):
             raise Mismatch(reason)
         backends = Backends(draft, target, verifier, likelihood=likelihood)
-        yield InProcessRunner(backends, Defaults.model_validate(release.rule if release else {}))
+        yield InProcessRunner(backends, _defaults(release))
     finally:
         await draft.aclose()
         await target.aclose()
+
+
+def _defaults(release: Release | None) -> Defaults:
+    """What the release's rule sets. Raises: Mismatch when it names a field that there is not."""
+    try:
+        return Defaults.model_validate(release.rule if release else {})
+    except ValidationError as error:
+        assert release is not None
+        raise Mismatch(
+            f"the release {release.label}: rule.{first_error(error)}; correct it"
+        ) from None
 
 
 def _verifier(config: StackConfig) -> Verifier:
