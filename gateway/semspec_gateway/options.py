@@ -4,16 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from semspec.decoding import PREFERRED, STRATEGIES, Generation, Options, RetrievalOptions
+from semspec.decoding import PREFERRED, STRATEGIES, Options, RetrievalOptions
 from semspec.decoding.generation import RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import (
     LEAST_POSITIVE,
     Acceptance,
     AcceptanceRule,
-    Context,
     RetrievalSource,
-    SamplingParams,
     Segmentation,
 )
 
@@ -144,7 +142,7 @@ class Defaults(StrategyOptions):
     @model_validator(mode="after")
     def _fit_the_strategy(self) -> Self:
         try:
-            STRATEGIES[self._own](self.generation(self._own))
+            STRATEGIES[self._own](self.options(self._own))
         except InvalidRequest as error:
             raise ValueError(error.message) from None
         return self
@@ -152,12 +150,6 @@ class Defaults(StrategyOptions):
     @property
     def _own(self) -> str:
         return self.strategy or PREFERRED[0]
-
-    def generation(self, strategy: str) -> Generation:
-        """A greedy generation with the default options of a strategy."""
-        return Generation(
-            Context(()), SamplingParams(0.0), strategy=strategy, options=self.options(strategy)
-        )
 
     def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
         """The options of a request for `strategy` that gives these."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
-from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
+from semspec.decoding import PREFERRED, STRATEGIES, Backends, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import SemspecError
 from semspec.types import (
@@ -80,12 +80,10 @@ class Served:
         """What a request has that does not say it; `own`: the operator's."""
         return self.route.defaults if self.route else own
 
-    def strategy(self, generation: Generation) -> Strategy:
-        return self.strategies[generation.strategy](generation)
-
     def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
         """A strategy, or that of a request which names none, under the default options."""
-        return self.strategy(defaults.generation(strategy or self.default_name(defaults)))
+        name = strategy or self.default_name(defaults)
+        return self.strategies[name](defaults.options(name))
 
     def default_name(self, defaults: Defaults) -> str:
         """The strategy of a request that names none."""

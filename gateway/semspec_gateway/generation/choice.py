@@ -13,7 +13,7 @@ from zlib import crc32
 
 from pydantic import TypeAdapter
 
-from semspec.decoding import Generation, Prompts
+from semspec.decoding import Generation, Prompts, Strategies
 from semspec.errors import Conflict
 from semspec.reasoning import ReasoningParser
 from semspec.records import read_stored, share, statistics
@@ -27,7 +27,7 @@ from semspec.types import (
     TokenLogprob,
 )
 from semspec_gateway.generation.parsers import CallParser, Delta, StopChecker
-from semspec_gateway.generation.request import Parameters, Request
+from semspec_gateway.generation.request import GenerationRequest, Parameters
 from semspec_gateway.served import Served
 from semspec_gateway.store.store import Store, reading
 
@@ -101,7 +101,7 @@ class Choice:
 
     def __init__(
         self,
-        request: Request,
+        request: GenerationRequest,
         index: int,
         prompts: Prompts,
         max_tokens: int,
@@ -337,7 +337,7 @@ def numbers(choices: Sequence[Choice]) -> dict[str, Any]:
     return {
         **{name: getattr(counted, name) for name in _COUNTED},
         "id": choices[0].id,
-        "strategy": choices[0].generation.strategy,
+        "strategy": choices[0].generation.strategy.name,
         "latency_ms": latency_s * 1e3,
         "tokens_per_s": share(counted.num_tokens, latency_s),
         "degraded": any(choice.degraded for choice in choices),
@@ -364,7 +364,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-_REQUEST = TypeAdapter(Request)
+_REQUEST = TypeAdapter(GenerationRequest)
 _PIECE = TypeAdapter(Piece)
 
 
@@ -382,10 +382,10 @@ def stored_fields(choice: Choice) -> dict[str, str]:
 def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
     """Return the fields that all choices of a request share: each text once, and not as JSON in JSON."""
     request, step = choices[0].request, choices[0].request.num_choices_per_prompt
-    bare = replace(request, tools="", plan=replace(request.plan, grammar=""))
+    bare = replace(request, tools="", grammar="")
     fields = {
         "call": _REQUEST.dump_json(bare).decode(),
-        "grammar": request.plan.grammar,
+        "grammar": request.grammar,
         "tools": request.tools,
         "models": json.dumps(choices[0].served.identity),
         "num_turns": str(choices[0].num_turns),
@@ -403,20 +403,33 @@ def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
     return fields
 
 
-def stored_request(id: str, meta: Mapping[str, str]) -> Request:
+def stored_request(id: str, meta: Mapping[str, str], strategies: Strategies) -> GenerationRequest:
     """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
     with reading(f"generation {id}"):
-        request = _REQUEST.validate_json(meta["call"])
-        if "request" not in meta:  # stored by version 0.2
-            return request
-        return replace(
-            request, tools=meta["tools"], plan=replace(request.plan, grammar=meta["grammar"])
-        )
+        if "request" not in meta:
+            return _REQUEST.validate_python(_of_version_0_2(meta["call"]), context=strategies)
+        request = _REQUEST.validate_json(meta["call"], context=strategies)
+        return replace(request, tools=meta["tools"], grammar=meta["grammar"])
+
+
+def _of_version_0_2(call: str) -> dict[str, Any]:
+    """The fields of a request that version 0.2 stored, which held its parameters in a generation, the `plan`."""
+    fields = json.loads(call)
+    plan = fields.pop("plan")
+    names = {name: plan.get(name) for name in ("strategy", "answer_strategy")}
+    strategies = {
+        name: {"name": own, "options": plan["options"]} if own else None
+        for name, own in names.items()
+    }
+    sampling = {**plan["sampling"], "seed": fields["seed"]}
+    return {**plan, **fields, **strategies, "sampling": sampling}
 
 
 def stored_owner(id: str, meta: Mapping[str, str]) -> str:
     """Return the owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
-    return meta["owner"] if "owner" in meta else stored_request(id, meta).owner
+    with reading(f"generation {id}"):
+        owner: str = meta["owner"] if "owner" in meta else json.loads(meta["call"])["owner"]
+        return owner
 
 
 async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
@@ -427,13 +440,13 @@ async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRec
 
 
 def stored_choice(
-    id: str, meta: Mapping[str, str], served: Served, request: Request | None = None
+    id: str, meta: Mapping[str, str], served: Served, request: GenerationRequest | None = None
 ) -> Choice:
     """Return the choice stored in the fields of the generation `id`; `request`, if they were read before.
 
     Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
     """
-    request = request or stored_request(id, meta)
+    request = request or stored_request(id, meta, served.strategies)
     with reading(f"generation {id}"):
         if (
             meta["status"] not in ("finished", "cancelled")
@@ -448,15 +461,19 @@ def stored_choice(
         return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
 
 
-def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Generation]:
+def stored_generation(
+    id: str, meta: Mapping[str, str], strategies: Strategies
+) -> tuple[GenerationRequest, Generation]:
     """The request of the generation `id`, and the decoding loop's input. Raises: Unavailable if they cannot be read."""
-    request = stored_request(id, meta)
+    request = stored_request(id, meta, strategies)
     with reading(f"generation {id}"):
         index = int(meta["index"])
         return request, request.generation(index, *_stored_prompts(request, index, meta))
 
 
-def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict[str, str]:
+def prompt_fields(
+    request: GenerationRequest, index: int, meta: Mapping[str, str]
+) -> dict[str, str]:
     """Return the fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
     suffix = (
         f":{index // request.num_choices_per_prompt}" if "request" in meta else ""
@@ -467,7 +484,9 @@ def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict
     }
 
 
-def _stored_prompts(request: Request, index: int, meta: Mapping[str, str]) -> tuple[Prompts, int]:
+def _stored_prompts(
+    request: GenerationRequest, index: int, meta: Mapping[str, str]
+) -> tuple[Prompts, int]:
     """Return the prompt as each model reads it, and the budget of tokens."""
     fields = prompt_fields(request, index, meta)
     draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None

@@ -22,7 +22,7 @@ from semspec_gateway.generation.choice import (
     stored_trace,
 )
 from semspec_gateway.generation.preparation import Preparation, check_session_size, deadline_s
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.generation.runner import ChoiceRunner
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
@@ -104,7 +104,9 @@ class Generations:
     leases: Leases
 
     @asynccontextmanager
-    async def begin(self, request: Request, served: Served, shows_text: bool) -> AsyncIterator[Run]:
+    async def begin(
+        self, request: GenerationRequest, served: Served, shows_text: bool
+    ) -> AsyncIterator[Run]:
         """Acquire the slots and the session of a request, then generate with what is `served`; `shows_text`: a client
         reads the text while it is written.
 
@@ -262,5 +264,5 @@ class Generations:
         return choice.finish(reason)
 
 
-def _account(request: Request) -> Account:
+def _account(request: GenerationRequest) -> Account:
     return Account(request.id, request.owner, request.num_choices)

@@ -4,20 +4,19 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self, cast, get_type_hints
 
-from pydantic import create_model
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo, create_model
 
-from semspec.decoding import Generation, Prompts, RetrievalOptions
-from semspec.decoding.generation import AnswerStrategy, RewriteName
+from semspec.decoding import Generation, Options, Prompts, Strategies, Strategy
 from semspec.errors import InvalidRequest
 from semspec.records import Body
 from semspec.types import (
-    Acceptance,
     Context,
     Message,
     OperatingPoint,
+    Penalties,
     SamplingParams,
     Segmentation,
     TokenIds,
@@ -26,27 +25,17 @@ from semspec.types import (
 from semspec_gateway.generation.grammar import of_output
 from semspec_gateway.store.store import choice_id
 
-_SAMPLING: dict[str, Any] = {
-    name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"
-}
-_Sampling: Any = create_model("_Sampling", __base__=Body, **_SAMPLING)
+_SAMPLING, _OPTIONS = get_type_hints(SamplingParams), get_type_hints(Options)
+del _SAMPLING["seed"]
+_Typed: Any = create_model("_Typed", __base__=Body, **_SAMPLING | _OPTIONS)
 
 
-class Parameters(_Sampling):
+class Parameters(_Typed):
     """All parameters of a generation, defaults filled in, except the prompt and the seed."""
 
     strategy: str
-    rewrite: RewriteName
-    probes: str
-    gamma: int
-    num_candidates: int
-    num_speculative_tokens: int | None
-    """Null where the strategy proposes none."""
-    acceptance: Acceptance
-    retrieval: RetrievalOptions
-    draft_ahead: bool
     segmentation: Segmentation
-    answer_strategy: AnswerStrategy
+    answer_strategy: Literal["", "token-level", "target"]
     """The exact strategy that writes what is not reasoning; empty: `strategy` writes it too."""
     strictness: float | None
     presence_penalty: float
@@ -60,14 +49,15 @@ class Parameters(_Sampling):
 
     @classmethod
     def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
-        options, sampling, penalties = generation.options, generation.sampling, generation.penalties
+        sampling, penalties = generation.sampling, generation.penalties
+        strategy, answer = generation.strategy, generation.answer_strategy
         return cls(
-            **{one.name: getattr(options, one.name) for one in fields(options)},
-            strategy=generation.strategy,
-            segmentation=generation.segmentation,
-            answer_strategy=generation.answer_strategy,
-            strictness=strictness,
             **{name: getattr(sampling, name) for name in _SAMPLING},
+            **{name: getattr(strategy.options, name) for name in _OPTIONS},
+            strategy=strategy.name,
+            segmentation=generation.segmentation,
+            answer_strategy=answer.name if answer else "",
+            strictness=strictness,
             presence_penalty=penalties.presence,
             frequency_penalty=penalties.frequency,
             repetition_penalty=penalties.repetition,
@@ -139,10 +129,25 @@ def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expe
 
 
 RequestPrompt = str | TokenIds | tuple[Message, ...]
+_STORED_OPTIONS = TypeAdapter(Options)
+
+
+def _read_strategy(stored: Any, info: ValidationInfo) -> Strategy:
+    """The stored strategy; the context of the validation is the gateway's table."""
+    strategies = cast(Strategies, info.context)
+    return strategies[stored["name"]](_STORED_OPTIONS.validate_python(stored["options"]))
+
+
+StoredStrategy = Annotated[
+    Strategy,
+    PlainValidator(_read_strategy),
+    PlainSerializer(lambda strategy: {"name": strategy.name, "options": strategy.options}),
+]
+"""A strategy that is stored as its name and options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """A request as it is served, with every default filled in and checked against the services, before its prompts are
     encoded. It is stored with its generations, to resume them."""
 
@@ -155,12 +160,23 @@ class Request:
     """Several are those of one plain completion."""
     num_choices: int
     """Of all prompts together, the same number for each; the first prompt's come first."""
-    seed: int
-    """The client's seed, or a random one."""
+    sampling: SamplingParams
+    """With the client's seed, which may be negative, or a random one."""
+    penalties: Penalties
+    strategy: StoredStrategy
+    answer_strategy: StoredStrategy | None
+    """See `Generation`."""
+    segmentation: Segmentation
+    num_logprobs: int | None
+    """See `GenerationParams`."""
+    grammar: str
+    """The answer follows it; empty: none."""
+    show_drafts: bool
+    """See `Generation`."""
     max_tokens: int | None
     """None: the default, limited to what the context window leaves."""
-    plan: Generation
-    """All options except the context, the token budget and the choice's seed."""
+    min_tokens: int
+    """See `Generation`."""
     stops: tuple[str, ...]
     keep_stop: bool
     """Whether the stop sequence that ends a text stays in it."""
@@ -208,23 +224,24 @@ class Request:
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
         that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
-        seed, of_prompt, grammar = (
-            self.seed % (1 << 64),
-            index % self.num_choices_per_prompt,
-            self.plan.grammar,
-        )
-        sampling = replace(
-            self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed
-        )
-        return replace(
-            self.plan,
+        seed, number = self.sampling.seed % (1 << 64), index % self.num_choices_per_prompt
+        return Generation(
             context=Context((prompts.target,)),
-            sampling=sampling,
+            sampling=replace(
+                self.sampling, seed=derive_seed(seed, "choice", number) if number else seed
+            ),
+            penalties=self.penalties,
+            strategy=self.strategy,
+            answer_strategy=self.answer_strategy,
+            segmentation=self.segmentation,
+            num_logprobs=self.num_logprobs,
+            show_drafts=self.show_drafts,
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
             session=self.session or self.choice_id(index),
             owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
             draft_prompt=prompts.draft,
-            grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
+            grammar=self.grammar and of_output(self.grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
             stops=self.stops,
             splits_reasoning=bool(self.messages),

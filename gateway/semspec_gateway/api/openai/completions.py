@@ -26,17 +26,19 @@ from semspec_gateway.api.openai.requests import (
 from semspec_gateway.api.shared import document
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.idempotency import Key
+from semspec_gateway.api.shared.requests import CompletionBody
 from semspec_gateway.api.shared.resolver import (
     EFFORT,
     EFFORT_PARAMETER,
     AnswerOptions,
+    Api,
     ClientRequest,
     variables_of,
 )
 from semspec_gateway.api.shared.sse import Format, Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written, usage
 from semspec_gateway.generation.parsers import Delta
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
 
 
 def router(responder: Responder) -> APIRouter:
@@ -50,7 +52,7 @@ def router(responder: Responder) -> APIRouter:
     )
     async def chat_completions(http: HttpRequest, body: ChatRequest, key: Key = None) -> Response:
         """Answer a conversation."""
-        return await responder.respond(http, chat_request(body), body, key)
+        return await responder.respond(http, chat_request(body), key)
 
     @routes.post(
         "/completions",
@@ -59,7 +61,7 @@ def router(responder: Responder) -> APIRouter:
     )
     async def completions(http: HttpRequest, body: CompletionRequest, key: Key = None) -> Response:
         """Continue a text."""
-        return await responder.respond(http, completion_request(body), body, key)
+        return await responder.respond(http, completion_request(body), key)
 
     @routes.post("/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -92,7 +94,7 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         prompts=(tuple(message.message for message in body.messages),),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        answer=AnswerOptions.of("chat", body, fields),
+        answer=_answer_options("chat", body, fields),
         grammar=answer_grammar(tools, choice, body.parallel_tool_calls, format, "response_format"),
         tools=tools_json(tools),
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
@@ -106,8 +108,16 @@ def completion_request(body: CompletionRequest) -> ClientRequest:
         prompts=_prompts(body),
         max_tokens=body.max_tokens,
         num_logprobs=body.logprobs,
-        answer=AnswerOptions.of("completions", body, {}),
+        answer=_answer_options("completions", body, {}),
     )
+
+
+def _answer_options(api: Api, body: CompletionBody, fields: Mapping[str, str]) -> AnswerOptions:
+    """Raises: InvalidRequest when the body has options of a stream and asks for none."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return AnswerOptions.of(api, body, fields, include_usage=include_usage)
 
 
 def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
@@ -130,7 +140,7 @@ class _OpenAIFormat(Format):
     _whole_body: type[BaseModel]
 
     def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
     ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._head = {
@@ -219,7 +229,7 @@ class ChatFormat(_OpenAIFormat):
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
 
     def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
     ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_calls = [0] * request.num_choices

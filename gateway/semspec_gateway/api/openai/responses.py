@@ -29,12 +29,11 @@ from semspec_gateway.generation.choice import (
     Kept,
     Written,
     stored_choice,
-    stored_request,
     stored_trace,
     usage,
 )
 from semspec_gateway.generation.parsers import Delta, ToolCall
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.store.store import Store, reading
 
@@ -52,10 +51,10 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
 
     async def stored(id: str, owner: str) -> tuple[str, Choice]:
         """The status of a response, and what is written of it."""
-        fields = await owned(id, owner, store)
-        if json.loads(stored_request(id, fields).answer)["api"] != "responses":
-            raise NotFound(f"response {id} does not exist, or has expired", "id")
+        fields = await owned(id, owner, store, readiness.table)
         choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
+        if json.loads(choice.request.answer)["api"] != "responses":
+            raise NotFound(f"response {id} does not exist, or has expired", "id")
         for record in await stored_trace(id, store):
             choice.add(record)
         if fields["status"] == "finished":
@@ -82,7 +81,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
         turns = await history(previous, owner_of(http)) if previous is not None else ()
-        return await responder.respond(http, response_request(body, turns), body, key)
+        return await responder.respond(http, response_request(body, turns), key)
 
     @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
@@ -119,7 +118,7 @@ class ResponsesFormat(Format):
     options = ResponseOptions
 
     def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
     ) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_events = self._num_items = 0
@@ -183,8 +182,8 @@ class ResponsesFormat(Format):
             previous_response_id=options.previous_response_id,
             reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
             store=options.store,
-            temperature=request.plan.sampling.temperature,
-            top_p=request.plan.sampling.top_p,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
             usage=None if choice is None else _usage(choice),
         )
 

@@ -34,7 +34,6 @@ from semspec_gateway.api.shared.requests import (
     CompatibleRequestModel,
     Effort,
     False_,
-    GenerationRequest,
     MaxTokens,
     Neutral,
     TemplateVariables,
@@ -272,10 +271,6 @@ class ResponseOptions(AnswerOptions):
 def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
     is_kept = body.store is not False
-    shared = GenerationRequest(
-        **{name: getattr(body, name) for name in TextRequest.model_fields},
-        store=None if is_kept else False,
-    )
     tools = offered(body.tools, body.tool_choice)
     format = body.text.format.grammar if body.text and body.text.format else ""
     effort = body.reasoning.effort if body.reasoning else None
@@ -284,13 +279,13 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
         fields[EFFORT_PARAMETER] = "reasoning.effort"
     messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
     return ClientRequest(
-        body=shared,
+        body=body,
         prompts=((*turns, *(message.message for message in messages)),),
         max_tokens=body.max_output_tokens,
         num_logprobs=None,
         answer=ResponseOptions.of(
             "responses",
-            shared,
+            body,
             fields,
             previous_response_id=body.previous_response_id,
             effort=effort,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
+from semspec.decoding import Strategies
 from semspec.errors import Conflict, NotFound
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
@@ -175,16 +176,18 @@ class ModelNames(Body):
 def generations(responder: Responder, store: Store) -> APIRouter:
     """`/v1/generations`."""
     routes = APIRouter(prefix="/v1/generations", tags=["generations"])
+    table = responder.resolver.readiness.table
 
     @routes.get("/{id}", responses=STORED)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
-        return _public(id, await owned(id, owner, store))
+        return _public(id, await owned(id, owner, store, table), table)
 
     @routes.get("/{id}/trace", responses=STORED)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        stored, segments = _public(id, await owned(id, owner, store)), await stored_trace(id, store)
+        stored = _public(id, await owned(id, owner, store, table), table)
+        segments = await stored_trace(id, store)
         state = {"status": stored.status, "degraded": stored.degraded}
         return GenerationTrace(
             id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state
@@ -198,7 +201,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         trace: Annotated[bool, Query(description="segment records as well")] = False,
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
-        await owned(id, owner, store)
+        await owned(id, owner, store, table)
         return responder.attach(
             id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace
         )
@@ -206,11 +209,11 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        request = stored_request(id, await owned(id, owner, store))
+        request = stored_request(id, await owned(id, owner, store, table), table)
         for index in range(request.num_choices):
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(request.choice_id(index))
-        return _public(id, await store.generation(id))
+        return _public(id, await store.generation(id), table)
 
     return routes
 
@@ -300,21 +303,23 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     return routes
 
 
-async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
+async def owned(id: str, owner: str, store: Store, strategies: Strategies) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
     Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
     """
     fields = await store.generation(id)
     has_ended = fields["status"] not in ("running", "interrupted")
-    if stored_owner(id, fields) != owner or (has_ended and not stored_request(id, fields).is_kept):
+    if stored_owner(id, fields) != owner or (
+        has_ended and not stored_request(id, fields, strategies).is_kept
+    ):
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
 
-def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
+def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
-    request, generation = stored_generation(id, meta)
+    request, generation = stored_generation(id, meta, strategies)
     parameters = Parameters.of(generation, request.strictness, request.stops)
     asked = {
         "created": request.created,

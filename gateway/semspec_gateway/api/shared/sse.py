@@ -47,7 +47,7 @@ from semspec_gateway.generation.choice import (
 )
 from semspec_gateway.generation.generations import Generations, Run
 from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.settings import GatewaySettings
 
 GENERATION_ID = "x-generation-id"
@@ -68,7 +68,7 @@ class Format(ABC):
     options: type[AnswerOptions] = AnswerOptions
 
     def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
     ) -> None:
         self._request = request
         self._options: Any = self.options.model_validate(options)
@@ -116,7 +116,7 @@ class Format(ABC):
             **numbers(choices),
             parameters=choices[0].parameters,
             expected=request.expected,
-            seed=request.seed,
+            seed=request.sampling.seed,
             choices=of_choices or None,
             trace=traces[0] if is_one else None,
         )
@@ -140,16 +140,14 @@ class Responder:
     settings: GatewaySettings
     formats: Mapping[Api, type[Format]]
 
-    async def respond(
-        self, http: HttpRequest, asked: ClientRequest, body: BaseModel, key: str | None
-    ) -> Response:
-        """The response to a new request, or to one repeated under its idempotency `key` with the same `body`."""
+    async def respond(self, http: HttpRequest, asked: ClientRequest, key: str | None) -> Response:
+        """The response to a new request, or to one repeated under its idempotency `key` with the same body."""
         api, owner = asked.answer.api, owner_of(http)
         id = new_id(api)
         if key is None:
             opened: AbstractAsyncContextManager[Opened] = self._begin(asked, id, owner)
         else:
-            content = (api, json.dumps(body.model_dump(exclude_unset=True)))
+            content = (api, json.dumps(asked.body.model_dump(exclude_unset=True)))
             idempotency = IdempotencyKey(key, owner, content, self.keys)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(

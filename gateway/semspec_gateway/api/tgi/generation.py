@@ -18,14 +18,13 @@ from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
 from semspec_gateway.api.shared.idempotency import Key
-from semspec_gateway.api.shared.requests import GenerationRequest
 from semspec_gateway.api.shared.resolver import AnswerOptions, ClientRequest
 from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec_gateway.api.tgi import answers
 from semspec_gateway.api.tgi.requests import TgiRequest
 from semspec_gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import MAX_STOPS, GatewaySettings
 
@@ -40,8 +39,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def respond(
         http: HttpRequest, body: TgiRequest, key: str | None, stream: bool
     ) -> Response:
-        asked = tgi_request(body, stream)
-        return await responder.respond(http, asked, body.model_copy(update={"stream": stream}), key)
+        return await responder.respond(http, tgi_request(body, stream), key)
 
     @routes.post("/generate", response_model=answers.TgiAnswer, responses=TGI)
     async def generate(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
@@ -112,16 +110,7 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
             f"stream contradicts this route; leave it out, or use {other}", "stream"
         )
     parameters = body.parameters
-    shared = GenerationRequest(
-        stream=stream,
-        seed=parameters.seed,
-        temperature=0 if parameters.is_greedy else parameters.temperature or 1,
-        top_p=parameters.top_p or 1,
-        top_k=parameters.top_k or 0,
-        repetition_penalty=parameters.repetition_penalty,
-        stop=parameters.stop,
-        semspec=body.semspec,
-    )
+    body = body.model_copy(update={"stream": stream})
     fields = {
         "prompt": "inputs",
         "grammar": "parameters.grammar",
@@ -130,12 +119,12 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
     fields["penalties"] = "parameters.repetition_penalty"
     details, full_text = bool(parameters.details), bool(parameters.return_full_text)
     return ClientRequest(
-        body=shared,
+        body=body,
         prompts=(body.inputs,),
         max_tokens=parameters.max_new_tokens,
         num_logprobs=parameters.top_n_tokens or (0 if stream or parameters.details else None),
         are_logprobs_optional=not parameters.top_n_tokens,
-        answer=TgiOptions.of("tgi", shared, fields, details=details, return_full_text=full_text),
+        answer=TgiOptions.of("tgi", body, fields, details=details, return_full_text=full_text),
         grammar=parameters.grammar.grammar if parameters.grammar else "",
         keep_stop=True,
         may_reason=False,
@@ -149,10 +138,10 @@ class TgiFormat(Format):
     options = TgiOptions
 
     def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
+        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
     ) -> None:
         super().__init__(request, options, system_fingerprint)
-        self._tokens = SegmentStream() if request.plan.num_logprobs is None else TokenStream()
+        self._tokens = SegmentStream() if request.num_logprobs is None else TokenStream()
         self._num_events = 0
 
     def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
@@ -202,7 +191,7 @@ class TgiFormat(Format):
         return answers.TgiChunk(
             index=self._num_events,
             token=token,
-            top_tokens=token.alternatives if self._request.plan.num_logprobs else None,
+            top_tokens=token.alternatives if self._request.num_logprobs else None,
             **{"generated_text": None, "details": None, **end},
         )
 
@@ -214,7 +203,7 @@ class TgiFormat(Format):
             if isinstance(self._tokens, TokenStream)
             else choice.num_tokens,
             "input_length": choice.num_prompt_tokens,
-            "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
+            "seed": self._request.sampling.seed if self._request.sampling.temperature > 0 else None,
         }
 
     def _details(self, choice: Choice) -> answers.TgiDetails:
@@ -227,7 +216,7 @@ class TgiFormat(Format):
         if isinstance(self._tokens, TokenStream):
             tokens += self._tokens.close("", choice.stop_checker.stop is not None)
         top_tokens = (
-            [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
+            [token.alternatives for token in tokens] if self._request.num_logprobs else None
         )
         return answers.TgiDetails(
             **self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens
