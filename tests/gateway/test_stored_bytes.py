@@ -175,7 +175,12 @@ async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
     plan |= {"strategy": strategy["name"], "options": strategy["options"], "answer_strategy": ""}
     plan |= {"sampling": {**sampling, "seed": 0}, "grammar": shared["grammar"]}
     del call["grammar"], call["answer_strategy"]
-    call |= {"tools": shared["tools"], "seed": sampling["seed"], "plan": plan}
+    call |= {
+        "tools": shared["tools"],
+        "answer": json.dumps(call["answer"]),
+        "seed": sampling["seed"],
+        "plan": plan,
+    }
     prompt = {
         name: shared[f"{name}:0"] for name in ("prompt", "draft_prompt", "fallback", "budget")
     }

@@ -422,7 +422,8 @@ def _of_version_0_2(call: str) -> dict[str, Any]:
         for name, own in names.items()
     }
     sampling = {**plan["sampling"], "seed": fields["seed"]}
-    return {**plan, **fields, **strategies, "sampling": sampling}
+    answer = json.loads(fields["answer"])
+    return {**plan, **fields, **strategies, "sampling": sampling, "answer": answer}
 
 
 def stored_owner(id: str, meta: Mapping[str, str]) -> str:

@@ -3,11 +3,20 @@
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, cast, get_type_hints
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+)
 
 from semspec.decoding import Generation, Options, Prompts, Strategies, Strategy
 from semspec.errors import InvalidRequest
@@ -146,6 +155,19 @@ StoredStrategy = Annotated[
 """A strategy that is stored as its name and options."""
 
 
+class AnswerOptions(BaseModel):
+    """What an API needs, in addition to the request, to format its answer. An API adds its own fields in a subclass;
+    when a stored request is read, the API makes its subclass from this."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    api: str
+    fields: Mapping[str, str]
+    """The API's fields for the parameters that errors name."""
+    trace: bool
+    include_usage: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A request as it is served, with every default filled in and checked against the services, before its prompts are
@@ -194,8 +216,7 @@ class GenerationRequest:
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
     variables: str
     """A JSON object of variables of the chat template; see `Conversation`."""
-    answer: str
-    """What the request's API needs to format the answer, in JSON that only the API reads."""
+    answer: SerializeAsAny[AnswerOptions]
     thinking_token_budget: int | None = None
     """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
     is_kept: bool = True

@@ -30,15 +30,15 @@ from semspec_gateway.api.shared.requests import CompletionBody
 from semspec_gateway.api.shared.resolver import (
     EFFORT,
     EFFORT_PARAMETER,
-    AnswerOptions,
     Api,
     ClientRequest,
+    answer_options,
     variables_of,
 )
 from semspec_gateway.api.shared.sse import Format, Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written, usage
 from semspec_gateway.generation.parsers import Delta
-from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.request import AnswerOptions, GenerationRequest
 
 
 def router(responder: Responder) -> APIRouter:
@@ -117,7 +117,7 @@ def _answer_options(api: Api, body: CompletionBody, fields: Mapping[str, str]) -
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return AnswerOptions.of(api, body, fields, include_usage=include_usage)
+    return answer_options(AnswerOptions, api, body, fields, include_usage=include_usage)
 
 
 def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
@@ -139,10 +139,8 @@ class _OpenAIFormat(Format):
     _chunk_body: type[BaseModel]
     _whole_body: type[BaseModel]
 
-    def __init__(
-        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._head = {
             "id": request.id,
             "created": request.created,
@@ -228,10 +226,8 @@ class ChatFormat(_OpenAIFormat):
 
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
 
-    def __init__(
-        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._num_calls = [0] * request.num_choices
         """Calls of tools so far in the stream, by choice."""
 

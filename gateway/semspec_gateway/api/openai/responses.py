@@ -1,7 +1,6 @@
 """OpenAI's Responses API: routes, and a response with reasoning, message and calls as items, whole or as events."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -53,7 +52,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         """The status of a response, and what is written of it."""
         fields = await owned(id, owner, store, readiness.table)
         choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
-        if json.loads(choice.request.answer)["api"] != "responses":
+        if choice.request.answer.api != "responses":
             raise NotFound(f"response {id} does not exist, or has expired", "id")
         for record in await stored_trace(id, store):
             choice.add(record)
@@ -87,9 +86,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
         """A stored response, as far as it is written."""
         status, choice = await stored(id, owner)
-        written = ResponsesFormat(choice.request, json.loads(choice.request.answer), "").written(
-            choice
-        )
+        written = ResponsesFormat(choice.request, "").written(choice)
         if status == "finished":
             return written
         failure = bodies.ResponseFailure(
@@ -117,10 +114,8 @@ class ResponsesFormat(Format):
 
     options = ResponseOptions
 
-    def __init__(
-        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._num_events = self._num_items = 0
         self._open: tuple[Kind, str] | None = None
         """Kind and text so far of the last item of the output, if it is a text that goes on."""

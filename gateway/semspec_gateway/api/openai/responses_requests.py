@@ -44,11 +44,12 @@ from semspec_gateway.api.shared.requests import (
 )
 from semspec_gateway.api.shared.resolver import (
     EFFORT_PARAMETER,
-    AnswerOptions,
     ClientRequest,
+    answer_options,
     variables_of,
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar
+from semspec_gateway.generation.request import AnswerOptions
 from semspec_gateway.options import RequestModel
 
 ITEMS = ("reasoning", "function_call", "function_call_output")
@@ -283,7 +284,8 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
         prompts=((*turns, *(message.message for message in messages)),),
         max_tokens=body.max_output_tokens,
         num_logprobs=None,
-        answer=ResponseOptions.of(
+        answer=answer_options(
+            ResponseOptions,
             "responses",
             body,
             fields,

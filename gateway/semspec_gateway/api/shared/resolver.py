@@ -6,9 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal, TypeVar
 
 from semspec.decoding import Strategy
 from semspec.errors import InvalidRequest, NotFound, SemspecError
@@ -22,7 +20,7 @@ from semspec_gateway.generation.preparation import (
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.generation.request import GenerationRequest, RequestPrompt
+from semspec_gateway.generation.request import AnswerOptions, GenerationRequest, RequestPrompt
 from semspec_gateway.options import Defaults
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
@@ -62,26 +60,19 @@ _PREFIXES: dict[Api, str] = {
 }
 
 
-class AnswerOptions(BaseModel):
-    """What an API needs, beside the request, to format its answer; stored with the request."""
+A = TypeVar("A", bound=AnswerOptions)
 
-    model_config = ConfigDict(frozen=True)
 
-    api: Api
-    fields: Mapping[str, str]
-    """The API's fields for the parameters that errors name, see `naming`."""
-    trace: bool
-    include_usage: bool = False
-
-    @classmethod
-    def of(cls, api: Api, body: GenerationBody, fields: Mapping[str, str], **own: Any) -> Self:
-        """`fields`: those of the API; `own`: what its answers depend on beside the fields of each body."""
-        semspec = {name: f"semspec.{name}" for name in OPTIONS}
-        if isinstance(body, TextRequest) and ":" in (body.model or ""):
-            semspec["strategy"] = "model"
-        penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
-        fields = {**semspec, "penalties": penalties, **fields}
-        return cls(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
+def answer_options(
+    kind: type[A], api: Api, body: GenerationBody, fields: Mapping[str, str], **own: Any
+) -> A:
+    """Return the options of an API's answers. `fields`: see `naming`; `own`: what only this API has."""
+    semspec = {name: f"semspec.{name}" for name in OPTIONS}
+    if isinstance(body, TextRequest) and ":" in (body.model or ""):
+        semspec["strategy"] = "model"
+    penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
+    fields = {**semspec, "penalties": penalties, **fields}
+    return kind(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +226,7 @@ class Resolver:
             tools=asked.tools,
             variables=json.dumps(variables) if variables else "",
             thinking_token_budget=budget,
-            answer=asked.answer.model_dump_json(),
+            answer=asked.answer,
             is_kept=asked.is_kept,
             default_max_tokens=asked.default_max_tokens,
         )

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -29,8 +29,6 @@ from semspec_gateway.api.shared.middleware import (
     unless_disconnected,
 )
 from semspec_gateway.api.shared.resolver import (
-    AnswerOptions,
-    Api,
     ClientRequest,
     Resolver,
     naming,
@@ -47,7 +45,8 @@ from semspec_gateway.generation.choice import (
 )
 from semspec_gateway.generation.generations import Generations, Run
 from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
-from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.request import AnswerOptions, GenerationRequest
+from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
 
 GENERATION_ID = "x-generation-id"
@@ -67,11 +66,9 @@ class Format(ABC):
     """The data of a stream's last event."""
     options: type[AnswerOptions] = AnswerOptions
 
-    def __init__(
-        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
         self._request = request
-        self._options: Any = self.options.model_validate(options)
+        self._options: Any = self.options.model_validate(request.answer.model_dump())
 
     def opening(self, index: int) -> Sequence[BaseModel]:
         """Chunks before a choice's first text."""
@@ -138,7 +135,7 @@ class Responder:
     generations: Generations
     keys: IdempotencyKeys
     settings: GatewaySettings
-    formats: Mapping[Api, type[Format]]
+    formats: Mapping[str, type[Format]]
 
     async def respond(self, http: HttpRequest, asked: ClientRequest, key: str | None) -> Response:
         """The response to a new request, or to one repeated under its idempotency `key` with the same body."""
@@ -176,19 +173,18 @@ class Responder:
         with naming(asked.answer.fields):
             request, served = self.resolver.resolve(asked, id, owner)
             async with self.generations.begin(request, served, bool(asked.body.stream)) as run:
-                yield run, self._format(run, asked.answer.model_dump())
+                yield run, self._format(request, served)
 
     @asynccontextmanager
     async def _attach(
         self, id: str, shows_text: bool, seen: Sequence[Place] = (), **changes: bool
     ) -> AsyncIterator[Opened]:
         async with self.generations.attach(id, seen, shows_text) as run:
-            options = {**json.loads(run.request.answer), **changes}
-            with naming(options["fields"]):
-                yield run, self._format(run, options)
+            answer = run.request.answer.model_copy(update=changes)
+            with naming(answer.fields):
+                yield run, self._format(replace(run.request, answer=answer), run.served)
 
-    def _format(self, run: Run, options: Mapping[str, Any]) -> Format:
-        served = run.served
+    def _format(self, request: GenerationRequest, served: Served) -> Format:
         rule = served.route.digest if served.route else ""
         parts = (
             *served.identity.values(),
@@ -198,7 +194,7 @@ class Responder:
             served.verifier.build,
         )
         fingerprint = hashlib.blake2b(" ".join(parts).encode(), digest_size=6).hexdigest()
-        return self.formats[options["api"]](run.request, options, f"semspec-{fingerprint}")
+        return self.formats[request.answer.api](request, f"semspec-{fingerprint}")
 
 
 async def _whole(opened: AbstractAsyncContextManager[Opened]) -> bytes:

@@ -3,7 +3,7 @@
 Additional fields come last, under keys of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,13 +18,13 @@ from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
 from semspec_gateway.api.shared.idempotency import Key
-from semspec_gateway.api.shared.resolver import AnswerOptions, ClientRequest
+from semspec_gateway.api.shared.resolver import ClientRequest, answer_options
 from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec_gateway.api.tgi import answers
 from semspec_gateway.api.tgi.requests import TgiRequest
 from semspec_gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.request import AnswerOptions, GenerationRequest
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import MAX_STOPS, GatewaySettings
 
@@ -124,7 +124,9 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
         max_tokens=parameters.max_new_tokens,
         num_logprobs=parameters.top_n_tokens or (0 if stream or parameters.details else None),
         are_logprobs_optional=not parameters.top_n_tokens,
-        answer=TgiOptions.of("tgi", body, fields, details=details, return_full_text=full_text),
+        answer=answer_options(
+            TgiOptions, "tgi", body, fields, details=details, return_full_text=full_text
+        ),
         grammar=parameters.grammar.grammar if parameters.grammar else "",
         keep_stop=True,
         may_reason=False,
@@ -137,10 +139,8 @@ class TgiFormat(Format):
 
     options = TgiOptions
 
-    def __init__(
-        self, request: GenerationRequest, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._tokens = SegmentStream() if request.num_logprobs is None else TokenStream()
         self._num_events = 0
 
