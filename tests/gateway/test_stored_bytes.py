@@ -176,7 +176,8 @@ async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
     plan |= {"sampling": {**sampling, "seed": 0}, "grammar": shared["grammar"]}
     del call["grammar"], call["answer_strategy"]
     call |= {
-        "tools": shared["tools"],
+        "tools": "",
+        "variables": "",
         "answer": json.dumps(call["answer"]),
         "seed": sampling["seed"],
         "plan": plan,

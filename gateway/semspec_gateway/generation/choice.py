@@ -382,11 +382,9 @@ def stored_fields(choice: Choice) -> dict[str, str]:
 def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
     """Return the fields that all choices of a request share: each text once, and not as JSON in JSON."""
     request, step = choices[0].request, choices[0].request.num_choices_per_prompt
-    bare = replace(request, tools="", grammar="")
     fields = {
-        "call": _REQUEST.dump_json(bare).decode(),
+        "call": _REQUEST.dump_json(replace(request, grammar="")).decode(),
         "grammar": request.grammar,
-        "tools": request.tools,
         "models": json.dumps(choices[0].served.identity),
         "num_turns": str(choices[0].num_turns),
     }
@@ -409,7 +407,7 @@ def stored_request(id: str, meta: Mapping[str, str], strategies: Strategies) -> 
         if "request" not in meta:
             return _REQUEST.validate_python(_of_version_0_2(meta["call"]), context=strategies)
         request = _REQUEST.validate_json(meta["call"], context=strategies)
-        return replace(request, tools=meta["tools"], grammar=meta["grammar"])
+        return replace(request, grammar=meta["grammar"])
 
 
 def _of_version_0_2(call: str) -> dict[str, Any]:
@@ -422,8 +420,12 @@ def _of_version_0_2(call: str) -> dict[str, Any]:
         for name, own in names.items()
     }
     sampling = {**plan["sampling"], "seed": fields["seed"]}
-    answer = json.loads(fields["answer"])
-    return {**plan, **fields, **strategies, "sampling": sampling, "answer": answer}
+    parsed = {
+        "answer": json.loads(fields["answer"]),
+        "tools": json.loads(fields["tools"] or "[]"),
+        "variables": json.loads(fields["variables"] or "{}"),
+    }
+    return {**plan, **fields, **strategies, **parsed, "sampling": sampling}
 
 
 def stored_owner(id: str, meta: Mapping[str, str]) -> str:

@@ -140,7 +140,11 @@ class Preparation:
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools, request.variables)
+            prompt = Conversation(
+                prompt,
+                json.dumps(request.tools, ensure_ascii=False) if request.tools else "",
+                json.dumps(request.variables) if request.variables else "",
+            )
         backends = served.pinned
         encoded = asyncio.ensure_future(
             self.tokenized(lambda: backends.target.encode(prompt), "prompt")
@@ -276,7 +280,7 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[tuple[str,
     if last >= smallest.num_token_ids:
         message = f"logit_bias: {last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
         yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
-    for name in json.loads(request.variables or "{}"):
+    for name in request.variables:
         if name not in target.template_variables:
             field, known = (
                 f"chat_template_kwargs.{name}",

@@ -1,7 +1,6 @@
 """A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -212,10 +211,10 @@ class GenerationRequest:
     """Name of the request's API key; empty when authentication is off."""
     instructions: str
     """A system message before all others, that a response which follows this one does not inherit."""
-    tools: str
-    """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
-    variables: str
-    """A JSON object of variables of the chat template; see `Conversation`."""
+    tools: tuple[Mapping[str, Any], ...]
+    """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
+    variables: Mapping[str, Any]
+    """Variables of the chat template, each a scalar."""
     answer: SerializeAsAny[AnswerOptions]
     thinking_token_budget: int | None = None
     """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
@@ -232,7 +231,7 @@ class GenerationRequest:
     @property
     def tool_names(self) -> tuple[str, ...]:
         """Names of the functions that the model may call."""
-        return tuple(tool["function"]["name"] for tool in json.loads(self.tools or "[]"))
+        return tuple(tool["function"]["name"] for tool in self.tools)
 
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""

@@ -21,7 +21,7 @@ from semspec_gateway.api.openai.requests import (
     answer_grammar,
     format_grammar,
     offered,
-    tools_json,
+    template_tools,
 )
 from semspec_gateway.api.shared import document
 from semspec_gateway.api.shared.bodies import BodyRoute
@@ -96,7 +96,7 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         answer=_answer_options("chat", body, fields),
         grammar=answer_grammar(tools, choice, body.parallel_tool_calls, format, "response_format"),
-        tools=tools_json(tools),
+        tools=template_tools(tools),
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
         thinking_token_budget=body.thinking_token_budget,
     )

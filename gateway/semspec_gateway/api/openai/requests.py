@@ -395,11 +395,10 @@ def answer_grammar(
     )
 
 
-def tools_json(functions: Sequence[Function]) -> str:
-    """The functions as a chat template takes them; empty if there are none."""
+def template_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+    """The functions as a chat template takes them."""
     fields = {"name", "description", "parameters"}
-    given = [
-        {"type": "function", "function": one.model_dump(exclude_none=True, include=fields)}
-        for one in functions
-    ]
-    return json.dumps(given, ensure_ascii=False) if given else ""
+    return tuple(
+        {"type": "function", "function": function.model_dump(exclude_none=True, include=fields)}
+        for function in functions
+    )

@@ -22,7 +22,7 @@ from semspec_gateway.api.openai.requests import (
     joined,
     offered,
     select_part,
-    tools_json,
+    template_tools,
     word_or_tool,
 )
 from semspec_gateway.api.shared.requests import (
@@ -301,7 +301,7 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"
         ),
         instructions=body.instructions or "",
-        tools=tools_json(tools),
+        tools=template_tools(tools),
         variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
     )
 

@@ -1,11 +1,10 @@
 """What a client asks for, in any API, and what decides all that it leaves open: the `Request` that is served."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding import Strategy
@@ -87,9 +86,9 @@ class ClientRequest:
     grammar: str = ""
     """The answer follows it: written by the target alone, unless a strategy is chosen."""
     instructions: str = ""
-    tools: str = ""
-    variables: Mapping[str, Any] | None = None
-    """Of the chat template."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """See `GenerationRequest`."""
     thinking_token_budget: int | None = None
     keep_stop: bool = False
     may_reason: bool = True
@@ -192,7 +191,7 @@ class Resolver:
         if options.exact_answer:
             is_shaped = asked.grammar or body.least_tokens or not body.penalties.is_neutral
             answer = answer_strategy(strategy, served, bool(is_shaped) or num_logprobs is not None)
-        variables, budget = dict(asked.variables or {}), asked.thinking_token_budget
+        variables, budget = dict(asked.variables), asked.thinking_token_budget
         if (
             EFFORT_PARAMETER in asked.answer.fields
             and EFFORT not in served.target.template_variables
@@ -224,7 +223,7 @@ class Resolver:
             owner=owner,
             instructions=asked.instructions,
             tools=asked.tools,
-            variables=json.dumps(variables) if variables else "",
+            variables=variables,
             thinking_token_budget=budget,
             answer=asked.answer,
             is_kept=asked.is_kept,
