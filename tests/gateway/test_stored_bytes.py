@@ -178,6 +178,7 @@ async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
     call |= {
         "tools": "",
         "variables": "",
+        "num_choices": 2,
         "answer": json.dumps(call["answer"]),
         "seed": sampling["seed"],
         "plan": plan,

@@ -421,6 +421,7 @@ def _of_version_0_2(call: str) -> dict[str, Any]:
     }
     sampling = {**plan["sampling"], "seed": fields["seed"]}
     parsed = {
+        "num_choices_per_prompt": fields["num_choices"] // len(fields["prompts"]),
         "answer": json.loads(fields["answer"]),
         "tools": json.loads(fields["tools"] or "[]"),
         "variables": json.loads(fields["variables"] or "{}"),

@@ -3,7 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self, cast, get_type_hints
 
 from pydantic import (
@@ -21,6 +21,7 @@ from semspec.decoding import Generation, Options, Prompts, Strategies, Strategy
 from semspec.errors import InvalidRequest
 from semspec.records import Body
 from semspec.types import (
+    NO_PENALTIES,
     Context,
     Message,
     OperatingPoint,
@@ -168,7 +169,50 @@ class AnswerOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class ClientRequest:
+    """The part of a request that its API reads from the body, and that no default of the operator changes."""
+
+    answer: SerializeAsAny[AnswerOptions]
+    prompts: tuple[RequestPrompt, ...]
+    """Several are those of one plain completion."""
+    num_choices_per_prompt: int = 1
+    max_tokens: int | None = None
+    """None: the default, limited to what the context window leaves."""
+    default_max_tokens: int | None = None
+    """Largest default budget, unless the operator sets one; None: a share of the window."""
+    min_tokens: int = 0
+    """See `Generation`."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
+    num_logprobs: int | None = None
+    """See `GenerationParams`."""
+    are_logprobs_optional: bool = False
+    """Whether the answer leaves logprobs out where the strategy has none."""
+    penalties: Penalties = NO_PENALTIES
+    grammar: str = ""
+    """The answer follows it; empty: none. Written by the target alone, unless a strategy is chosen."""
+    may_reason: bool = True
+    """Whether the model may open its reasoning itself where an answer follows a grammar."""
+    stops: tuple[str, ...] = ()
+    keep_stop: bool = False
+    """Whether the stop sequence that ends a text stays in it."""
+    instructions: str = ""
+    """A system message before all others, that a response which follows this one does not inherit."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, each a scalar."""
+    is_kept: bool = True
+    """False: routes do not give the answer by its id once it has ended."""
+
+    @property
+    def num_choices(self) -> int:
+        """Number for all prompts together; those of the first prompt come first."""
+        return self.num_choices_per_prompt * len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(ClientRequest):
     """A request as it is served, with every default filled in and checked against the services, before its prompts are
     encoded. It is stored with its generations, to resume them."""
 
@@ -177,51 +221,20 @@ class GenerationRequest:
     """Seconds since 1970."""
     model: str
     """The name in the client's request."""
-    prompts: tuple[RequestPrompt, ...]
-    """Several are those of one plain completion."""
-    num_choices: int
-    """Of all prompts together, the same number for each; the first prompt's come first."""
     sampling: SamplingParams
     """With the client's seed, which may be negative, or a random one."""
-    penalties: Penalties
     strategy: StoredStrategy
     answer_strategy: StoredStrategy | None
     """See `Generation`."""
     segmentation: Segmentation
-    num_logprobs: int | None
-    """See `GenerationParams`."""
-    grammar: str
-    """The answer follows it; empty: none."""
     show_drafts: bool
     """See `Generation`."""
-    max_tokens: int | None
-    """None: the default, limited to what the context window leaves."""
-    min_tokens: int
-    """See `Generation`."""
-    stops: tuple[str, ...]
-    keep_stop: bool
-    """Whether the stop sequence that ends a text stays in it."""
-    may_reason: bool
-    """Whether the model may open its reasoning itself where an answer follows a grammar."""
     strictness: float | None
     expected: Expected | None
     """Expected results of the acceptance rule that `strictness` selected."""
     session: str | None
     owner: str
     """Name of the request's API key; empty when authentication is off."""
-    instructions: str
-    """A system message before all others, that a response which follows this one does not inherit."""
-    tools: tuple[Mapping[str, Any], ...]
-    """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
-    variables: Mapping[str, Any]
-    """Variables of the chat template, each a scalar."""
-    answer: SerializeAsAny[AnswerOptions]
-    thinking_token_budget: int | None = None
-    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
-    is_kept: bool = True
-    """False: routes do not give the answer by its id once it has ended."""
-    default_max_tokens: int | None = None
-    """Largest default budget, unless the operator sets one; None: a share of the window."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -236,10 +249,6 @@ class GenerationRequest:
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""
         return choice_id(self.id, index)
-
-    @property
-    def num_choices_per_prompt(self) -> int:
-        return self.num_choices // len(self.prompts)
 
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so

@@ -80,7 +80,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
         turns = await history(previous, owner_of(http)) if previous is not None else ()
-        return await responder.respond(http, response_request(body, turns), key)
+        return await responder.respond(http, body, response_request(body, turns), key)
 
     @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:

@@ -44,12 +44,11 @@ from semspec_gateway.api.shared.requests import (
 )
 from semspec_gateway.api.shared.resolver import (
     EFFORT_PARAMETER,
-    ClientRequest,
     answer_options,
     variables_of,
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar
-from semspec_gateway.generation.request import AnswerOptions
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest
 from semspec_gateway.options import RequestModel
 
 ITEMS = ("reasoning", "function_call", "function_call_output")
@@ -280,10 +279,8 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
         fields[EFFORT_PARAMETER] = "reasoning.effort"
     messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
     return ClientRequest(
-        body=body,
         prompts=((*turns, *(message.message for message in messages)),),
         max_tokens=body.max_output_tokens,
-        num_logprobs=None,
         answer=answer_options(
             ResponseOptions,
             "responses",

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
-from semspec.types import LEAST_REPETITION, NO_PENALTIES, Penalties, SamplingParams
+from semspec.types import LEAST_REPETITION, SamplingParams
 from semspec_gateway.api.shared.json_size import JsonSize, size_of
 from semspec_gateway.options import (
     AcceptanceOptions,
@@ -37,8 +37,6 @@ MAX_ITEMS = 2048
 """Maximum number of messages, of parts of a message and of prompts."""
 MAX_JSON = JsonSize(strings=32_768, containers=16_384, values=50_000)
 """Limits of JSON that is sent as a text."""
-NEVER_ENDS = 2**31 - 1
-"""`min_tokens` of a text that goes on until its budget is used up."""
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Neutral = dict[str, tuple[object, ...]]
@@ -333,7 +331,7 @@ LogitBias = Annotated[
 
 
 class GenerationBody(RequestModel):
-    """Body of a request for a text. An API without a field for a property has the value here, which has no effect."""
+    """Body of a request for a text, in any API."""
 
     stream: bool | None = None
     semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
@@ -341,24 +339,6 @@ class GenerationBody(RequestModel):
     @abstractmethod
     def sampling(self, defaults: Defaults) -> SamplingParams:
         """How tokens are drawn; `defaults` are the operator's."""
-
-    @property
-    def penalties(self) -> Penalties:
-        return NO_PENALTIES
-
-    @property
-    def num_choices(self) -> int:
-        """Number of choices for each prompt."""
-        return 1
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def least_tokens(self) -> int:
-        """See `Generation.min_tokens`."""
-        return 0
 
 
 def seed_or_random(seed: int | None) -> int:
@@ -406,24 +386,3 @@ class CompletionBody(TextRequest):
     def sampling(self, defaults: Defaults) -> SamplingParams:
         plain = super().sampling(defaults)
         return replace(plain, top_k=max(0, self.top_k or 0), min_p=self.min_p or 0.0)
-
-    @property
-    def penalties(self) -> Penalties:
-        return Penalties(
-            self.presence_penalty or 0.0,
-            self.frequency_penalty or 0.0,
-            1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
-        )
-
-    @property
-    def num_choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def least_tokens(self) -> int:
-        return NEVER_ENDS if self.ignore_eos else self.min_tokens or 0

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding import Strategy
@@ -19,8 +19,8 @@ from semspec_gateway.generation.preparation import (
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.generation.request import AnswerOptions, GenerationRequest, RequestPrompt
-from semspec_gateway.options import Defaults
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.options import Defaults, StrategyOptions
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -72,31 +72,6 @@ def answer_options(
     penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
     fields = {**semspec, "penalties": penalties, **fields}
     return kind(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
-    """What a client asks for, before any default is filled in."""
-
-    body: GenerationBody
-    prompts: tuple[RequestPrompt, ...]
-    max_tokens: int | None
-    num_logprobs: int | None
-    answer: AnswerOptions
-    grammar: str = ""
-    """The answer follows it: written by the target alone, unless a strategy is chosen."""
-    instructions: str = ""
-    tools: tuple[Mapping[str, Any], ...] = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """See `GenerationRequest`."""
-    thinking_token_budget: int | None = None
-    keep_stop: bool = False
-    may_reason: bool = True
-    are_logprobs_optional: bool = False
-    is_kept: bool = True
-    """False: routes do not give the answer by its id once it has ended."""
-    default_max_tokens: int | None = None
-    """Largest default budget, unless the operator sets one; None: a share of the window."""
 
 
 @contextmanager
@@ -163,19 +138,25 @@ class Resolver:
     audit: Audit | None
 
     def resolve(
-        self, asked: ClientRequest, id: str, owner: str
+        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
     ) -> tuple[GenerationRequest, Served]:
         """The request that is served, and by what. Nothing of it changes later.
 
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
-        body, options = asked.body, asked.body.semspec
-        num_choices = self._num_choices(asked)
+        options = body.semspec
+        self._check_choices(asked, options.session)
         asked_model = body.model if isinstance(body, TextRequest) else None
         model, alias = check_model(asked_model, self.settings, self.readiness)
         served = self.readiness.require()
         defaults = served.defaults(self.settings.defaults)
-        strategy = self._strategy(asked, model, alias, served, defaults)
+        if alias and options.strategy not in (None, alias):
+            raise InvalidRequest(
+                f"the model {model!r} already names another strategy", "semspec.strategy"
+            )
+        is_shaped = bool(asked.grammar) or not asked.penalties.is_neutral
+        default = "target" if is_shaped else served.default_name(defaults)
+        strategy = self._strategy(alias or options.strategy or default, options, served, defaults)
         strictness, expected = options.strictness, None
         if strictness is None and self.audit:
             strictness = self.audit.tightened_strictness(strategy, served)
@@ -189,8 +170,8 @@ class Resolver:
         )
         answer = None
         if options.exact_answer:
-            is_shaped = asked.grammar or body.least_tokens or not body.penalties.is_neutral
-            answer = answer_strategy(strategy, served, bool(is_shaped) or num_logprobs is not None)
+            needs_generate = is_shaped or asked.min_tokens > 0 or num_logprobs is not None
+            answer = answer_strategy(strategy, served, needs_generate)
         variables, budget = dict(asked.variables), asked.thinking_token_budget
         if (
             EFFORT_PARAMETER in asked.answer.fields
@@ -198,67 +179,48 @@ class Resolver:
         ):
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
             budget = effort if budget is None else budget
+        resolved = {
+            "num_logprobs": num_logprobs,
+            "variables": variables,
+            "thinking_token_budget": budget,
+        }
         request = GenerationRequest(
+            **{one.name: getattr(asked, one.name) for one in fields(ClientRequest)} | resolved,
             id=id,
             created=int(time.time()),
             model=model,
-            prompts=asked.prompts,
-            num_choices=num_choices,
             sampling=body.sampling(defaults),
-            penalties=body.penalties,
             strategy=strategy,
             answer_strategy=answer,
             segmentation=Segmentation(options.segmentation or defaults.segmentation),
-            num_logprobs=num_logprobs,
-            grammar=asked.grammar,
             show_drafts=bool(options.trace and body.stream),
-            max_tokens=asked.max_tokens,
-            min_tokens=body.least_tokens,
-            stops=body.stops,
-            keep_stop=asked.keep_stop,
-            may_reason=asked.may_reason,
             strictness=strictness,
             expected=expected,
             session=options.session,
             owner=owner,
-            instructions=asked.instructions,
-            tools=asked.tools,
-            variables=variables,
-            thinking_token_budget=budget,
-            answer=asked.answer,
-            is_kept=asked.is_kept,
-            default_max_tokens=asked.default_max_tokens,
         )
         check(request, served)
         return request, served
 
     def _strategy(
-        self, asked: ClientRequest, model: str, alias: str, served: Served, defaults: Defaults
+        self, name: str, options: StrategyOptions, served: Served, defaults: Defaults
     ) -> Strategy:
-        """The strategy that the request and the defaults choose. Raises: InvalidRequest."""
-        options = asked.body.semspec
-        if alias and options.strategy not in (None, alias):
+        """The strategy `name` with the options of the request and the defaults. Raises: InvalidRequest."""
+        if name not in served.strategies:
             raise InvalidRequest(
-                f"the model {model!r} already names another strategy", "semspec.strategy"
-            )
-        needs_one_writer = bool(asked.grammar) or not asked.body.penalties.is_neutral
-        default = "target" if needs_one_writer else served.default_name(defaults)
-        name = alias or options.strategy or default
-        if name not in self.readiness.table:
-            raise InvalidRequest(
-                f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy"
+                f"strategy: it should be one of {', '.join(served.strategies)}", "strategy"
             )
         strategy = served.strategies[name](defaults.options(name, options))
         check_strategy(strategy, served, defaults)
         return strategy
 
-    def _num_choices(self, asked: ClientRequest) -> int:
-        """Of all prompts together. Raises: InvalidRequest."""
-        limit, session = self.settings.max_n, asked.body.semspec.session
-        num_choices, num_prompts = asked.body.num_choices, len(asked.prompts)
+    def _check_choices(self, asked: ClientRequest, session: str | None) -> None:
+        """Raises: InvalidRequest."""
+        limit, num_prompts = self.settings.max_n, len(asked.prompts)
+        num_choices = asked.num_choices_per_prompt
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
-        if num_prompts * num_choices > limit:
+        if asked.num_choices > limit:
             message = (
                 f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
             )
@@ -269,7 +231,6 @@ class Resolver:
             )
         if num_choices > 1 and session is not None:
             raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
-        return num_prompts * num_choices
 
 
 def new_id(api: Api) -> str:

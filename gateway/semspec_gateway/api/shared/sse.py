@@ -28,8 +28,8 @@ from semspec_gateway.api.shared.middleware import (
     owner_of,
     unless_disconnected,
 )
+from semspec_gateway.api.shared.requests import GenerationBody
 from semspec_gateway.api.shared.resolver import (
-    ClientRequest,
     Resolver,
     naming,
     new_id,
@@ -45,7 +45,7 @@ from semspec_gateway.generation.choice import (
 )
 from semspec_gateway.generation.generations import Generations, Run
 from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
-from semspec_gateway.generation.request import AnswerOptions, GenerationRequest
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
 
@@ -137,24 +137,26 @@ class Responder:
     settings: GatewaySettings
     formats: Mapping[str, type[Format]]
 
-    async def respond(self, http: HttpRequest, asked: ClientRequest, key: str | None) -> Response:
+    async def respond(
+        self, http: HttpRequest, body: GenerationBody, asked: ClientRequest, key: str | None
+    ) -> Response:
         """The response to a new request, or to one repeated under its idempotency `key` with the same body."""
         api, owner = asked.answer.api, owner_of(http)
         id = new_id(api)
         if key is None:
-            opened: AbstractAsyncContextManager[Opened] = self._begin(asked, id, owner)
+            opened: AbstractAsyncContextManager[Opened] = self._begin(body, asked, id, owner)
         else:
-            content = (api, json.dumps(asked.body.model_dump(exclude_unset=True)))
+            content = (api, json.dumps(body.model_dump(exclude_unset=True)))
             idempotency = IdempotencyKey(key, owner, content, self.keys)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(
                 http.receive, idempotency.recall(id, timeout_s)
             )
             if has_begun:
-                opened = self._attach(id, bool(asked.body.stream))
+                opened = self._attach(id, bool(body.stream))
             else:
-                opened = idempotency.unless_refused(self._begin(asked, id, owner))
-        if asked.body.stream:
+                opened = idempotency.unless_refused(self._begin(body, asked, id, owner))
+        if body.stream:
             return EventStream(id, opened, self.settings.send_timeout_s)
         try:
             answer = await unless_disconnected(http.receive, _whole(opened))
@@ -169,10 +171,12 @@ class Responder:
         return EventStream(id, opened, self.settings.send_timeout_s, seen)
 
     @asynccontextmanager
-    async def _begin(self, asked: ClientRequest, id: str, owner: str) -> AsyncIterator[Opened]:
+    async def _begin(
+        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
+    ) -> AsyncIterator[Opened]:
         with naming(asked.answer.fields):
-            request, served = self.resolver.resolve(asked, id, owner)
-            async with self.generations.begin(request, served, bool(asked.body.stream)) as run:
+            request, served = self.resolver.resolve(body, asked, id, owner)
+            async with self.generations.begin(request, served, bool(body.stream)) as run:
                 yield run, self._format(request, served)
 
     @asynccontextmanager

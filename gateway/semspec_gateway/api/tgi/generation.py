@@ -13,18 +13,18 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.types import FinishReason, SegmentRecord
+from semspec.types import NO_PENALTIES, FinishReason, Penalties, SegmentRecord
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
 from semspec_gateway.api.shared.idempotency import Key
-from semspec_gateway.api.shared.resolver import ClientRequest, answer_options
+from semspec_gateway.api.shared.resolver import answer_options
 from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
 from semspec_gateway.api.tgi import answers
 from semspec_gateway.api.tgi.requests import TgiRequest
 from semspec_gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.request import AnswerOptions, GenerationRequest
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import MAX_STOPS, GatewaySettings
 
@@ -39,7 +39,13 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def respond(
         http: HttpRequest, body: TgiRequest, key: str | None, stream: bool
     ) -> Response:
-        return await responder.respond(http, tgi_request(body, stream), key)
+        if body.stream is not None and body.stream != stream:
+            other = "/generate_stream" if body.stream else "/generate"
+            raise InvalidRequest(
+                f"stream contradicts this route; leave it out, or use {other}", "stream"
+            )
+        body = body.model_copy(update={"stream": stream})
+        return await responder.respond(http, body, tgi_request(body), key)
 
     @routes.post("/generate", response_model=answers.TgiAnswer, responses=TGI)
     async def generate(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
@@ -99,35 +105,28 @@ class TgiOptions(AnswerOptions):
     """Whether the text begins with the prompt."""
 
 
-def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
-    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob.
-
-    Raises: InvalidRequest when the body's `stream` contradicts the route.
-    """
-    if body.stream is not None and body.stream != stream:
-        other = "/generate_stream" if body.stream else "/generate"
-        raise InvalidRequest(
-            f"stream contradicts this route; leave it out, or use {other}", "stream"
-        )
+def tgi_request(body: TgiRequest) -> ClientRequest:
+    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob."""
     parameters = body.parameters
-    body = body.model_copy(update={"stream": stream})
     fields = {
         "prompt": "inputs",
         "grammar": "parameters.grammar",
         "logprobs": "parameters.top_n_tokens",
     }
     fields["penalties"] = "parameters.repetition_penalty"
+    repetition = parameters.repetition_penalty
     details, full_text = bool(parameters.details), bool(parameters.return_full_text)
     return ClientRequest(
-        body=body,
         prompts=(body.inputs,),
         max_tokens=parameters.max_new_tokens,
-        num_logprobs=parameters.top_n_tokens or (0 if stream or parameters.details else None),
+        num_logprobs=parameters.top_n_tokens or (0 if body.stream or parameters.details else None),
         are_logprobs_optional=not parameters.top_n_tokens,
         answer=answer_options(
             TgiOptions, "tgi", body, fields, details=details, return_full_text=full_text
         ),
         grammar=parameters.grammar.grammar if parameters.grammar else "",
+        penalties=NO_PENALTIES if repetition is None else Penalties(repetition=repetition),
+        stops=tuple(parameters.stop or ()),
         keep_stop=True,
         may_reason=False,
         default_max_tokens=MAX_NEW_TOKENS,

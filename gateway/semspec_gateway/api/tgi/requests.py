@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from semspec.grammars.limits import check_pattern
-from semspec.types import NO_PENALTIES, Penalties, SamplingParams
+from semspec.types import SamplingParams
 from semspec_gateway.api.openai.requests import ChatMessage, SchemaObject, TokenIds
 from semspec_gateway.api.shared.requests import (
     TGI_DEFAULTS,
@@ -145,15 +145,6 @@ class TgiRequest(GenerationBody):
             top_k=own.top_k or 0,
             seed=seed_or_random(own.seed),
         )
-
-    @property
-    def penalties(self) -> Penalties:
-        repetition = self.parameters.repetition_penalty
-        return NO_PENALTIES if repetition is None else Penalties(repetition=repetition)
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return tuple(self.parameters.stop or ())
 
 
 class TokenizeInputs(RequestModel):
