@@ -11,19 +11,16 @@ from semspec.background import cancel_tasks
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.types import FinishReason
 from semspec_gateway.generation.admission import Admission
-from semspec_gateway.generation.choice import (
-    Choice,
-    ChoiceEvent,
-    Ended,
-    Place,
+from semspec_gateway.generation.choice import Choice, ChoiceEvent, Ended, Place
+from semspec_gateway.generation.preparation import Preparation, check_session_size, deadline_s
+from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.runner import ChoiceRunner
+from semspec_gateway.generation.stored import (
     request_fields,
     stored_choice,
     stored_fields,
     stored_trace,
 )
-from semspec_gateway.generation.preparation import Preparation, check_session_size, deadline_s
-from semspec_gateway.generation.request import GenerationRequest
-from semspec_gateway.generation.runner import ChoiceRunner
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.store.leases import Account, Leases

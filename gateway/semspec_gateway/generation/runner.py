@@ -34,7 +34,8 @@ from semspec.types import (
     Writer,
 )
 from semspec_gateway.generation.audit import Audit
-from semspec_gateway.generation.choice import Choice, Ended, usage
+from semspec_gateway.generation.choice import Choice, Ended
+from semspec_gateway.generation.usage import usage
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings

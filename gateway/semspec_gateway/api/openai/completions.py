@@ -35,9 +35,10 @@ from semspec_gateway.api.shared.resolver import (
     variables_of,
 )
 from semspec_gateway.api.shared.sse import Format, Responder
-from semspec_gateway.generation.choice import Choice, Ended, Kept, Written, usage
+from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta
 from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.generation.usage import usage
 
 _NEVER = 2**31 - 1
 

@@ -22,17 +22,11 @@ from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec_gateway.api.shared.resources import GenerationId, owned
 from semspec_gateway.api.shared.sse import Format, Responder
-from semspec_gateway.generation.choice import (
-    Choice,
-    Ended,
-    Kept,
-    Written,
-    stored_choice,
-    stored_trace,
-    usage,
-)
+from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta, ToolCall
 from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.stored import stored_choice, stored_trace
+from semspec_gateway.generation.usage import usage
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.store.store import Store, reading
 

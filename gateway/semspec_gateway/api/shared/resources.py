@@ -27,15 +27,15 @@ from semspec_gateway.api.shared.middleware import OwnerOf
 from semspec_gateway.api.shared.requests import SESSION_NAME
 from semspec_gateway.api.shared.resolver import model_names
 from semspec_gateway.api.shared.sse import Responder
-from semspec_gateway.generation.choice import (
-    Place,
+from semspec_gateway.generation.choice import Place
+from semspec_gateway.generation.request import Parameters
+from semspec_gateway.generation.stored import (
     prompt_fields,
     stored_generation,
     stored_owner,
     stored_request,
     stored_trace,
 )
-from semspec_gateway.generation.request import Parameters
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store, reading, stored_name

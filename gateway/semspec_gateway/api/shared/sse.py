@@ -34,18 +34,11 @@ from semspec_gateway.api.shared.resolver import (
     naming,
     new_id,
 )
-from semspec_gateway.generation.choice import (
-    Choice,
-    ChoiceEvent,
-    Ended,
-    Kept,
-    Place,
-    Written,
-    numbers,
-)
+from semspec_gateway.generation.choice import Choice, ChoiceEvent, Ended, Kept, Place, Written
 from semspec_gateway.generation.generations import Generations, Run
 from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.generation.usage import numbers
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
 
