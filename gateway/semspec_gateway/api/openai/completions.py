@@ -25,6 +25,7 @@ from semspec_gateway.api.openai.requests import (
 )
 from semspec_gateway.api.shared import document
 from semspec_gateway.api.shared.bodies import BodyRoute
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.requests import CompletionBody
 from semspec_gateway.api.shared.resolver import (
@@ -34,7 +35,7 @@ from semspec_gateway.api.shared.resolver import (
     answer_options,
     variables_of,
 )
-from semspec_gateway.api.shared.sse import Format, Responder
+from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta
 from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest

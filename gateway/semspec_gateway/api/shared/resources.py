@@ -26,7 +26,7 @@ from semspec_gateway.api.shared.errors import Error, TgiError
 from semspec_gateway.api.shared.middleware import OwnerOf
 from semspec_gateway.api.shared.requests import SESSION_NAME
 from semspec_gateway.api.shared.resolver import model_names
-from semspec_gateway.api.shared.sse import Responder
+from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Place
 from semspec_gateway.generation.request import Parameters
 from semspec_gateway.generation.stored import (

@@ -17,9 +17,11 @@ from semspec.types import NO_PENALTIES, FinishReason, Penalties, SegmentRecord
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
+from semspec_gateway.api.shared.event_stream import GENERATION_ID
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.resolver import answer_options
-from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
+from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.api.tgi import answers
 from semspec_gateway.api.tgi.requests import TgiRequest
 from semspec_gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
