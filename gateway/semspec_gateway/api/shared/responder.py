@@ -90,7 +90,7 @@ class Responder:
                 yield run, self._format(replace(run.request, answer=answer), run.served)
 
     def _format(self, request: GenerationRequest, served: Served) -> Format:
-        rule = served.route.digest if served.route else ""
+        rule = served.release.digest if served.release else ""
         parts = (
             *served.identity.values(),
             rule,

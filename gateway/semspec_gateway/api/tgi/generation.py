@@ -77,8 +77,8 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         default = served.default(served.defaults(settings.defaults))
         window = min(one.max_context_tokens for one in served.writers(default))
         return answers.TgiInfo(
-            model_id=f"{settings.name}@{served.route.release.version}"
-            if served.route
+            model_id=f"{settings.name}@{served.release.pair.version}"
+            if served.release
             else settings.name,
             model_sha=served.target.fingerprint,
             model_pipeline_tag="text-generation",
