@@ -153,30 +153,21 @@ class Defaults(StrategyOptions):
 
     def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
         """The options of a request for `strategy` that gives these."""
-        acceptance, retrieval, plain = (
-            _values(self.acceptance),
-            _values(self.retrieval),
-            _values(self, PLAIN),
-        )
+        own, changes = _values(self), _values(given or StrategyOptions())
         if strategy != self._own:
-            acceptance.pop("threshold", None)
-            plain.pop("num_speculative_tokens", None)
-        if given is not None:
-            rule = {} if given.acceptance.threshold is None else {"rule": "threshold"}
-            acceptance |= rule | _values(given.acceptance)
-            retrieval |= _values(given.retrieval)
-            plain |= _values(given, PLAIN)
+            own.pop("num_speculative_tokens", None)
+            own["acceptance"].pop("threshold", None)
+        if "threshold" in changes["acceptance"]:
+            own["acceptance"]["rule"] = "threshold"
+        acceptance = Acceptance(**own.pop("acceptance") | changes.pop("acceptance"))
+        retrieval = RetrievalOptions(**own.pop("retrieval") | changes.pop("retrieval"))
         return Options(
-            **plain,
-            acceptance=Acceptance(**acceptance),
-            retrieval=RetrievalOptions(**retrieval),
+            **own | changes,
+            acceptance=acceptance,
+            retrieval=retrieval,
             draft_ahead=self.draft_ahead,
         )
 
 
-PLAIN = {"rewrite", "probes", "gamma", "num_candidates", "num_speculative_tokens"}
-"""Options that are a number or a string."""
-
-
-def _values(model: BaseModel, names: set[str] | None = None) -> dict[str, Any]:
-    return model.model_dump(include=names, exclude_none=True)
+def _values(options: StrategyOptions) -> dict[str, Any]:
+    return options.model_dump(include={*StrategyOptions.model_fields}, exclude_none=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from semspec.decoding import Generation, Prompts, Strategies
+from semspec.decoding import Prompts, Strategies
 from semspec.errors import Conflict
 from semspec.records import read_stored
 from semspec.types import Piece, SegmentRecord
@@ -27,6 +27,7 @@ def stored_fields(choice: Choice) -> dict[str, str]:
         "status": "running",
         "request": request.id,
         "owner": request.owner,
+        "is_kept": json.dumps(request.is_kept),
         "index": str(choice.index),
     }
 
@@ -65,27 +66,26 @@ def stored_request(id: str, meta: Mapping[str, str], strategies: Strategies) -> 
 def _of_version_0_2(call: str) -> dict[str, Any]:
     """The fields of a request that version 0.2 stored, which held its parameters in a generation, the `plan`."""
     fields = json.loads(call)
-    plan = fields.pop("plan")
-    names = {name: plan.get(name) for name in ("strategy", "answer_strategy")}
-    strategies = {
-        name: {"name": own, "options": plan["options"]} if own else None
-        for name, own in names.items()
-    }
-    sampling = {**plan["sampling"], "seed": fields["seed"]}
-    parsed = {
-        "num_choices_per_prompt": fields["num_choices"] // len(fields["prompts"]),
-        "answer": json.loads(fields["answer"]),
-        "tools": json.loads(fields["tools"] or "[]"),
-        "variables": json.loads(fields["variables"] or "{}"),
-    }
-    return {**plan, **fields, **strategies, **parsed, "sampling": sampling}
+    plan, seed = fields.pop("plan"), fields.pop("seed")
+    for name in ("strategy", "answer_strategy"):
+        own = plan.get(name)
+        plan[name] = {"name": own, "options": plan["options"]} if own else None
+    texts = {name: fields.pop(name) for name in ("answer", "tools", "variables")}
+    parsed = {name: json.loads(text) for name, text in texts.items() if text}
+    fields["num_choices_per_prompt"] = fields["num_choices"] // len(fields["prompts"])
+    return {**plan, **fields, **parsed, "sampling": {**plan["sampling"], "seed": seed}}
 
 
-def stored_owner(id: str, meta: Mapping[str, str]) -> str:
-    """Return the owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
+def stored_access(id: str, meta: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the owner of the generation `id`, and whether it is kept after its end.
+
+    Raises: Unavailable when the fields cannot be read.
+    """
     with reading(f"generation {id}"):
-        owner: str = meta["owner"] if "owner" in meta else json.loads(meta["call"])["owner"]
-        return owner
+        if "owner" in meta:
+            return meta["owner"], meta["is_kept"] == "true"
+        call = json.loads(meta["call"])  # stored by version 0.2
+        return call["owner"], call.get("is_kept", True)
 
 
 async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
@@ -113,18 +113,8 @@ def stored_choice(
                 "id",
             )
         index = int(meta["index"])
-        prompts, max_tokens = _stored_prompts(request, index, meta)
+        prompts, max_tokens = stored_prompts(request, index, meta)
         return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
-
-
-def stored_generation(
-    id: str, meta: Mapping[str, str], strategies: Strategies
-) -> tuple[GenerationRequest, Generation]:
-    """The request of the generation `id`, and the decoding loop's input. Raises: Unavailable if they cannot be read."""
-    request = stored_request(id, meta, strategies)
-    with reading(f"generation {id}"):
-        index = int(meta["index"])
-        return request, request.generation(index, *_stored_prompts(request, index, meta))
 
 
 def prompt_fields(
@@ -140,10 +130,10 @@ def prompt_fields(
     }
 
 
-def _stored_prompts(
+def stored_prompts(
     request: GenerationRequest, index: int, meta: Mapping[str, str]
 ) -> tuple[Prompts, int]:
-    """Return the prompt as each model reads it, and the budget of tokens."""
+    """Return the prompt as each model reads it, and the budget of tokens. To be called within `reading`."""
     fields = prompt_fields(request, index, meta)
     draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None
     prompts = Prompts(_PIECE.validate_json(fields["prompt"]), draft, fields["fallback"] or None)

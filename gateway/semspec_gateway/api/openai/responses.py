@@ -45,7 +45,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
 
     async def stored(id: str, owner: str) -> tuple[str, Choice]:
         """The status of a response, and what is written of it."""
-        fields = await owned(id, owner, store, readiness.table)
+        fields = await owned(id, owner, store)
         choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
         if choice.request.answer.api != "responses":
             raise NotFound(f"response {id} does not exist, or has expired", "id")

@@ -31,8 +31,8 @@ from semspec_gateway.generation.choice import Place
 from semspec_gateway.generation.request import Parameters
 from semspec_gateway.generation.stored import (
     prompt_fields,
-    stored_generation,
-    stored_owner,
+    stored_access,
+    stored_prompts,
     stored_request,
     stored_trace,
 )
@@ -181,12 +181,12 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.get("/{id}", responses=STORED)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
-        return _public(id, await owned(id, owner, store, table), table)
+        return _public(id, await owned(id, owner, store), table)
 
     @routes.get("/{id}/trace", responses=STORED)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        stored = _public(id, await owned(id, owner, store, table), table)
+        stored = _public(id, await owned(id, owner, store), table)
         segments = await stored_trace(id, store)
         state = {"status": stored.status, "degraded": stored.degraded}
         return GenerationTrace(
@@ -201,7 +201,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         trace: Annotated[bool, Query(description="segment records as well")] = False,
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
-        await owned(id, owner, store, table)
+        await owned(id, owner, store)
         return responder.attach(
             id, list(map(Place.of_id, (last_event_id or "0").split("-"))), trace
         )
@@ -209,7 +209,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        request = stored_request(id, await owned(id, owner, store, table), table)
+        request = stored_request(id, await owned(id, owner, store), table)
         for index in range(request.num_choices):
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(request.choice_id(index))
@@ -303,32 +303,32 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     return routes
 
 
-async def owned(id: str, owner: str, store: Store, strategies: Strategies) -> dict[str, str]:
+async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
     Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
     """
     fields = await store.generation(id)
     has_ended = fields["status"] not in ("running", "interrupted")
-    if stored_owner(id, fields) != owner or (
-        has_ended and not stored_request(id, fields, strategies).is_kept
-    ):
+    stored_for, is_kept = stored_access(id, fields)
+    if stored_for != owner or (has_ended and not is_kept):
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
 
 def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
-    request, generation = stored_generation(id, meta, strategies)
-    parameters = Parameters.of(generation, request.strictness, request.stops)
-    asked = {
-        "created": request.created,
-        "model": request.model,
-        "session": request.session,
-        "parameters": parameters,
-    }
+    request = stored_request(id, meta, strategies)
     with reading(f"generation {id}"):
-        texts = {**meta, **prompt_fields(request, int(meta["index"]), meta)}
+        index = int(meta["index"])
+        generation = request.generation(index, *stored_prompts(request, index, meta))
+        asked = {
+            "created": request.created,
+            "model": request.model,
+            "session": request.session,
+            "parameters": Parameters.of(generation, request.strictness, request.stops),
+        }
+        texts = {**meta, **prompt_fields(request, index, meta)}
         parsed = {
             name: json.loads(texts.get(name) or "null")
             for name in ("models", "prompt", "draft_prompt", "usage")
