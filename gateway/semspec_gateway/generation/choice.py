@@ -216,7 +216,7 @@ class Choice:
 
     @property
     def parameters(self) -> Parameters:
-        return Parameters.of(self.generation, self.request.strictness, self.request.stops)
+        return Parameters.of(self.generation, self.request.strictness)
 
     @property
     def text(self) -> str:

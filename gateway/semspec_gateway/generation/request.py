@@ -57,7 +57,7 @@ class Parameters(_Typed):
     stop: list[str]
 
     @classmethod
-    def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
+    def of(cls, generation: Generation, strictness: float | None) -> Self:
         sampling, penalties = generation.sampling, generation.penalties
         strategy, answer = generation.strategy, generation.answer_strategy
         return cls(
@@ -73,7 +73,7 @@ class Parameters(_Typed):
             logit_bias={str(token): bias for token, bias in penalties.logit_bias},
             max_tokens=generation.max_tokens,
             min_tokens=min(generation.min_tokens, generation.max_tokens),
-            stop=list(stops),
+            stop=list(generation.stops),
         )
 
 

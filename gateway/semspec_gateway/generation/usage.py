@@ -7,15 +7,8 @@ from semspec.records import share, statistics
 from semspec_gateway.generation.choice import Choice
 
 _COUNTED = (
-    *(
-        "num_segments",
-        "num_accepted",
-        "num_rejected",
-        "acceptance_rate",
-        "target_ratio",
-        "fallback",
-    ),
-    *("num_proposed_tokens", "num_accepted_tokens"),
+    *("num_segments", "num_accepted", "num_rejected", "acceptance_rate", "target_ratio"),
+    *("num_proposed_tokens", "num_accepted_tokens", "fallback"),
 )
 
 

@@ -171,7 +171,7 @@ class ResponsesFormat(Format):
             output=items,
             previous_response_id=options.previous_response_id,
             reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
-            store=options.store,
+            store=request.is_kept,
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             usage=None if choice is None else _usage(choice),

@@ -265,12 +265,10 @@ class ResponseOptions(AnswerOptions):
     tools: list[ResponseTool]
     tool_choice: ResponseToolChoice
     parallel_tool_calls: bool
-    store: bool = True
 
 
 def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
-    is_kept = body.store is not False
     tools = offered(body.tools, body.tool_choice)
     format = body.text.format.grammar if body.text and body.text.format else ""
     effort = body.reasoning.effort if body.reasoning else None
@@ -291,9 +289,8 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             tools=body.tools or [],
             tool_choice=body.tool_choice or "auto" if body.tools else "auto",
             parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
-            store=is_kept,
         ),
-        is_kept=is_kept,
+        is_kept=body.store is not False,
         grammar=answer_grammar(
             tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"
         ),

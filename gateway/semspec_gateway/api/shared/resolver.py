@@ -1,4 +1,4 @@
-"""What a client asks for, in any API, and what decides all that it leaves open: the `Request` that is served."""
+"""Makes the request that is served of a body, and names the fields of an API in errors."""
 
 import secrets
 import time
@@ -41,13 +41,7 @@ EFFORT_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high"
 Api = Literal["chat", "completions", "responses", "tgi"]
 
 OPTIONS = (
-    *(
-        "strategy",
-        "rewrite",
-        "probes",
-        "num_speculative_tokens",
-        "acceptance.threshold",
-    ),
+    *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold"),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
 """Own options of a request that errors below this layer name."""
@@ -57,7 +51,6 @@ _PREFIXES: dict[Api, str] = {
     "tgi": "tgi",
     "responses": "resp",
 }
-
 
 A = TypeVar("A", bound=AnswerOptions)
 

@@ -326,7 +326,7 @@ def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredG
             "created": request.created,
             "model": request.model,
             "session": request.session,
-            "parameters": Parameters.of(generation, request.strictness, request.stops),
+            "parameters": Parameters.of(generation, request.strictness),
         }
         texts = {**meta, **prompt_fields(request, index, meta)}
         parsed = {
