@@ -28,7 +28,7 @@ from semspec_gateway.api.shared.middleware import (
     HttpFraming,
     Observed,
 )
-from semspec_gateway.api.shared.resolver import Api, Resolver
+from semspec_gateway.api.shared.resolver import Resolver
 from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.api.tgi import generation as tgi
 from semspec_gateway.api.tgi import tokens
@@ -88,7 +88,7 @@ def create_app(
     runner = ChoiceRunner(readiness, metrics, settings, audit)
     preparation = Preparation(readiness, metrics, settings)
     generations = Generations(runner, admission, preparation, readiness, leases)
-    formats: dict[Api, type[Format]] = {
+    formats: dict[str, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
         "responses": responses.ResponsesFormat,

@@ -31,7 +31,6 @@ from semspec_gateway.api.shared.requests import CompletionBody
 from semspec_gateway.api.shared.resolver import (
     EFFORT,
     EFFORT_PARAMETER,
-    Api,
     answer_options,
     variables_of,
 )
@@ -118,7 +117,7 @@ def completion_request(body: CompletionRequest) -> ClientRequest:
 
 
 def _client_request(
-    api: Api, body: CompletionBody, fields: Mapping[str, str], **own: Any
+    api: str, body: CompletionBody, fields: Mapping[str, str], **own: Any
 ) -> ClientRequest:
     """Add what chats and plain completions have in common; `fields`: see `naming`.
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from semspec.decoding import Strategy
 from semspec.errors import InvalidRequest, NotFound, SemspecError
@@ -38,14 +38,12 @@ EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
 EFFORT_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
 """LiteLLM's tokens of reasoning, for models whose template does not read an effort; other efforts have no limit."""
 
-Api = Literal["chat", "completions", "responses", "tgi"]
-
 OPTIONS = (
     *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold"),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
 """Own options of a request that errors below this layer name."""
-_PREFIXES: dict[Api, str] = {
+_PREFIXES: dict[str, str] = {
     "chat": "chatcmpl",
     "completions": "cmpl",
     "tgi": "tgi",
@@ -56,7 +54,7 @@ A = TypeVar("A", bound=AnswerOptions)
 
 
 def answer_options(
-    kind: type[A], api: Api, body: GenerationBody, fields: Mapping[str, str], **own: Any
+    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **own: Any
 ) -> A:
     """Return the options of an API's answers. `fields`: see `naming`; `own`: what only this API has."""
     semspec = {name: f"semspec.{name}" for name in OPTIONS}
@@ -226,5 +224,5 @@ class Resolver:
             raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
 
 
-def new_id(api: Api) -> str:
+def new_id(api: str) -> str:
     return f"{_PREFIXES[api]}-{secrets.token_hex(16)}"
