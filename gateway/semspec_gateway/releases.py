@@ -13,10 +13,11 @@ from semspec_gateway.options import Defaults
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ServedRelease:
     """A release that is served."""
 
-    release: Release
+    pair: Release
+    """As in `pair.json`."""
     label: str
     """NAME@VERSION."""
     digest: str
@@ -26,7 +27,7 @@ class Route:
     likelihood: Calibration | None
 
 
-def load_route(path: Path | None, defaults: Defaults) -> Route | None:
+def load_served_release(path: Path | None, defaults: Defaults) -> ServedRelease | None:
     """Load the release of a folder or of `pair.json`; None without a path.
 
     `defaults`: the operator's. Raises: ValueError in one line, with the remedy.
@@ -34,12 +35,12 @@ def load_route(path: Path | None, defaults: Defaults) -> Route | None:
     if path is None:
         return None
     try:
-        return _route(load_release(path), defaults)
+        return _merged(load_release(path), defaults)
     except Mismatch as error:
         raise ValueError(error.message) from error
 
 
-def _route(release: Release, defaults: Defaults) -> Route:
+def _merged(release: Release, defaults: Defaults) -> ServedRelease:
     """Raises: Mismatch, ValueError."""
     likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release.likelihood else None
     if likelihood is not None and likelihood.digest != release.likelihood:
@@ -57,4 +58,4 @@ def _route(release: Release, defaults: Defaults) -> Route:
         raise ValueError(
             f"the release {release.label}: rule.{first_error(error)}; correct it"
         ) from None
-    return Route(release, release.label, digest_of(release.rule), merged, likelihood)
+    return ServedRelease(release, release.label, digest_of(release.rule), merged, likelihood)
