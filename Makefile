@@ -71,6 +71,7 @@ test-manifests: setup
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	scripts/proto --check
