@@ -116,7 +116,7 @@ class StrategyOptions(RequestModel):
 
 
 class Defaults(StrategyOptions):
-    """What a request has that does not say it.
+    """Defaults for what a request leaves out.
 
     `num_speculative_tokens` and the acceptance's `threshold` mean something else in each strategy: those given here
     hold for the strategy given here, or else for `semantic`.

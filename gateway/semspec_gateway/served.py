@@ -77,7 +77,7 @@ class Served:
         }
 
     def defaults(self, own: Defaults) -> Defaults:
-        """What a request has that does not say it; `own`: the operator's."""
+        """Defaults for what a request leaves out; `own`: the operator's."""
         return self.release.defaults if self.release else own
 
     def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:

@@ -125,7 +125,7 @@ class GatewaySettings(ProcessSettings):
     defaults: Defaults = Field(
         Defaults(),
         validate_default=True,
-        description='what a request has that does not say it, as a JSON object, such as {"strategy": "target", '
+        description='defaults for what a request leaves out, as a JSON object, such as {"strategy": "target", '
         '"max_tokens": 8192}; docs/settings.md has the keys',
     )
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
