@@ -2,11 +2,21 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from semspec.decoding import PREFERRED, STRATEGIES, Options, RetrievalOptions
 from semspec.decoding.generation import RewriteName
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import first_error
+from semspec.release import Release
 from semspec.types import (
     LEAST_POSITIVE,
     Acceptance,
@@ -146,6 +156,15 @@ class Defaults(StrategyOptions):
         except InvalidRequest as error:
             raise ValueError(error.message) from None
         return self
+
+    def with_rule(self, release: Release) -> "Defaults":
+        """Return these defaults with the release's rule. Raises: Mismatch when they cannot hold it."""
+        try:
+            return Defaults.model_validate(self.model_dump(exclude_unset=True) | release.rule)
+        except ValidationError as error:
+            raise Mismatch(
+                f"the release {release.label}: rule.{first_error(error)}; correct it"
+            ) from None
 
     @property
     def _own(self) -> str:

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
 from semspec.errors import Mismatch
-from semspec.files import digest_of, first_error
+from semspec.files import digest_of
 from semspec.release import Release, load_release
 from semspec_gateway.options import Defaults
 
@@ -52,10 +50,5 @@ def _merged(release: Release, defaults: Defaults) -> ServedRelease:
         raise ValueError(
             f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR"
         )
-    try:
-        merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
-    except ValidationError as error:
-        raise ValueError(
-            f"the release {release.label}: rule.{first_error(error)}; correct it"
-        ) from None
+    merged = defaults.with_rule(release)
     return ServedRelease(release, release.label, digest_of(release.rule), merged, likelihood)

@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
-from pydantic import ValidationError
-
 from semspec.decoding import Backends, Generation, Options, Verifier, decode, prompts_of
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
@@ -15,10 +13,8 @@ from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from semspec.files import first_error
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
-from semspec.release import Release
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 from semspec_bench.configuration import Configuration
@@ -117,21 +113,10 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         if release and (reason := release.foreign_reason(*infos)):
             raise Mismatch(reason)
         backends = Backends(draft, target, verifier, likelihood=likelihood)
-        yield InProcessRunner(backends, _defaults(release))
+        yield InProcessRunner(backends, Defaults().with_rule(release) if release else Defaults())
     finally:
         await draft.aclose()
         await target.aclose()
-
-
-def _defaults(release: Release | None) -> Defaults:
-    """What the release's rule sets. Raises: Mismatch when it names a field that there is not."""
-    try:
-        return Defaults.model_validate(release.rule if release else {})
-    except ValidationError as error:
-        assert release is not None
-        raise Mismatch(
-            f"the release {release.label}: rule.{first_error(error)}; correct it"
-        ) from None
 
 
 def _verifier(config: StackConfig) -> Verifier:
