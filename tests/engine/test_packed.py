@@ -13,6 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 from transformers import DynamicCache
 
+from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.gguf_weights import GgufTensor, Packed
 from semspec.engine.numeric_form import resolve_form
@@ -221,6 +222,16 @@ def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path
     assert (states[0] - states[1]).norm() < STATES_ERROR * states[1].norm()
     batch = packed.forward_batch(torch.tensor([ids]), DynamicCache(), 50, want_states=True)
     assert (batch.states[:, 0] - states[0]).norm() < STATES_ERROR * states[0].norm()
+
+
+@pytest.mark.usefixtures("cache")
+def test_batch_of_segments_after_a_context_is_close_to_single_passes(file: Path) -> None:
+    lm, ids, segments = load(file, "packed"), ids_below(250, 40), [[5, 6, 7], [8, 9]]
+    reading = ContextBatch(lm, ids).read(segments)
+    for states, segment in zip(reading.states, segments, strict=True):
+        alone = lm.forward([*ids, *segment], lm.new_kv(), want_states=True).states
+        pooled = alone[:, len(ids) :].mean(1)
+        assert (states - pooled).norm() < STATES_ERROR * pooled.norm()
 
 
 @pytest.mark.usefixtures("cache")
