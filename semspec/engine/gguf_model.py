@@ -1,6 +1,6 @@
 """Llama and Qwen2 models with the weights of a GGUF file, packed or as floating point."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from mmap import MADV_DONTNEED
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,21 @@ def gguf_outline(name: str, file: Path, config: PretrainedConfig) -> PreTrainedM
     model = _outline(config)
     _check(name, read_tensors(file, map_file(file), config), model)
     return model
+
+
+def float_layers(file: Path, config: PretrainedConfig) -> Iterator[tuple[int, nn.Module]]:
+    """Yield the numbers of the first and the last layer of a GGUF file with transformers' layers in fp32."""
+    outline: Any = _outline(config)
+    tensors = read_tensors(file, mapped := map_file(file), config)
+    for number in sorted({0, config.num_hidden_layers - 1}):
+        layer = outline.model.layers[number]
+        values = {name: tensors[f"model.layers.{number}.{name}"] for name in layer.state_dict()}
+        weights = {
+            name: to_tensor(value.dequantized(), torch.float32) for name, value in values.items()
+        }
+        layer.load_state_dict(weights, assign=True)
+        yield number, layer.eval()
+        mapped.madvise(MADV_DONTNEED)
 
 
 def _check(name: str, tensors: Tensors, model: PreTrainedModel) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,7 +19,11 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.gguf_weights import GgufTensor, Packed
 from semspec.engine.numeric_form import resolve_form
 from semspec.engine.products import LayerWeights, finish_layer, product, start_layer
+from semspec.engine.selftest import self_test
+from semspec.engine.settings import ModelSettings
+from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
+from semspec.types import Writer
 from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.models import random_model
 from tests.ggufs import save_gguf
@@ -232,6 +237,23 @@ def test_batch_of_segments_after_a_context_is_close_to_single_passes(file: Path)
         alone = lm.forward([*ids, *segment], lm.new_kv(), want_states=True).states
         pooled = alone[:, len(ids) :].mean(1)
         assert (states - pooled).norm() < STATES_ERROR * pooled.norm()
+
+
+@pytest.mark.usefixtures("cache")
+async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All passes share the layer, so they agree with one another."""
+    settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
+    engine = TransformersEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
+    assert "layers with those in fp32" in await self_test(engine, settings)
+    last: Any = engine.lm.model.model.layers[-1]
+    finish = last.finish
+    monkeypatch.setattr(last, "finish", lambda hidden, attended: finish(hidden, 1.5 * attended))
+    number = len(engine.lm.model.model.layers) - 1
+    with pytest.raises(Mismatch, match=f"self-test: layer {number} is not that of the file"):
+        await self_test(engine, settings)
+    await engine.aclose()
 
 
 @pytest.mark.usefixtures("cache")
