@@ -28,6 +28,9 @@ EIGHT_BIT_ACTIVATIONS = 4
 """Accuracy level of MatMulNBits that rounds activations to eight bits by group."""
 LARGEST_INSIDE = 1 << 10
 """Bytes of a constant up to which it is part of the serialised graph. Larger ones are handed over by themselves."""
+SPIN_US = 30
+"""Microseconds for which a thread waits for the next product before it sleeps. Waking it up takes longer than most of
+what lies between products; one that waits for longer keeps other processes from the core."""
 MODEL_VERSION, OPERATORS_VERSION = 10, 21
 """Versions of the ONNX format and of its operators."""
 
@@ -150,7 +153,7 @@ class _Graph:
 def _options(num_threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     return options
