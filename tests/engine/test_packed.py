@@ -16,7 +16,9 @@ from transformers import DynamicCache
 
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.decoder import LONG_STEP
 from semspec.engine.gguf_weights import GgufTensor, Packed
+from semspec.engine.kv_cache import Chunk
 from semspec.engine.numeric_form import resolve_form
 from semspec.engine.products import LayerWeights, finish_layer, product, start_layer
 from semspec.engine.selftest import self_test
@@ -218,6 +220,30 @@ def test_tokens_read_together_have_the_bits_of_tokens_read_one_after_another(fil
         torch.cat([one.states for one in one_by_one], 1),
         torch.cat([one.states for one in parts], 1),
     )
+
+
+@pytest.mark.usefixtures("cache")
+def test_sequences_in_one_step_have_the_bits_of_single_steps(file: Path) -> None:
+    """A long prompt, and tokens and a segment after prompts."""
+    lm, ids = load(file, "packed"), ids_below(250, LONG_STEP + 50)
+    parts = [(0, LONG_STEP + 10), (20, 1), (25, 1), (30, 7)]
+    fed = [lm.new_kv() for _ in parts], [lm.new_kv() for _ in parts]
+    for kvs in fed:
+        for kv, (start, _) in zip(kvs, parts, strict=True):
+            if start:
+                lm.forward(ids[:start], kv)
+    chunks = [
+        [
+            Chunk(ids[start : start + length], kv, length, want_states=True)
+            for kv, (start, length) in zip(kvs, parts, strict=True)
+        ]
+        for kvs in fed
+    ]
+    together = lm.forward_step(chunks[0])
+    for found, chunk in zip(together, chunks[1], strict=True):
+        [alone] = lm.forward_step([chunk])
+        assert torch.equal(found.logits, alone.logits)
+        assert torch.equal(found.states, alone.states)
 
 
 @pytest.mark.usefixtures("cache")
