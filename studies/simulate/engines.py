@@ -83,8 +83,8 @@ class Replica:
     def __init__(self, address: str, times: StepTimes, gpu: Gpu, idle_s: float) -> None:
         """`idle_s`: of each step in which it leaves `gpu` to others."""
         self.address, self.num_in_flight = address, 0
-        self.busy_s, self.num_steps, self.num_tokens = 0.0, 0, 0
-        """Time of all steps, their number, and the tokens in them."""
+        self.busy_s, self.num_steps = 0.0, 0
+        """Time of all steps, and their number."""
         self.cached: dict[str, tuple[Piece, ...]] = {}
         """What is fed of each session's context."""
         self._times, self._gpu, self._idle_s = times, gpu, idle_s
@@ -120,7 +120,6 @@ class Replica:
         step_s = self._known_ms[key] / 1e3
         self.busy_s += step_s
         self.num_steps += 1
-        self.num_tokens += num_tokens
         loop = asyncio.get_running_loop()
         for part in slices(step_s - self._idle_s, self._gpu.slice_s):
             await asyncio.sleep(self._gpu.take(loop.time(), part) - loop.time())

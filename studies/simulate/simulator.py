@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, quantiles
+from statistics import quantiles
 from typing import cast
 
 from semspec.decoding import STRATEGIES as DECODING
@@ -57,10 +57,6 @@ class Result:
     def tokens_per_s(self) -> float:
         """Of all sessions together, while all of them are busy."""
         return self.setup.num_sessions * self.num_tokens / sum(self.latencies_s)
-
-    @property
-    def mean_latency_s(self) -> float:
-        return fmean(self.latencies_s)
 
     def percentile_s(self, percent: int) -> float:
         if len(self.latencies_s) == 1:

@@ -27,7 +27,8 @@ def answer(is_accepted: bool = True, rewritten: int = LENGTH) -> Answer:
 def one(strategy: str, is_accepted: bool = True, **changes: object) -> float:
     """Latency of one answer in ms."""
     setup = replace(Setup(SEPARATE, strategy, host=HOST), **changes)  # type: ignore[arg-type]
-    return 1e3 * simulate(setup, [answer(is_accepted)]).mean_latency_s
+    [latency_s] = simulate(setup, [answer(is_accepted)]).latencies_s
+    return 1e3 * latency_s
 
 
 def draft_ms(num_tokens: int = 1) -> float:
