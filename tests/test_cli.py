@@ -62,9 +62,7 @@ def test_command_without_its_extra_says_what_to_install(
 )
 def test_command_after_the_demo_names_what_to_install(words: list[str]) -> None:
     """`make demo` installs neither training nor benchmarks."""
-    result = without(
-        ("datasets", "matplotlib", "pyarrow", "sklearn", "scipy", "math_verify", "psutil"), words
-    )
+    result = without(("datasets", "matplotlib", "pyarrow", "scipy", "math_verify", "psutil"), words)
     [line] = result.stderr.splitlines()
     assert result.returncode == 1 and not result.stdout
     extra = {"train": "training"}.get(words[0], words[0])
