@@ -227,7 +227,7 @@ def _speed(
     read = Table(
         ["ms to read tokens at once", *map(str, READ_TOKENS)],
         [
-            [form, *(f"{1e3 * median(seconds):.0f}" for seconds in one.read.values())]
+            [form, *(f"{1e3 * median(seconds):.1f}" for seconds in one.read.values())]
             for form, one in times.items()
         ],
     )
