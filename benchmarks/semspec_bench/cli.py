@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         options.command(options, reporter)
     except (InvalidRequest, Mismatch) as error:
-        reporter.say(f"semspec bench: {error.message}")
+        reporter.say(f"semspec bench: {error}")
         sys.exit(2)
     except (RunnerError, StackError, SemspecError) as error:
         reporter.say(
@@ -119,21 +119,23 @@ def _pacing(options: argparse.Namespace) -> Pacing | None:
     """Raises: InvalidRequest."""
     if options.pace is None:
         if options.dilate != 1.0:
-            raise InvalidRequest("--dilate is for paced runs; name a --pace", "pace")
+            raise InvalidRequest("--dilate is for paced runs", "pace", remedy="name a --pace")
         return None
     if options.gateway:
         raise InvalidRequest(
-            "a running gateway cannot be paced; leave out --gateway or --pace", "pace"
+            "a running gateway cannot be paced", "pace", remedy="leave out --gateway or --pace"
         )
     if others := [
         one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
     ]:
         raise InvalidRequest(
-            f"{others[0]} cannot be paced; only strategies through the gateway can", "strategy"
+            f"{others[0]} cannot be paced",
+            "strategy",
+            remedy="only strategies through the gateway can",
         )
     if not 1 <= options.dilate <= MAX_DILATION:
         raise InvalidRequest(
-            f"--dilate is {options.dilate:g}; choose 1 to {MAX_DILATION:g}", "dilate"
+            f"--dilate is {options.dilate:g}", "dilate", remedy=f"choose 1 to {MAX_DILATION:g}"
         )
     return Pacing(load_pace(options.pace), options.dilate)
 
@@ -142,14 +144,14 @@ def _num_sessions(options: argparse.Namespace) -> int:
     """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InvalidRequest(
-            f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions"
+            f"--sessions is {options.sessions}", "sessions", remedy=f"choose 1 to {MAX_SESSIONS}"
         )
     others = [
         one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
     ]
     if others and options.sessions > 1:
         raise InvalidRequest(
-            f"{others[0]} answers one question at a time; leave --sessions out", "sessions"
+            f"{others[0]} answers one question at a time", "sessions", remedy="leave --sessions out"
         )
     return int(options.sessions)
 
@@ -170,8 +172,9 @@ def _configurations(texts: Sequence[str]) -> list[Configuration]:
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if len(configurations) > 1 and configurations[0].method != "target":
         raise InvalidRequest(
-            f"{labels[0]} cannot be the baseline; name the target alone first, e.g. target,{labels[0]}",
+            f"{labels[0]} cannot be the baseline",
             "strategy",
+            remedy=f"name the target alone first, e.g. target,{labels[0]}",
         )
     return configurations
 

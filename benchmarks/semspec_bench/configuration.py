@@ -100,7 +100,9 @@ def parse(text: str) -> Configuration:
     )
     if knobs.get("rule") == "sample" and "threshold" in knobs:
         raise InvalidRequest(
-            f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy"
+            f"{text}: the rule 'sample' takes no threshold",
+            "strategy",
+            remedy="leave one of them out",
         )
     return Configuration(text.strip(), name, method, knobs)
 
@@ -123,5 +125,5 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
 def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise InvalidRequest(
-            f"{text}: unknown {what} {name!r}; choose from {', '.join(known)}", "strategy"
+            f"{text}: unknown {what} {name!r}", "strategy", remedy=f"choose from {', '.join(known)}"
         )

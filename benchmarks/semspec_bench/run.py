@@ -116,8 +116,9 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM lives in an environment of its own; name its interpreter with --vllm",
+                    "vLLM lives in an environment of its own",
                     "vllm",
+                    remedy="name its interpreter with --vllm",
                 )
             return open_vllm(plan.pair, plan.vllm)
 
@@ -306,7 +307,7 @@ def claim(folder: Path, plan: Plan) -> None:
         names = ", ".join(_differing(facts["settings"], plan.settings))
         if names:
             raise InvalidRequest(
-                f"{folder} holds a run with {names}; give another --output", "output"
+                f"{folder} holds a run with {names}", "output", remedy="give another --output"
             )
         write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return

@@ -118,7 +118,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(
-            f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run"
+            f"{folder} is not a run: it has no run.json",
+            "run",
+            remedy="make one with `semspec bench run`",
         )
     return read_json(path), read_records(folder / RECORDS)
 
@@ -170,9 +172,10 @@ def _check_pace(folder: Path, facts: Mapping[str, Any], late: Mapping[str, str])
         paced = facts["settings"]["paced"]
         named = "; ".join(f"{label}: {text}" for label, text in late.items())
         raise InvalidRequest(
-            f"{folder} has no result: the host could not keep the pace of {paced['name']}: {named}; at most "
-            f"{MAX_LATE_SHARE:.0%} may be: stretch the steps with a --dilate above {paced['dilation']:g}",
+            f"{folder} has no result: the host could not keep the pace of {paced['name']}: {named}",
             "dilate",
+            remedy=f"at most {MAX_LATE_SHARE:.0%} may be: stretch the steps with a --dilate above "
+            f"{paced['dilation']:g}",
         )
 
 
@@ -186,13 +189,13 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
         by_label[record.label][record.question, record.sample] = record
     if not by_label[labels[0]]:
         raise InvalidRequest(
-            f"the run has no answers of its baseline {labels[0]}; let it go on", "run"
+            f"the run has no answers of its baseline {labels[0]}", "run", remedy="let it go on"
         )
     answered = [own for own in by_label.values() if own]
     keys = sorted(set.intersection(*(set(own) for own in answered)))
     if not keys:
         raise InvalidRequest(
-            "no question has been answered by all configurations; let the run go on", "run"
+            "no question has been answered by all configurations", "run", remedy="let the run go on"
         )
     rows = [[own[key] for key in keys] for own in answered]
     return [_row(own, rows[0], num_sessions) for own in rows]

@@ -146,7 +146,7 @@ class Defaults(StrategyOptions):
         try:
             STRATEGIES[self._own](self.generation(self._own))
         except InvalidRequest as error:
-            raise ValueError(error.message) from None
+            raise ValueError(str(error)) from None
         return self
 
     @property

@@ -36,7 +36,7 @@ def load_route(path: Path | None, defaults: Defaults) -> Route | None:
     try:
         return _route(load_release(path), defaults)
     except Mismatch as error:
-        raise ValueError(error.message) from error
+        raise ValueError(str(error)) from error
 
 
 def _route(release: Release, defaults: Defaults) -> Route:
@@ -45,7 +45,8 @@ def _route(release: Release, defaults: Defaults) -> Route:
     if likelihood is not None and likelihood.digest != release.likelihood:
         remedy = "put its own back, or make the release again with `semspec train export`"
         raise Mismatch(
-            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}"
+            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names",
+            remedy=remedy,
         )
     if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
         raise ValueError(

@@ -61,7 +61,8 @@ def _running(url: str, api_key: str | None) -> Check | str:
                 return await gateway.readiness(), [model["id"] for model in await gateway.models()]
         except TimeoutError as error:
             raise Unavailable(
-                f"{url} does not answer within {TIMEOUT_S:g} s; see that a gateway runs there"
+                f"{url} does not answer within {TIMEOUT_S:g} s",
+                remedy="see that a gateway runs there",
             ) from error
 
     detail, models = asyncio.run(ask())

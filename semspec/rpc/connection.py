@@ -303,4 +303,4 @@ def _checked_response() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise InternalError(f"malformed answer: {error.message}") from error
+        raise InternalError(f"malformed answer: {error.text}") from error

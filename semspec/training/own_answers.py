@@ -195,7 +195,8 @@ class Answers:
                 self._take(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise Mismatch(
-                f"{self._path} is damaged: {error}; delete it and run the same command again"
+                f"{self._path} is damaged: {error}",
+                remedy="delete it and run the same command again",
             ) from error
         if whole != data:
             os.truncate(self._path, len(whole))

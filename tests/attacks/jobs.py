@@ -115,7 +115,7 @@ def probes(path: str) -> Json:
         try:
             return {"identity": [str(info)], "said": [str(await verifier.judge([draft], [score]))]}
         except SemspecError as error:
-            return {"identity": [str(info)], "said": [error.message]}
+            return {"identity": [str(info)], "said": [str(error)]}
 
     return asyncio.run(judged())
 

@@ -173,7 +173,11 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
         for defaults in ({}, {"strategy": strategy}):
             assert mismatch(served, make_settings(defaults=defaults)) is None
         reason = mismatch(served, make_settings(defaults={"strategy": "semantic"}))
-        assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and remedy in reason
+        assert (
+            reason is not None
+            and "SEMSPEC_GATEWAY_DEFAULTS" in str(reason)
+            and remedy in str(reason)
+        )
     assert no_probes.segmentations(no_probes.default(Defaults(), "likelihood")) == {
         Segmentation.PARAGRAPH
     }

@@ -17,6 +17,7 @@ from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InternalError,
+    InvalidField,
     InvalidRequest,
     Mismatch,
     NotFound,
@@ -144,7 +145,8 @@ def test_table_holds_every_error() -> None:
 
     library = SemspecError.__module__
     assert set(TABLE) == {one for one in descendants(SemspecError) if one.__module__ == library} - {
-        SemspecError
+        SemspecError,
+        InvalidField,  # a form of InvalidRequest
     }
 
 
@@ -160,11 +162,11 @@ async def test_error_arrives_as_raised(error_class: type[SemspecError]) -> None:
             assert type(caught.value) is error_class
             if error_class is Unavailable:  # of all replicas
                 assert (
-                    caught.value.message
+                    str(caught.value)
                     == "no replica of the target answers: what went wrong: ü; retry"
                 )
             else:
-                assert (caught.value.message, caught.value.parameter) == (
+                assert (str(caught.value), caught.value.parameter) == (
                     "what went wrong: ü",
                     "messages[0]",
                 )

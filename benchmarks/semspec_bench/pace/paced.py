@@ -66,6 +66,8 @@ def load_paced(load: Callable[[], Engine], step: PacedStep) -> Engine:
     engine = load()
     worker = getattr(engine, "steps", None)
     if not isinstance(worker, Worker):
-        raise Mismatch("the engine cannot be paced; set the engine to auto, fast or transformers")
+        raise Mismatch(
+            "the engine cannot be paced", remedy="set the engine to auto, fast or transformers"
+        )
     worker.step, step.resumed_at = step, lambda: worker.resumed_at
     return engine

@@ -65,17 +65,19 @@ def load_times(path: Path) -> StepTimes:
         text = path.read_text()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}; name a table of step times", "pace"
+            f"cannot read {path}: {error.strerror}", "pace", remedy="name a table of step times"
         ) from error
     lines = text.splitlines()
     facts = dict(_facts(line) for line in lines if line.startswith("#"))
     if missing := [key for key in KEYS if not facts.get(key)]:
         raise InvalidRequest(
-            f"{path} has no line `# {missing[0]}: ...`; say what the times are of", "pace"
+            f"{path} has no line `# {missing[0]}: ...`", "pace", remedy="say what the times are of"
         )
     if not facts["num_gpus"].isdecimal() or int(facts["num_gpus"]) < 1:
         raise InvalidRequest(
-            f"{path}: num_gpus is {facts['num_gpus']!r}; give a number of at least 1", "pace"
+            f"{path}: num_gpus is {facts['num_gpus']!r}",
+            "pace",
+            remedy="give a number of at least 1",
         )
     rows = _rows(path, lines)
     by_sequences: dict[int, Points] = {}
@@ -187,8 +189,9 @@ def load_pace(name: str) -> Pace:
     paths = [Path(part) for part in name.split(",")]
     if len(paths) != 2 or any(path.suffix != ".csv" for path in paths):
         raise InvalidRequest(
-            f"unknown pace {name!r}; choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv",
+            f"unknown pace {name!r}",
             "pace",
+            remedy=f"choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv",
         )
     draft_times, target_times = map(load_times, paths)
     return Pace(f"{draft_times.name}-{target_times.name}", draft_times, target_times)

@@ -47,9 +47,9 @@ def read_probes(path: Path) -> dict[str, Any]:
         return about_probes(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
-            f"{path} is no report of probes ({type(error).__name__}: {error}); "
-            "give the report.json that `semspec train run` writes",
+            f"{path} is no report of probes ({type(error).__name__}: {error})",
             "probes",
+            remedy="give the report.json that `semspec train run` writes",
         ) from None
 
 
@@ -62,8 +62,9 @@ def _check(runs: Sequence[Run]) -> None:
         if run.rows[0].configuration.method != "target":
             raise InvalidRequest(
                 f"{run.folder} has no baseline: its first configuration is {run.rows[0].label}, "
-                "not the target alone; run again with `target` first",
+                "not the target alone",
                 "run",
+                remedy="run again with `target` first",
             )
 
 

@@ -36,9 +36,9 @@ class InProcessRunner:
         try:
             return await self._ask(ask)
         except (Mismatch, InvalidRequest) as error:
-            raise NotApplicable(error.message) from error
+            raise NotApplicable(str(error)) from error
         except SemspecError as error:
-            raise RunnerError(error.message) from error
+            raise RunnerError(str(error)) from error
 
     def processes(self) -> Mapping[str, int]:
         return {"in-process": os.getpid()}
@@ -51,7 +51,7 @@ class InProcessRunner:
         generation = with_options(self._defaults, ask.configuration)
         strategy = served.strategy(generation)
         if reason := served.unsupported_reason(strategy):
-            raise NotApplicable(reason)
+            raise NotApplicable(str(reason))
         if ask.configuration.options.get("exact_answer"):
             generation = replace(
                 generation, answer_strategy=answer_strategy(generation, strategy, served)
@@ -117,7 +117,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
         if release and (reason := release.foreign_reason(*infos)):
-            raise Mismatch(reason)
+            raise reason
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield InProcessRunner(backends, Defaults.model_validate(release.rule if release else {}))
     finally:

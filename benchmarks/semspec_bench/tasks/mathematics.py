@@ -79,7 +79,9 @@ class _Worker:
         self.stop = finalize(self, _stop, self._process)
         if self._read_line(START_LIMIT_S) != "ready":
             self.stop()
-            raise InternalError(f"the grader does not start; try `{sys.executable} -P {script}`")
+            raise InternalError(
+                "the grader does not start", remedy=f"try `{sys.executable} -P {script}`"
+            )
 
     def ask(self, line: str, limit_s: float) -> str | None:
         """The reply, or None after a timeout."""

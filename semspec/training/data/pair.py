@@ -138,7 +138,7 @@ class ServerWriter:
                 for segment in segmenter.take(delta.text, delta.end):
                     return segment
         raise Unavailable(
-            f"{self._config.base_url} broke off without an end; run the same command again"
+            f"{self._config.base_url} broke off without an end", remedy="run the same command again"
         )
 
 
@@ -174,7 +174,9 @@ def to_disk(states: Tensor) -> Tensor:
     exceeds its range. Raises: InvalidRequest when they are not finite."""
     if not bool(states.isfinite().all()):
         raise InvalidRequest(
-            "states are not finite; set dtype of both models to bfloat16 or float32", "dtype"
+            "states are not finite",
+            "dtype",
+            remedy="set dtype of both models to bfloat16 or float32",
         )
     kept = states.half()
     return kept if bool(kept.isfinite().all()) else states

@@ -76,7 +76,8 @@ class Variants:
         others, own = changes.items() if report.variants else (), recipe.domain
         if own not in (None, *domains):
             raise InvalidRequest(
-                f"probes.domain: {own}: no questions to train on; there are {', '.join(domains)}"
+                f"probes.domain: {own}: no questions to train on",
+                remedy=f"there are {', '.join(domains)}",
             )
         return cls(
             Variant(SERVED, recipe, domain=own),

@@ -68,7 +68,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         try:
             status, choice = await stored(id, owner)
         except NotFound as error:
-            raise NotFound(error.message, "previous_response_id") from None
+            raise error.about("previous_response_id") from None
         if status != "finished":
             message = f"response {id} is {status}; only a finished one can be followed"
             raise Conflict(message, "previous_response_id")

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from semspec.background import Background
-from semspec.errors import InvalidRequest, Overloaded, Unavailable
+from semspec.errors import InvalidField, InvalidRequest, Overloaded, Unavailable
 from semspec_gateway.api.shared.errors import ClientGone
 from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, size_of
 from semspec_gateway.connections import max_connections
@@ -254,7 +254,7 @@ def memory_of(text: str, limit: JsonSize) -> int:
     if kind := size.excess(limit):
         field = field_beyond(text, limit)
         message = f"the body holds {getattr(size, kind)} {kind}, and the limit is {getattr(limit, kind)}; send fewer"
-        raise InvalidRequest(f"{field}: {message}" if field else message, field)
+        raise InvalidField(message, field) if field else InvalidRequest(message)
     parsed = (
         VALUE_BYTES * size.values + STRING_BYTES * size.strings + CONTAINER_BYTES * size.containers
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from semspec.decoding import Generation
-from semspec.errors import InvalidRequest, NotFound, SemspecError
+from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
 from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
 from semspec_gateway.api.shared.requests import GenerationRequest
 from semspec_gateway.generation.audit import Audit
@@ -118,17 +118,13 @@ class ClientRequest:
 
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Replaces, in errors, the names of parameters by the API's own `fields`."""
+    """Name the parameters of errors by the API's own `fields`."""
     try:
         yield
     except SemspecError as error:
-        parameter = error.parameter or ""
-        if parameter not in fields:
+        if (field := fields.get(error.parameter or "")) is None:
             raise
-        message, field = error.message, fields[parameter]
-        if message.startswith(f"{parameter}: "):
-            message = f"{field}{message.removeprefix(parameter)}"
-        raise type(error)(message.replace("<penalties>", fields["penalties"]), field) from error
+        raise error.about(field) from error
 
 
 def variables_of(
@@ -257,9 +253,7 @@ class Resolver:
             alias or options.strategy or ("target" if one_writes else served.default_name(defaults))
         )
         if name not in self.readiness.table:
-            raise InvalidRequest(
-                f"strategy: it should be one of {', '.join(self.readiness.table)}", "strategy"
-            )
+            raise InvalidField(f"it should be one of {', '.join(self.readiness.table)}", "strategy")
         return Generation(
             context=Context(()),
             sampling=SamplingParams(
