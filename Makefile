@@ -34,7 +34,7 @@ serve:
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
-## make test-slow    all other tests, one after another: faults, clients, the playground, pipelines (ARGS="tests/chaos")
+## make test-slow    all other tests, one after another: faults, clients, the playground, pipelines (ARGS="-k chaos")
 test-slow: setup
 	@$(BIN)/python -m pytest tests -m slow $(ARGS)
 
@@ -50,7 +50,7 @@ test-chaos: setup
 attack: setup
 	@$(BIN)/python -m tests.attacks --seed "$(SEED)" $(ARGS)
 
-## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
+## make test-compose the images built, docker-compose.yml brought up, containers killed (needs a Docker engine)
 test-compose: setup
 	@$(BIN)/python -m pytest tests/compose/live.py $(ARGS)
 
@@ -64,13 +64,14 @@ test-vllm:
 	@scripts/vllm-venv
 	@.work/vllm/bin/python -m pytest tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
 
-## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
+## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (needs kubectl)
 test-manifests: setup
 	@$(BIN)/python -m pytest tests/manifests/test_builds.py $(ARGS)
 
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	scripts/proto --check

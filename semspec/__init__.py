@@ -1,8 +1,8 @@
 """SemanticSpec as a serving system: accept a draft model's reasoning by its meaning.
 
 For notebooks: `Gateway` is a client of the REST API, whose `ask` returns an `Answer` with its trace; `Stack` starts all
-services here; `decode` runs a `Generation` by one of `STRATEGIES` over any `Backends`. A name loads its module when it
-is first used, so that a client needs no torch.
+services here; `decode` runs a `Generation`, with a strategy of `STRATEGIES`, over any `Backends`. A name loads its
+module when it is first used, so that a client needs no torch.
 """
 
 from importlib import import_module

@@ -13,7 +13,7 @@ from semspec.errors import SemspecError
 from semspec.installation import install_command
 
 OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "chat": ("ask a gateway, and watch the answer come to be", options.chat_options),
+    "chat": ("ask a gateway, and watch the answer as it is written", options.chat_options),
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
     "health": (
         "check that a service or a gateway serves; exit code 0 if so",
@@ -24,7 +24,7 @@ OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
         "list the pairs that `serve --pair NAME` knows, and what of them is here",
         options.pairs_options,
     ),
-    "plan": ("tell in which layouts a pair fits on GPUs, and the settings", options.plan_options),
+    "plan": ("show which layouts of a pair fit on GPUs, and their settings", options.plan_options),
     "serve": ("run Redis, draft, target, verifier and gateway until Ctrl-C", options.serve_options),
 }
 """Built-in commands: purpose and options of each."""

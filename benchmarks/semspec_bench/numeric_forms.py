@@ -142,7 +142,12 @@ def main() -> int:
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-bench, to compare with")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.set_grad_enabled(False)
+    with torch.no_grad():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Measure, print and write the tables; returns the exit status."""
     forms, parts = options.forms.split(","), []
     if options.problems:
         parts.append(

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
+from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
@@ -146,8 +147,8 @@ def _devices(wanted: Wanted) -> Iterator[Check]:
 def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
     named = {"draft": config.draft, "target": config.target}
     models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
-    if isinstance(config.equivalence, EntailmentConfig):
-        models["NLI model"] = (config.equivalence.model, config.equivalence.revision)
+    if isinstance(config.equivalence, EntailmentConfig | LanguageModelConfig):
+        models["equivalence model"] = (config.equivalence.model, config.equivalence.revision)
     for name, (model, revision) in models.items():
         try:
             found[name] = look_up(model, revision)

@@ -22,6 +22,7 @@ import torch
 import yaml
 from pydantic import Field, model_validator
 
+from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
@@ -238,7 +239,7 @@ class Reproduction:
             yield services.get(f"SEMSPEC_{role.upper()}_DEVICE", "auto")
         for pipeline in self.pipelines.values():
             yield from (pipeline.draft.device, pipeline.target.device, pipeline.probes.device)
-            if isinstance(pipeline.equivalence, EntailmentConfig):
+            if isinstance(pipeline.equivalence, EntailmentConfig | LanguageModelConfig):
                 yield pipeline.equivalence.device
 
     def _sampled_as(self, name: str) -> str:

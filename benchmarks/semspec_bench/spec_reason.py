@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
+from semspec.decoding.generation import Limits, Options, Progress, Step, Strategy
 from semspec.decoding.steps import (
     Stopwatch,
     backend_failures,
@@ -175,8 +175,8 @@ async def _graded(
             yield step
 
 
-def strategy(generation: Generation) -> Strategy:
-    acceptance = generation.options.acceptance
+def strategy(options: Options) -> Strategy:
+    acceptance = options.acceptance
     threshold = THRESHOLD.of(acceptance.threshold)
-    options = replace(generation.options, acceptance=replace(acceptance, threshold=threshold))
+    options = replace(options, acceptance=replace(acceptance, threshold=threshold))
     return Strategy("spec-reason", partial(_graded, threshold=threshold), options)

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from semspec.decoding import steps
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Progress, Strategy
+from semspec.decoding.generation import Options, Progress, Strategy
 from semspec.errors import Unavailable
 from semspec.protocols import Drafter
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
@@ -146,5 +146,5 @@ def _cue(turn: Sequence[Segment]) -> str:
     return text
 
 
-def strategy(generation: Generation) -> Strategy:
-    return Strategy("spec-thinking", rounds, generation.options, supports_logprobs=False)
+def strategy(options: Options) -> Strategy:
+    return Strategy("spec-thinking", rounds, options, supports_logprobs=False)

@@ -6,7 +6,7 @@
 from collections.abc import AsyncGenerator, Sequence
 
 from semspec.decoding import STRATEGIES as PRODUCT
-from semspec.decoding import Backends, Generation, Strategies, Strategy
+from semspec.decoding import Backends, Options, Strategies, Strategy
 from semspec.decoding.generation import Progress, Step
 from semspec.decoding.semantic import Judge, rounds
 from semspec.types import GeneratedSegment, Judgement, SegmentScore, uniform
@@ -24,12 +24,12 @@ def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, N
             Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions
         ]
 
-    return rounds(progress, backends, Judge(judge, progress.generation.options.acceptance))
+    return rounds(progress, backends, Judge(judge, progress.generation.strategy.options.acceptance))
 
 
-def random(generation: Generation) -> Strategy:
+def random(options: Options) -> Strategy:
     """The paper's Random baseline: the rounds of `semantic` with uniform random probabilities."""
-    return Strategy("random", _at_random, generation.options)
+    return Strategy("random", _at_random, options)
 
 
 STRATEGIES: Strategies = {

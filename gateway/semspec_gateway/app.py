@@ -18,6 +18,8 @@ from semspec_gateway.api.shared import operations, playground, resources
 from semspec_gateway.api.shared.bodies import Bodies
 from semspec_gateway.api.shared.document import DocumentedApp
 from semspec_gateway.api.shared.errors import install_handlers
+from semspec_gateway.api.shared.event_stream import GENERATION_ID
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import IdempotencyKeys
 from semspec_gateway.api.shared.middleware import (
     Authenticated,
@@ -26,8 +28,8 @@ from semspec_gateway.api.shared.middleware import (
     HttpFraming,
     Observed,
 )
-from semspec_gateway.api.shared.resolver import Api, Resolver
-from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
+from semspec_gateway.api.shared.resolver import Resolver
+from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.api.tgi import generation as tgi
 from semspec_gateway.api.tgi import tokens
 from semspec_gateway.generation.admission import Admission, Limits
@@ -86,7 +88,7 @@ def create_app(
     runner = ChoiceRunner(readiness, metrics, settings, audit)
     preparation = Preparation(readiness, metrics, settings)
     generations = Generations(runner, admission, preparation, readiness, leases)
-    formats: dict[Api, type[Format]] = {
+    formats: dict[str, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
         "responses": responses.ResponsesFormat,

@@ -2,18 +2,26 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from semspec.decoding import PREFERRED, STRATEGIES, Generation, Options, RetrievalOptions
+from semspec.decoding import PREFERRED, STRATEGIES, Options, RetrievalOptions
 from semspec.decoding.generation import RewriteName
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import first_error
+from semspec.release import Release
 from semspec.types import (
     LEAST_POSITIVE,
     Acceptance,
     AcceptanceRule,
-    Context,
     RetrievalSource,
-    SamplingParams,
     Segmentation,
 )
 
@@ -118,7 +126,7 @@ class StrategyOptions(RequestModel):
 
 
 class Defaults(StrategyOptions):
-    """What a request has that does not say it.
+    """Defaults for what a request leaves out.
 
     `num_speculative_tokens` and the acceptance's `threshold` mean something else in each strategy: those given here
     hold for the strategy given here, or else for `semantic`.
@@ -144,47 +152,41 @@ class Defaults(StrategyOptions):
     @model_validator(mode="after")
     def _fit_the_strategy(self) -> Self:
         try:
-            STRATEGIES[self._own](self.generation(self._own))
+            STRATEGIES[self._own](self.options(self._own))
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
+
+    def with_rule(self, release: Release) -> "Defaults":
+        """Return these defaults with the release's rule. Raises: Mismatch when they cannot hold it."""
+        try:
+            return Defaults.model_validate(self.model_dump(exclude_unset=True) | release.rule)
+        except ValidationError as error:
+            raise Mismatch(
+                f"the release {release.label}: rule.{first_error(error)}; correct it"
+            ) from None
 
     @property
     def _own(self) -> str:
         return self.strategy or PREFERRED[0]
 
-    def generation(self, strategy: str) -> Generation:
-        """A greedy generation with the default options of a strategy."""
-        return Generation(
-            Context(()), SamplingParams(0.0), strategy=strategy, options=self.options(strategy)
-        )
-
     def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
         """The options of a request for `strategy` that gives these."""
-        acceptance, retrieval, plain = (
-            _values(self.acceptance),
-            _values(self.retrieval),
-            _values(self, PLAIN),
-        )
+        own, changes = _values(self), _values(given or StrategyOptions())
         if strategy != self._own:
-            acceptance.pop("threshold", None)
-            plain.pop("num_speculative_tokens", None)
-        if given is not None:
-            rule = {} if given.acceptance.threshold is None else {"rule": "threshold"}
-            acceptance |= rule | _values(given.acceptance)
-            retrieval |= _values(given.retrieval)
-            plain |= _values(given, PLAIN)
+            own.pop("num_speculative_tokens", None)
+            own["acceptance"].pop("threshold", None)
+        if "threshold" in changes["acceptance"]:
+            own["acceptance"]["rule"] = "threshold"
+        acceptance = Acceptance(**own.pop("acceptance") | changes.pop("acceptance"))
+        retrieval = RetrievalOptions(**own.pop("retrieval") | changes.pop("retrieval"))
         return Options(
-            **plain,
-            acceptance=Acceptance(**acceptance),
-            retrieval=RetrievalOptions(**retrieval),
+            **own | changes,
+            acceptance=acceptance,
+            retrieval=retrieval,
             draft_ahead=self.draft_ahead,
         )
 
 
-PLAIN = {"rewrite", "probes", "gamma", "num_candidates", "num_speculative_tokens"}
-"""Options that are a number or a string."""
-
-
-def _values(model: BaseModel, names: set[str] | None = None) -> dict[str, Any]:
-    return model.model_dump(include=names, exclude_none=True)
+def _values(options: StrategyOptions) -> dict[str, Any]:
+    return options.model_dump(include={*StrategyOptions.model_fields}, exclude_none=True)

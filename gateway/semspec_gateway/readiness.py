@@ -14,7 +14,7 @@ from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.metrics import POOLED, Metrics
-from semspec_gateway.routes import load_route
+from semspec_gateway.releases import load_served_release
 from semspec_gateway.served import Served, Status, describe, mismatch
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
@@ -39,9 +39,9 @@ class Readiness:
         metrics: Metrics,
         strategies: Strategies = STRATEGIES,
     ) -> None:
-        self._route = load_route(settings.pair, settings.defaults)
+        self._release = load_served_release(settings.pair, settings.defaults)
         self._backends = (
-            replace(backends, likelihood=self._route.likelihood) if self._route else backends
+            replace(backends, likelihood=self._release.likelihood) if self._release else backends
         )
         self._settings = settings
         self._store = store
@@ -79,7 +79,7 @@ class Readiness:
     def version(self) -> str | None:
         """Version of the release, which a request may name; None without one, and before the first handshake."""
         served = self.status.served
-        return served.route.release.version if served and served.route else None
+        return served.release.pair.version if served and served.release else None
 
     def require_place(self) -> None:
         """Raises Unavailable or Mismatch when load balancers should not send requests here."""
@@ -204,7 +204,7 @@ class Readiness:
         return Status(served, error, missing, store)
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> Served:
-        return Served(draft, target, verifier, self._backends, self.table, self._route)
+        return Served(draft, target, verifier, self._backends, self.table, self._release)
 
     def _mismatch(self, served: Served) -> Mismatch | None:
         """What does not match; what was found to match once is not compared again."""
@@ -238,7 +238,9 @@ class Readiness:
 
     def _key(self, target: ModelInfo) -> str:
         """Return the key of a handshake in Redis."""
-        return f"{target.fingerprint} {self._route.label}" if self._route else target.fingerprint
+        return (
+            f"{target.fingerprint} {self._release.label}" if self._release else target.fingerprint
+        )
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
         try:

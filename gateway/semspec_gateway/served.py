@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
-from semspec.decoding import PREFERRED, STRATEGIES, Backends, Generation, Strategies, Strategy
+from semspec.decoding import PREFERRED, STRATEGIES, Backends, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import Mismatch, SemspecError
 from semspec.types import (
@@ -17,7 +17,7 @@ from semspec.types import (
     shares_ordinary_tokens,
 )
 from semspec_gateway.options import Defaults
-from semspec_gateway.routes import Route
+from semspec_gateway.releases import ServedRelease
 from semspec_gateway.settings import GatewaySettings
 
 
@@ -53,7 +53,7 @@ class Served:
     """The services, and what the gateway judges by under `likelihood`."""
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
-    route: Route | None = None
+    release: ServedRelease | None = None
     """The release; None: the pair has none."""
 
     @property
@@ -64,7 +64,7 @@ class Served:
     @property
     def label(self) -> str:
         """NAME@VERSION of the release; empty without one."""
-        return self.route.label if self.route else ""
+        return self.release.label if self.release else ""
 
     @property
     def identity(self) -> dict[str, str]:
@@ -75,19 +75,17 @@ class Served:
             "draft_probe": self.verifier.draft_probe,
             "target_probe": self.verifier.target_probe,
             **({"likelihood": self.likelihood.digest} if self.likelihood else {}),
-            **({"release": self.label} if self.route else {}),
+            **({"release": self.label} if self.release else {}),
         }
 
     def defaults(self, own: Defaults) -> Defaults:
-        """What a request has that does not say it; `own`: the operator's."""
-        return self.route.defaults if self.route else own
-
-    def strategy(self, generation: Generation) -> Strategy:
-        return self.strategies[generation.strategy](generation)
+        """Defaults for what a request leaves out; `own`: the operator's."""
+        return self.release.defaults if self.release else own
 
     def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
         """A strategy, or that of a request which names none, under the default options."""
-        return self.strategy(defaults.generation(strategy or self.default_name(defaults)))
+        name = strategy or self.default_name(defaults)
+        return self.strategies[name](defaults.options(name))
 
     def default_name(self, defaults: Defaults) -> str:
         """The strategy of a request that names none."""
@@ -275,7 +273,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
                 f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}",
                 remedy="upgrade the older one",
             )
-    if served.route and (reason := served.route.release.foreign_reason(draft, target, verifier)):
+    if served.release and (reason := served.release.pair.foreign_reason(draft, target, verifier)):
         return reason
     for role, info, expected, tokenizer in (
         ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),

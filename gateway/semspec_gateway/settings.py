@@ -14,7 +14,7 @@ from semspec.keys import read_entries
 from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
 from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
+from semspec_gateway.releases import load_served_release
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -125,7 +125,7 @@ class GatewaySettings(ProcessSettings):
     defaults: Defaults = Field(
         Defaults(),
         validate_default=True,
-        description='what a request has that does not say it, as a JSON object, such as {"strategy": "target", '
+        description='defaults for what a request leaves out, as a JSON object, such as {"strategy": "target", '
         '"max_tokens": 8192}; docs/settings.md has the keys',
     )
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
@@ -212,8 +212,8 @@ class GatewaySettings(ProcessSettings):
     @cached_property
     def name(self) -> str:
         """The pair's name in the API."""
-        route = load_route(self.pair, self.defaults)
-        return self.model_name or (route.release.name if route else "semspec-demo")
+        release = load_served_release(self.pair, self.defaults)
+        return self.model_name or (release.pair.name if release else "semspec-demo")
 
     @property
     def origins(self) -> list[str]:
@@ -225,7 +225,7 @@ class GatewaySettings(ProcessSettings):
     def _can_be_served(
         cls, given: Path | Defaults | None, info: ValidationInfo
     ) -> Path | Defaults | None:
-        load_route(
+        load_served_release(
             *(
                 (info.data.get("pair"), given)
                 if isinstance(given, Defaults)

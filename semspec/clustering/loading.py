@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Equivalence, resolve
+from semspec.clustering.language_model import LanguageModelConfig, LanguageModelEquivalence
 from semspec.clustering.nli import EntailmentConfig
+from semspec.clustering.results import ResultsConfig, ResultsEquivalence
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import first_error, read_json
 
@@ -24,20 +26,23 @@ class PythonEquivalence(BaseModel):
     object: PythonObject
 
 
-EquivalenceConfig = Annotated[EntailmentConfig | PythonEquivalence, Field(discriminator="kind")]
+AnyEquivalence = EntailmentConfig | LanguageModelConfig | ResultsConfig | PythonEquivalence
+EquivalenceConfig = Annotated[AnyEquivalence, Field(discriminator="kind")]
 
 OF_THE_CARD = "card"
 """Selects the equivalence that the target probe's card names: the one its labels come from."""
 _REMEDY = "name a JSON file with the `equivalence` of a training configuration in SEMSPEC_VERIFIER_EQUIVALENCE"
-_CONFIG: TypeAdapter[EntailmentConfig | PythonEquivalence] = TypeAdapter(EquivalenceConfig)
+_CONFIG: TypeAdapter[AnyEquivalence] = TypeAdapter(EquivalenceConfig)
 
 
-def load_equivalence(
-    config: EntailmentConfig | PythonEquivalence, max_segment_tokens: int = 0
-) -> Equivalence:
-    """Raises: Mismatch when the NLI model cannot be used; InvalidRequest when there is no such class."""
+def load_equivalence(config: AnyEquivalence, max_segment_tokens: int = 0) -> Equivalence:
+    """Raises: Mismatch when the model cannot be used; InvalidRequest when there is no such class."""
     if isinstance(config, EntailmentConfig):
         return EntailmentEquivalence.load(config, max_segment_tokens)
+    if isinstance(config, LanguageModelConfig):
+        return LanguageModelEquivalence.load(config)
+    if isinstance(config, ResultsConfig):
+        return ResultsEquivalence()
     equivalence: Equivalence = resolve(config.object)()
     return equivalence
 
@@ -60,8 +65,7 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
             ) from error
     try:
         config = _CONFIG.validate_python(fields)
-        name = config.model if isinstance(config, EntailmentConfig) else config.object
-        return name, load_equivalence(config)
+        return _name(config), load_equivalence(config)
     except ValidationError as error:
         raise Mismatch(
             f"equivalence of meaning {source}: {first_error(error, 'all of it')}", remedy=_REMEDY
@@ -71,3 +75,9 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
             f"equivalence of meaning {source}: {error.message}",
             remedy=f"{error.remedy}, or {_REMEDY}",
         ) from error
+
+
+def _name(config: AnyEquivalence) -> str:
+    if isinstance(config, ResultsConfig):
+        return config.kind
+    return config.object if isinstance(config, PythonEquivalence) else config.model

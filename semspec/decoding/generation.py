@@ -27,7 +27,6 @@ from semspec.types import (
 )
 
 RewriteName = Literal["target", "token-level", "retrieval"]
-AnswerStrategy = Literal["", "token-level", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,8 @@ class Generation:
     sampling: SamplingParams
     max_tokens: int = 1024
     """Budget in tokens, each segment counted with the tokenizer of the model that wrote it."""
-    strategy: str = "semantic"
-    """A name in the table of strategies."""
-    options: Options = field(default_factory=Options)
+    strategy: "Strategy" = field(kw_only=True)
+    """Made once, from the options of the request."""
     segmentation: Segmentation = Segmentation.PARAGRAPH
     num_logprobs: int | None = None
     """See `GenerationParams`."""
@@ -95,8 +93,8 @@ class Generation:
     """No end-of-sequence is drawn before so many; only for strategies whose kept text is drawn by `generate`."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
-    answer_strategy: AnswerStrategy = ""
-    """The exact strategy that writes the answer behind the reasoning; "": `strategy` writes it too."""
+    answer_strategy: "Strategy | None" = None
+    """The exact strategy that writes the answer after the reasoning; None: `strategy` writes it too."""
     accepts_repeats: bool = False
     """Switch off the guard against loops, see `semspec.decoding.repeats`. For measurements: no request can set it."""
     open_piece: Piece | None = None
@@ -227,8 +225,8 @@ class Strategy:
         return self.uses_probes and not self.options.probes
 
 
-Strategies = Mapping[str, Callable[[Generation], Strategy]]
-"""A table of strategies by name, each as the options of a generation make it. Raises: InvalidRequest, naming the option
+Strategies = Mapping[str, Callable[[Options], Strategy]]
+"""A table of strategies by name, each made from the options of a request. Raises: InvalidRequest, naming the option
 that contradicts others or is beyond the strategy's limits."""
 
 Number = TypeVar("Number", int, float)

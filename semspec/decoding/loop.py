@@ -49,9 +49,7 @@ PREFERRED = ("semantic", "likelihood", "token-level", "retrieval", "target")
 """A request that names no strategy gets the first of these that the pair supports."""
 
 
-async def decode(
-    generation: Generation, backends: Backends, strategies: Strategies = STRATEGIES
-) -> AsyncGenerator[Event, None]:
+async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:
     """Run the strategy of `generation`: yield the records of kept segments in order, then `Finished`.
 
     With `show_drafts`, a `Drafted` event precedes the records that decide on its segments; its segments without a
@@ -60,12 +58,12 @@ async def decode(
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
     same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`.
 
-    Raises: InvalidRequest when options contradict the strategy; what the target raises.
+    Raises: what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.
     """
-    rounds = strategies[generation.strategy](generation).rounds
-    if generation.answer_strategy:
-        answer = strategies[generation.answer_strategy](generation).rounds
+    rounds = generation.strategy.rounds
+    if generation.answer_strategy is not None:
+        answer = generation.answer_strategy.rounds
         rounds = partial(exact_answer.rounds, reason=rounds, answer=answer)
     progress = Progress(generation, generation.context)
     written: AsyncGenerator[Step, None]

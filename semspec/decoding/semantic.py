@@ -20,7 +20,6 @@ from typing import Literal
 from semspec.decoding import steps, token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import (
-    Generation,
     Limits,
     Options,
     Progress,
@@ -177,14 +176,14 @@ class Speculation:
             else sum(generated.duration_ms for generated in drafted[:num_following])
         )
         assumed = progress.after(*batch.segments)
-        if progress.generation.options.draft_ahead and assumed.finish_reason is None:
+        if progress.generation.strategy.options.draft_ahead and assumed.finish_reason is None:
             self._ahead = asyncio.create_task(self._write(assumed, is_ahead=True))
         return replace(batch, times=waited("draft_ms", draft_ms, engine_ms))
 
     async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
         """The next `gamma` segments, or the alternatives of the next one."""
         num_candidates = num_alternatives(progress)
-        gamma = progress.generation.options.gamma if num_candidates == 1 else 1
+        gamma = progress.generation.strategy.options.gamma if num_candidates == 1 else 1
         params = progress.params("draft", gamma, self._judge.wants_draft_states)
         params = replace(params, projection=self._judge.draft_projection, is_ahead=is_ahead)
         if num_candidates == 1:
@@ -267,7 +266,7 @@ class Speculation:
 def num_alternatives(progress: Progress) -> int:
     """Alternatives of a segment to draft: one at temperature 0, where all would be equal."""
     generation = progress.generation
-    return generation.options.num_candidates if generation.sampling.temperature else 1
+    return generation.strategy.options.num_candidates if generation.sampling.temperature else 1
 
 
 def alternative(name: str, number: int) -> str:
@@ -289,16 +288,16 @@ def _states(generated: GeneratedSegment) -> States:
     return generated.states
 
 
-REWRITES: Mapping[RewriteName, Callable[[Generation, Literal[0, 1]], Strategy]] = {
+REWRITES: Mapping[RewriteName, Callable[[Options, Literal[0, 1]], Strategy]] = {
     "target": steps.target,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
 }
 
 
-def strategy(generation: Generation) -> Strategy:
+def strategy(options: Options) -> Strategy:
     """Raises: InvalidRequest."""
-    writer = REWRITES[generation.options.rewrite](generation, 1)
+    writer = REWRITES[options.rewrite](options, 1)
     acceptance = writer.options.acceptance
     acceptance = replace(acceptance, threshold=THRESHOLD.of(acceptance.threshold))
     options = replace(writer.options, acceptance=acceptance)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Progress, Step, Strategy
+from semspec.decoding.generation import Options, Progress, Step, Strategy
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -267,16 +267,14 @@ async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGene
                 yield record
 
 
-def target(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
+def target(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
     """The target alone: the baseline."""
     rounds = partial(written_by_target, max_segments=max_segments)
     writers = frozenset({Writer.TARGET})
-    return Strategy(
-        "target", rounds, generation.options, writers, is_exact=True, supports_grammars=True
-    )
+    return Strategy("target", rounds, options, writers, is_exact=True, supports_grammars=True)
 
 
-def draft(generation: Generation) -> Strategy:
+def draft(options: Options) -> Strategy:
     """The draft alone: the lower bound."""
     writers = frozenset({Writer.DRAFT})
-    return Strategy("draft", _written_by_draft, generation.options, writers, supports_grammars=True)
+    return Strategy("draft", _written_by_draft, options, writers, supports_grammars=True)

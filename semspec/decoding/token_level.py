@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
+from semspec.decoding.generation import Generation, Limits, Options, Progress, Step, Strategy
 from semspec.decoding.steps import (
     BackendUnavailable,
     Stopwatch,
@@ -201,8 +201,8 @@ async def _from_draft(
     return proposal
 
 
-def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
-    num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
+def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
+    num_tokens = NUM_TOKENS.of(options.num_speculative_tokens)
 
     def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         return rounds(
@@ -216,7 +216,7 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     return Strategy(
         "token-level",
         of_draft,
-        replace(generation.options, num_speculative_tokens=num_tokens),
+        replace(options, num_speculative_tokens=num_tokens),
         is_exact=True,
         needs_one_vocabulary=True,
         supports_logprobs=False,

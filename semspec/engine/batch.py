@@ -141,6 +141,24 @@ class ContextBatch:
             states, torch.stack([segment_surprisal(torch.cat(of_row)) for of_row in statistics])
         )
 
+    def last_logits(self, segments: Sequence[Sequence[int]]) -> Tensor:
+        """Logits after each of `segments`, which are alternatives after the context, `[num_segments, vocab_size]`."""
+        length, device = max(map(len, segments)), self._lm.device
+        num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
+        at_once = max(1, MAX_SCORES // (num_heads * length * (len(self._context) + length)))
+        last: list[Tensor] = []
+        for start in range(0, len(segments), at_once):
+            part = segments[start : start + at_once]
+            ids = torch.tensor(
+                [[*segment, *[0] * (length - len(segment))] for segment in part], device=device
+            )
+            ends = torch.tensor([len(segment) - 1 for segment in part], device=device)
+            kept, rows = ends.unique(return_inverse=True)
+            with self._rest(len(part)) as (kv, prefix):
+                logits = self._lm.forward_batch(ids, kv, kept, prefix=prefix).logits
+            last.append(logits[torch.arange(len(part), device=device), rows])
+        return torch.cat(last)
+
     def text_of(self, segment: Sequence[int]) -> str:
         return self._lm.tokenizer.text_of(self._context, segment)
 

@@ -148,15 +148,16 @@ class CausalLM:
         self,
         ids: Tensor,
         kv: DynamicCache,
-        num_rows: int = 1,
+        num_rows: int | Tensor = 1,
         want_states: bool = False,
         prefix: Prefix | None = None,
     ) -> Forward:
         """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
         `kv` holds what follows it, and the model's attention takes it (`semspec.engine.batch.attention`).
 
-        Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
-        padded on the right: causal attention ignores later positions.
+        Logits are `[batch, num_rows, vocab_size]`, of the last positions, or of those that a tensor `num_rows` names;
+        states are `[num_layers + 1, batch, length, hidden_size]`. Rows may be padded on the right: causal attention
+        ignores later positions.
         """
         self._hooks.is_open = want_states
         more = {}

@@ -227,6 +227,20 @@ class PipelineConfig(WorkConfig):
         description="folder of the release: pair.json, the two probes and alternatives/"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _target_judges(cls, content: Any) -> Any:
+        """Name the target as the model of an equivalence of the kind `model` that names none."""
+        match content:
+            case {
+                "equivalence": {"kind": "model"} as judge,
+                "target": {"model": _} as target,
+            } if "model" not in judge:
+                fields = ("model", "revision", "device", "dtype")
+                loaded = {name: target[name] for name in fields if name in target}
+                return content | {"equivalence": loaded | judge}
+        return content
+
 
 def laptop(config: PipelineConfig) -> PipelineConfig:
     """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives

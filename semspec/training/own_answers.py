@@ -19,7 +19,7 @@ from semspec.decoding import prompts_of
 from semspec.decoding.repeats import repeated_index
 from semspec.decoding.steps import together, write_all
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import Mismatch
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.pairs import ROLES
 from semspec.reporting.progress import Reporter, duration
@@ -151,9 +151,15 @@ class Answers:
         self._append({"prompt": self._key(index), "contexts": contexts})
 
     def contexts(self) -> OwnContexts:
-        """All contexts of the answers."""
+        """All contexts of the answers. Raises: InvalidRequest if there are none."""
         answers = [self.answer(index) for index in range(len(self.questions))]
         rows = [(number, row) for number, answer in enumerate(answers) for row in answer.contexts]
+        if not rows:
+            raise InvalidRequest(
+                "the target's answers have no segment to learn from; give more prompts or a larger "
+                "max_tokens",
+                "from_prompts",
+            )
         column = {name: [row[name] for _, row in rows] for name in rows[0][1]}
         return OwnContexts(
             answer=np.array([number for number, _ in rows]),

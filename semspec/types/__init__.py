@@ -27,6 +27,7 @@ from semspec.types.generation import (
     MOST_PENALTY,
     MOST_REPETITION,
     NO_PENALTIES,
+    SAMPLING_BOUNDS,
     Acceptance,
     AcceptanceRule,
     Context,

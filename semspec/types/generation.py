@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Literal
 
 MIN_CONTEXT_TOKENS = 128
@@ -174,6 +175,10 @@ class SamplingParams:
     """Selects the random stream: token t of a context is drawn with `uniform(seed, "token", t)`."""
     min_p: float = 0.0
     """Least probability of a token, as a share of that of the most probable one."""
+
+
+SAMPLING_BOUNDS = {"temperature": (0.0, inf), "top_p": (LEAST_POSITIVE, 1.0), "min_p": (0.0, 1.0)}
+"""Least and most of each parameter, at every service."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(options.command(options))
     except SemspecError as error:
-        _say(f"simulate: {error.message}")
+        _say(f"simulate: {error}")
         sys.exit(2)
     except OSError as error:
         _say(f"simulate: {error.filename or 'the disk'}: {error.strerror or error}")

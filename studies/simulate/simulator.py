@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import cast
 
+from semspec.decoding import STRATEGIES as DECODING
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.errors import InvalidRequest
 from semspec.protocols import Drafter, Target, Verifier
@@ -180,11 +181,12 @@ class _Simulation:
             Context((prompt,)),
             SamplingParams(),
             max_tokens=1 << 30,
-            strategy=self._setup.strategy,
-            options=Options(
-                gamma=self._setup.gamma,
-                acceptance=Acceptance("threshold", 0.5),
-                draft_ahead=self._setup.draft_ahead,
+            strategy=DECODING[self._setup.strategy](
+                Options(
+                    gamma=self._setup.gamma,
+                    acceptance=Acceptance("threshold", 0.5),
+                    draft_ahead=self._setup.draft_ahead,
+                )
             ),
             session=name,
             accepts_repeats=True,  # its segments are numbers of tokens, all without text

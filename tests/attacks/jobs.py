@@ -130,15 +130,15 @@ def likelihood(path: str) -> Json:
 def release(path: str) -> Json:
     """Read `pair.json` as the gateway does. Any of its rule may be left out or be another: the digest tells."""
     from semspec.settings import load_settings
-    from semspec_gateway.routes import load_route
+    from semspec_gateway.releases import load_served_release
     from semspec_gateway.settings import GatewaySettings
 
     os.environ.update(SEMSPEC_GATEWAY_PAIR=path, SEMSPEC_GATEWAY_AUTH="none")
-    route = load_route(Path(path), load_settings(GatewaySettings).defaults)
-    assert route is not None
+    release = load_served_release(Path(path), load_settings(GatewaySettings).defaults)
+    assert release is not None
     return {
-        "identity": [route.label, route.digest, str(route.release)],
-        "said": [str(route.release.rule)],
+        "identity": [release.label, release.digest, str(release.pair)],
+        "said": [str(release.pair.rule)],
     }
 
 

@@ -10,7 +10,7 @@ from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Segmentation
 from semspec_bench.configuration import parse
 from semspec_bench.environment import answer_tokens
-from semspec_bench.runners.in_process import with_options
+from semspec_bench.runners.in_process import read_options
 from semspec_gateway.options import AcceptanceOptions, Defaults
 
 DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))
@@ -18,7 +18,8 @@ DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1
 
 def test_a_bare_strategy_leaves_the_pair_its_defaults() -> None:
     assert parse("semantic").options == {"strategy": "semantic"}
-    assert with_options(DEFAULTS, parse("semantic")) == DEFAULTS.generation("semantic")
+    expected = DEFAULTS.options("semantic"), DEFAULTS.segmentation
+    assert read_options(DEFAULTS, parse("semantic")) == expected
 
 
 def test_knobs_reach_the_request_and_the_loop_alike() -> None:
@@ -35,9 +36,9 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
         "segmentation": "sentence",
         "acceptance": {"threshold": 0.3},
     }
-    generation = with_options(DEFAULTS, configuration)
-    assert generation.segmentation is Segmentation.SENTENCE
-    assert generation.options == Options(
+    options, segmentation = read_options(DEFAULTS, configuration)
+    assert segmentation is Segmentation.SENTENCE
+    assert options == Options(
         "token-level", "", 2, 2, 3, Acceptance("threshold", 0.3), draft_ahead=False
     )
 
@@ -46,17 +47,18 @@ def test_options_of_retrieval_have_knobs() -> None:
     configuration = parse("in-process/retrieval:source=datastore")
     retrieval = {"source": "datastore"}
     assert configuration.options == {"strategy": "retrieval", "retrieval": retrieval}
-    options = with_options(DEFAULTS, configuration).options
+    options, _ = read_options(DEFAULTS, configuration)
     assert options.retrieval == RetrievalOptions("datastore")
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
-    assert with_options(DEFAULTS, parse("semantic:rule=sample")).options.acceptance.rule == "sample"
+    options, _ = read_options(DEFAULTS, parse("semantic:rule=sample"))
+    assert options.acceptance.rule == "sample"
 
 
 def test_threshold_reaches_the_loop() -> None:
-    generation = with_options(DEFAULTS, parse("spec-reason:threshold=9"))
-    assert generation.options.acceptance == Acceptance("threshold", 9.0)
+    options, _ = read_options(DEFAULTS, parse("spec-reason:threshold=9"))
+    assert options.acceptance == Acceptance("threshold", 9.0)
 
 
 def test_peer_methods_have_their_own_knobs() -> None:

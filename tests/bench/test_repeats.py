@@ -10,8 +10,6 @@ from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
 from semspec_bench.record import RECORDS, Record, as_line
 from semspec_bench.repeats import count_runs, main
-from semspec_bench.runners.in_process import with_options
-from semspec_gateway.options import Defaults
 
 GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
 LONG = "So, there are 220 pens after 5 days.\n\n"
@@ -112,8 +110,8 @@ def test_third_repeat_with_the_guard_fails_the_command(
 
 
 def test_guard_is_switched_off_by_the_bench_alone() -> None:
-    assert with_options(Defaults(), parse(FREE)).accepts_repeats
-    assert not with_options(Defaults(), parse(GUARDED)).accepts_repeats
+    assert parse(FREE).knobs == {"repeats": "allowed"}
+    assert "repeats" not in parse(GUARDED).knobs
     with pytest.raises(InvalidRequest, match="unknown knob 'repeats'"):
         parse("likelihood:repeats=allowed")
     assert parse("semantic:exact_answer=on").options["exact_answer"] is True

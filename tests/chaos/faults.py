@@ -1,4 +1,4 @@
-"""The table of faults and of the guarantees under each; `docs/reliability.md` has the same table."""
+"""The table of faults and of the guarantees under each; `docs/reliability.md` summarises it."""
 
 import enum
 from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -29,9 +28,3 @@ async def test_promise_is_kept_when(bench: Bench, fault: Fault) -> None:
     trial = await bench.tried(fault, random.Random(0))
     assert trial.complaints == []
     assert len(trial.outcomes) >= NUM_CLIENTS
-
-
-async def test_documentation_has_every_fault_with_its_promise() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
-    for fault in TABLE:
-        assert f"| {fault.name} | {fault.how} | {fault.promise} |" in page

@@ -24,7 +24,6 @@ from semspec.rpc.servicers import (
 from semspec.settings import ServiceSettings
 from semspec.types import SegmentRecord, StageTimes
 from tests.checkpoints import loaded, random_probes
-from tests.variants import STRATEGIES
 
 PROMPT = (
     "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
@@ -81,7 +80,7 @@ async def engines(
 
 async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
     """The records, without times."""
-    events = [event async for event in decode(generation, backends, STRATEGIES)]
+    events = [event async for event in decode(generation, backends)]
     return [
         replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)
     ]

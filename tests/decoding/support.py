@@ -20,7 +20,7 @@ from semspec.types import (
 )
 from tests.calibrations import calibration
 from tests.fakes import FakeModel, FakeVerifier
-from tests.variants import STRATEGIES, VARIANTS, changed
+from tests.variants import PLAIN, VARIANTS, changed
 
 HELPED: tuple[str, ...] = tuple(
     strategy for strategy in VARIANTS if strategy not in ("target", "draft")
@@ -85,9 +85,10 @@ def players(
     return Players(drafter, target, verifier or FakeVerifier())
 
 
-async def generation(**changes: object) -> Generation:
+async def generation(**changes: Any) -> Generation:
     piece = await FakeModel(Writer.TARGET).encode("Question?")
-    return changed(Generation(Context((piece,)), SamplingParams(seed=7)), **changes)  # type: ignore[arg-type]
+    plain = Generation(Context((piece,)), SamplingParams(seed=7), strategy=PLAIN)
+    return changed(plain, **{"strategy": "semantic", **changes})
 
 
 def num_running() -> int:
@@ -101,7 +102,7 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
 
 
 async def run(generation: Generation, players: Players) -> list[Event]:
-    return [event async for event in decode(generation, players.backends, STRATEGIES)]
+    return [event async for event in decode(generation, players.backends)]
 
 
 async def run_with_loss(
@@ -113,7 +114,7 @@ async def run_with_loss(
 ) -> list[Event]:
     """As `run`; `lossy` raises `error` once so many events have come."""
     events: list[Event] = []
-    async for event in decode(generation, players.backends, STRATEGIES):
+    async for event in decode(generation, players.backends):
         events.append(event)
         if len(events) == after:
             lossy.errors.append(error)

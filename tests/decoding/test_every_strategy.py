@@ -38,7 +38,7 @@ from tests.decoding.support import (
     run_with_loss,
     segments,
 )
-from tests.variants import STRATEGIES, VARIANTS
+from tests.variants import VARIANTS
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,7 @@ async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
 @pytest.mark.parametrize("num_events", [1, 3])
 async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_events: int) -> None:
     fakes = players(delay_s=0.002, remarks=CUES)
-    async with aclosing(
-        decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)
-    ) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         for _ in range(num_events):
             await anext(events)
     assert num_running() == 0
@@ -272,9 +270,7 @@ async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
     fakes = players()
     if strategy in PROPOSING:
         fakes.drafter.errors.append(Unavailable("gone"))
-    async with aclosing(
-        decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)
-    ) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         await anext(events)
     assert (
         fakes.drafter if strategy == "draft" else fakes.target

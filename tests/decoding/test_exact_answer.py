@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from semspec.decoding import Backends, Generation, decode
+from semspec.decoding import Backends, Generation, Options, decode
 from semspec.decoding.backends import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Unavailable
@@ -27,6 +27,7 @@ from semspec.types import (
     Writer,
 )
 from semspec_bench.tasks import load_task
+from tests import variants
 from tests.decoding.support import (
     ConstantVerifier,
     Players,
@@ -111,7 +112,7 @@ async def test_answer_is_what_the_target_writes_after_the_same_reasoning(
     kept = segments(events)
     assert [segment.writer for segment in kept] == [Writer.DRAFT] * 3 + [Writer.TARGET] * 3
     assert kept[2].text == f"draft stops.{form.closing}" == bytes(kept[2].token_ids).decode()
-    alone = replace(resumed(own, kept[:3]), strategy="target", answer_strategy="")
+    alone = variants.alone(resumed(own, kept[:3]))
     assert kept[3:] == segments(await run(alone, reasoning(form.closing)))
     assert [record.index for record in records(events)] == [*range(6)] and num_running() == 0
 
@@ -128,16 +129,14 @@ async def test_segment_that_the_target_rewrote_is_not_cut(
 ) -> None:
     own = await strict(strategy=strategy, **options)
     events = await run(own, reasoning(target_probability=0.0))
-    assert segments(events) == segments(
-        await run(replace(own, strategy="target", answer_strategy=""), reasoning())
-    )
+    assert segments(events) == segments(await run(variants.alone(own), reasoning()))
     assert [record.accepted for record in records(events)] == [False] * 3 + [None] * 3
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "likelihood", "draft"])
 async def test_text_without_reasoning_is_the_answer(strategy: str) -> None:
     own = await strict("", strategy=strategy)
-    alone = replace(own, strategy="target", answer_strategy="")
+    alone = variants.alone(own)
     assert segments(await run(own, reasoning("no mark"))) == segments(
         await run(alone, reasoning("no mark"))
     )
@@ -253,15 +252,15 @@ async def test_answer_of_the_bundled_pair_is_the_target_s_own(
         own = Generation(
             Context((await bundled.target.encode(question.messages),)),
             SamplingParams(temperature, 1.0, 0, number),
-            strategy="draft",
-            answer_strategy=answer_strategy,
+            strategy=STRATEGIES["draft"](Options()),
+            answer_strategy=STRATEGIES[answer_strategy](Options()),
             segmentation=segmentation,
         )
         kept = await _kept(own, bundled)
         cut = next(index for index, segment in enumerate(kept) if "</think>" in segment.text) + 1
-        alone = replace(resumed(own, kept[:cut]), strategy="target", answer_strategy="")
+        alone = variants.alone(resumed(own, kept[:cut]))
         assert kept[cut - 1].text.endswith("</think>") and kept[cut:] == await _kept(alone, bundled)
-        lossy = await _kept(replace(own, answer_strategy=""), bundled)
+        lossy = await _kept(replace(own, answer_strategy=None), bundled)
         assert lossy[: cut - 1] == kept[: cut - 1]
         num_cut += lossy[cut - 1].text != kept[cut - 1].text
         num_other += "".join(segment.text for segment in lossy) != "".join(
@@ -271,5 +270,5 @@ async def test_answer_of_the_bundled_pair_is_the_target_s_own(
 
 
 async def _kept(own: Generation, backends: Backends) -> list[Segment]:
-    events = [event async for event in decode(own, backends, STRATEGIES)]
+    events = [event async for event in decode(own, backends)]
     return [event.segment for event in events if isinstance(event, SegmentRecord)]

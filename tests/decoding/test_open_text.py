@@ -36,7 +36,7 @@ from tests.decoding.support import (
     run_with_loss,
     texts,
 )
-from tests.variants import OF_PRODUCT, STRATEGIES, VARIANTS, changed
+from tests.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
 
 REWRITING = tuple(strategy for strategy in OF_PRODUCT if strategy not in ("draft", "likelihood"))
 
@@ -86,7 +86,7 @@ async def test_drafts_are_not_shown_as_text() -> None:
     own = await generation(strategy="semantic", show_text=True)
     events = await run(own, players(ConstantVerifier(0.5, 1.0)))
     assert not any(isinstance(event, OpenText) for event in events)
-    events = await run(replace(own, strategy="draft"), players())
+    events = await run(changed(own, "draft"), players())
     assert not any(isinstance(event, OpenText) for event in events), (
         "the target may have to write them"
     )
@@ -154,7 +154,9 @@ async def test_stop_ends_every_strategy_between_engines_and_over_the_wire(
 async def _asked(target: Engine, strategy: str) -> Generation:
     prompt = await target.encode(PROMPT)
     sampling = SamplingParams(temperature=1.0, seed=5)
-    return changed(Generation(Context((prompt,)), sampling, max_tokens=120), strategy)
+    return changed(
+        Generation(Context((prompt,)), sampling, max_tokens=120, strategy=PLAIN), strategy
+    )
 
 
 @pytest.mark.parametrize("strategy", ["target", "semantic", "token-level"])
@@ -166,6 +168,6 @@ async def test_text_over_the_wire_is_that_of_the_engine(
         behind_sockets(draft, target, verifier) as served,
     ):
         own = replace(await _asked(target, strategy), show_text=True)
-        events = [event async for event in decode(own, served, STRATEGIES)]
+        events = [event async for event in decode(own, served)]
         assert assert_shown_first(events) > 5
         assert texts(events) == "".join(one.segment.text for one in await trace(own, served))

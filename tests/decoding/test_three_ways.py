@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semspec.decoding import Backends, Generation, Options, decode
+from semspec.decoding import Backends, Generation, Options, decode, semantic
 from semspec.types import (
     Acceptance,
     Context,
@@ -18,10 +18,11 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
+from tests import variants
 from tests.calibrations import calibration
 from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.fakes import FakeModel, FakeVerifier
-from tests.variants import STRATEGIES, VARIANTS, changed
+from tests.variants import PLAIN, VARIANTS, changed
 
 
 @pytest.fixture(params=["fakes", "engines"])
@@ -78,7 +79,9 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
         for seed, (strategy, options) in enumerate(CASES):
             sampling = SamplingParams(1.0, 0.97, 0, seed)
             generation = changed(
-                Generation(context, sampling, 150, session=f"s{seed}"), strategy, **options
+                Generation(context, sampling, 150, session=f"s{seed}", strategy=PLAIN),
+                strategy,
+                **options,
             )
             local = await trace(generation, backends)
             assert_same(
@@ -97,9 +100,12 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
     context = Context((await backends.target.encode(PROMPT),))
     never = Acceptance("threshold", 1e9)
     greedy = Generation(
-        context, SamplingParams(temperature=0.0), 120, options=Options(acceptance=never)
+        context,
+        SamplingParams(temperature=0.0),
+        120,
+        strategy=semantic.strategy(Options(acceptance=never)),
     )
-    alone = await trace(replace(greedy, strategy="target"), backends)
+    alone = await trace(variants.alone(greedy), backends)
     assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
@@ -112,9 +118,12 @@ async def test_full_window_ends_every_strategy_by_length(
         prompt = await backends.target.encode(PROMPT)
         for strategy in VARIANTS:
             generation = changed(
-                Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000), strategy
+                Generation(
+                    Context((prompt,)), SamplingParams(temperature=0.0), 1000, strategy=PLAIN
+                ),
+                strategy,
             )
-            events = [event async for event in decode(generation, backends, STRATEGIES)]
+            events = [event async for event in decode(generation, backends)]
             assert events[-1] == Finished(FinishReason.LENGTH), strategy
             kept = [event.segment for event in events if isinstance(event, SegmentRecord)]
             assert len(prompt.token_ids) + sum(len(segment.token_ids) for segment in kept) == 70, (

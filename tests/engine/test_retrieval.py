@@ -28,7 +28,7 @@ from tests.engine.support import (
 )
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def records(
 ) -> list[SegmentRecord]:
     context = Context((await backends.target.encode("Tom has pens: 25. Day 1: Tom sells 6 pens."),))
     generation = changed(
-        Generation(context, SamplingParams(0), 80, session="s"), strategy, **fields
+        Generation(context, SamplingParams(0), 80, session="s", strategy=PLAIN), strategy, **fields
     )
     return await trace(generation, backends)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
-from semspec.decoding import Backends, Generation, decode
+from semspec.decoding import STRATEGIES, Backends, Generation, Options, decode
 from semspec.decoding.backends import WithoutProbes
 from semspec.engine.causal_lm import EngineName
 from semspec.engine.transformers_engine import TransformersEngine
@@ -88,7 +88,9 @@ class Pair:
     async def written(self, ids: list[int], strategy: str, max_tokens: int) -> list[int]:
         """Return the tokens that `strategy` writes greedily after `ids`."""
         context = Context((await self.target.encode(TokenIds(tuple(ids))),))
-        generation = Generation(context, SamplingParams(0.0), max_tokens, strategy)
+        generation = Generation(
+            context, SamplingParams(0.0), max_tokens, strategy=STRATEGIES[strategy](Options())
+        )
         events = decode(generation, Backends(self.draft, self.target, WithoutProbes()))
         records = [event async for event in events if isinstance(event, SegmentRecord)]
         assert not any(record.fallback for record in records)

@@ -24,7 +24,7 @@ from tests.engine.support import (
     segments_of,
     speculated,
 )
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 SENTENCE = Segmentation.SENTENCE
 WORDS = (".", "5", " 3", " Tom", " has")
@@ -152,7 +152,9 @@ async def test_sentences_stay_sentences_whoever_writes_next(
     backends = Backends(*engines, ConstantVerifier(1.0, 0.5))
     context, writers = await prompt(engines[1]), set()
     for seed in range(3):
-        plain = Generation(context, replace(HOT, seed=seed), 60, segmentation=SENTENCE, session="s")
+        plain = Generation(
+            context, replace(HOT, seed=seed), 60, segmentation=SENTENCE, session="s", strategy=PLAIN
+        )
         generation = changed(plain, strategy)
         segments = [record.segment for record in await trace(generation, backends)]
         assert list(cut("".join(segment.text for segment in segments), SENTENCE)) == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from semspec.decoding import Backends, Generation, Options
+from semspec.decoding import Backends, Generation, Options, token_level
 from semspec.engine.checkpoint import tokenizer_fingerprint
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
@@ -20,10 +20,11 @@ from semspec.types import (
     Writer,
     shares_ordinary_tokens,
 )
+from tests import variants
 from tests.checkpoints import random_probes
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 NUM_SEEDS = 200
 HOT = SamplingParams(1.5, 1.0, 4)
@@ -125,7 +126,7 @@ async def test_output_keeps_the_targets_distribution(
     for seed in range(NUM_SEEDS):
         options = Options(num_speculative_tokens=num_tokens)
         generation = Generation(
-            context, replace(HOT, seed=seed), 3, "token-level", options, session="s"
+            context, replace(HOT, seed=seed), 3, strategy=token_level.strategy(options), session="s"
         )
         records = await trace(generation, backends)
         counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
@@ -147,9 +148,9 @@ async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accept
     ):
         context = Context((await backends.target.encode(question),))
         options = Options(num_speculative_tokens=num_tokens)
-        greedy = Generation(context, SamplingParams(0), 40, "token-level", options)
+        greedy = Generation(context, SamplingParams(0), 40, strategy=token_level.strategy(options))
         records = await trace(greedy, backends)
-        alone = await trace(replace(greedy, strategy="target"), backends)
+        alone = await trace(variants.alone(greedy), backends)
         assert [record.segment for record in records] == [record.segment for record in alone]
         written += [token for record in records for token in record.segment.token_ids]
         num_accepted += sum(record.num_accepted_tokens for record in records)
@@ -175,7 +176,9 @@ async def test_same_trace_over_grpc(engines: Engines, backends: Backends) -> Non
     context = await prompt(engines[1])
     async with behind_sockets(*engines, backends.verifier) as remote:
         for seed, strategy in enumerate(("token-level", "semantic+token-level", "semantic") * 2):
-            plain = Generation(context, replace(HOT, seed=seed, top_k=8), 60, session="s")
+            plain = Generation(
+                context, replace(HOT, seed=seed, top_k=8), 60, session="s", strategy=PLAIN
+            )
             generation = changed(plain, strategy)
             local = await trace(generation, backends)
             assert_same(local, await trace(generation, remote))

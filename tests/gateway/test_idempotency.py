@@ -228,7 +228,7 @@ async def test_others_are_answered_when_a_request_hangs_up(
 async def test_waiting_request_takes_over_that_of_a_dead_gateway(
     start_gateway: GatewayFactory, redis: Redis, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec_gateway.api.shared.sse.ENCODE_DEADLINE_S", 0.0)
+    monkeypatch.setattr("semspec_gateway.api.shared.responder.ENCODE_DEADLINE_S", 0.0)
     first, second = await start_gateway(), await start_gateway(queue_timeout_s=0.5)
     answer = await ask(first, key, **TARGET)
     await redis.delete(

@@ -21,7 +21,7 @@ from tests.gateway.support import (
     make_readiness,
     make_settings,
 )
-from tests.variants import OF_PRODUCT, VARIANTS, changed
+from tests.variants import OF_PRODUCT, VARIANTS
 
 
 def served(fakes: Fakes) -> Served:
@@ -246,7 +246,9 @@ async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() ->
 
 
 def strategy(served: Served, name: str) -> Strategy:
-    return served.strategy(changed(make_settings().defaults.generation(name), name))
+    variant = dict(VARIANTS[name])
+    own = variant.pop("strategy")
+    return served.strategies[own](replace(make_settings().defaults.options(own), **variant))
 
 
 def change(fakes: Fakes, changed: Served) -> Fakes:

@@ -169,7 +169,20 @@ async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
         f"semspec:{{{choice}}}:meta",
     )
     call = json.loads(shared["call"])
-    call |= {"tools": shared["tools"], "plan": {**call["plan"], "grammar": shared["grammar"]}}
+    strategy, sampling = call.pop("strategy"), call.pop("sampling")
+    moved = ("penalties", "segmentation", "num_logprobs", "show_drafts", "min_tokens")
+    plan = {name: call.pop(name) for name in moved}
+    plan |= {"strategy": strategy["name"], "options": strategy["options"], "answer_strategy": ""}
+    plan |= {"sampling": {**sampling, "seed": 0}, "grammar": shared["grammar"]}
+    del call["grammar"], call["answer_strategy"]
+    call |= {
+        "tools": "",
+        "variables": "",
+        "num_choices": 2,
+        "answer": json.dumps(call["answer"]),
+        "seed": sampling["seed"],
+        "plan": plan,
+    }
     prompt = {
         name: shared[f"{name}:0"] for name in ("prompt", "draft_prompt", "fallback", "budget")
     }

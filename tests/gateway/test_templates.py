@@ -30,7 +30,7 @@ from tests.gateway.support import (
     make_settings,
     running_gateway,
 )
-from tests.variants import OF_PRODUCT, VARIANTS, changed
+from tests.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -81,7 +81,8 @@ async def trace(backends: Backends, strategy: str) -> list[Any]:
         SamplingParams(1.0, 0.97, 0, 7),
     )
     generation = changed(
-        Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy
+        Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft, strategy=PLAIN),
+        strategy,
     )
     events = [event async for event in decode(generation, backends)]
     records = [SegmentTrace.of(event) for event in events if isinstance(event, SegmentRecord)]

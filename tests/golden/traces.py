@@ -31,7 +31,7 @@ from tests.golden.cases import ANSWERS, CHAT, QUESTIONS, SAMPLINGS, STRATEGIES, 
 from tests.processes import GENEROUS_S
 from tests.retrieval.support import write
 from tests.stack.support import Running, chat_body, served, text_of
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 KEPT = (
     *("writer", "verdict", "text", "token_ids", "end", "draw", "draft_probability"),
@@ -168,7 +168,7 @@ async def _generation(
         "segmentation": Segmentation,
     }
     options = {name: types.get(name, lambda v: v)(v) for name, v in fields["semspec"].items()}
-    generation = Generation(Context((prompt,)), sampling, fields["max_tokens"])
+    generation = Generation(Context((prompt,)), sampling, fields["max_tokens"], strategy=PLAIN)
     return changed(generation, **{**options, "draft_ahead": draft_ahead})
 
 

@@ -16,7 +16,7 @@ from tests.calibrations import calibration
 from tests.checkpoints import loaded
 from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.real.support import DRAFT, DTYPE, MIDDLE, TARGET, real_model
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -66,6 +66,11 @@ async def generation_of(backends: Backends) -> Generation:
     )
     sampling = SamplingParams(temperature=0.6, top_p=0.95, seed=5)
     plain = Generation(
-        Context((prompts.target,)), sampling, 60, session="here", draft_prompt=prompts.draft
+        Context((prompts.target,)),
+        sampling,
+        60,
+        session="here",
+        draft_prompt=prompts.draft,
+        strategy=PLAIN,
     )
     return replace(plain, segmentation=Segmentation.SENTENCE)

@@ -18,7 +18,7 @@ from semspec.types import Context, GenerationParams, SamplingParams, Segment, St
 from semspec_gateway.served import Served
 from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.rpc.pools import GENEROUS_S
-from tests.variants import changed
+from tests.variants import PLAIN, changed
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ async def test_trace_is_the_same_with_states_and_with_projections(
     monkeypatch.setattr(Projections, "_look_for", lambda *_: None)
     async with pooled(players) as backends:
         context, _ = await a_segment(backends)
-        plain = Generation(context, SamplingParams(1.0, 0.97, 0, 5), 120, session="s")
+        plain = Generation(
+            context, SamplingParams(1.0, 0.97, 0, 5), 120, session="s", strategy=PLAIN
+        )
         generation = changed(plain, strategy, gamma=2)
         expected = await trace(generation, Backends(*players))
         assert_same(expected, await trace(generation, backends))
@@ -98,7 +100,9 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
 ) -> None:
     async with pooled(players) as backends:
         context, segment = await a_segment(backends)
-        generation = Generation(context, SamplingParams(1.0, 0.97, 0, 6), 90, session="s")
+        sampling = SamplingParams(1.0, 0.97, 0, 6)
+        plain = Generation(context, sampling, 90, session="s", strategy=PLAIN)
+        generation = changed(plain, "semantic")
         expected = await trace(generation, Backends(*players))
         assert not any(one.projection for one in await sent(backends, context, segment)), (
             "the first call does not wait"

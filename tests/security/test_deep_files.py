@@ -29,7 +29,7 @@ from semspec_bench.record import read_records
 from semspec_bench.report.page import read_probes
 from semspec_bench.summary import read_run
 from semspec_gateway.options import Defaults
-from semspec_gateway.routes import load_route
+from semspec_gateway.releases import load_served_release
 from tests.retrieval.support import write
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -42,7 +42,10 @@ FORMS = {
 Read = Callable[[Path], object]
 READERS: dict[str, tuple[str, Read]] = {
     "release": ("probes/pair.json", lambda path: load_release(path.parent)),
-    "release of a gateway": ("probes/pair.json", lambda path: load_route(path.parent, Defaults())),
+    "release of a gateway": (
+        "probes/pair.json",
+        lambda path: load_served_release(path.parent, Defaults()),
+    ),
     "calibration": ("probes/likelihood.json", load_calibration),
     "probe": ("probes/draft.json", lambda path: load_probe(path.with_suffix(".safetensors"))),
     "probe's verdict": (

@@ -27,7 +27,7 @@ from tests.stack.support import (
     text_of,
     up_to,
 )
-from tests.variants import VARIANTS, changed
+from tests.variants import PLAIN, VARIANTS, changed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -73,7 +73,12 @@ async def test_answer_over_rest_equals_the_loop_in_process(
     for strategy, gamma, segmentation, acceptance in CASES:
         sampling = SamplingParams(1.0, 0.97, 0, seed)
         plain = Generation(
-            Context((prompt,)), sampling, MAX_TOKENS, segmentation=segmentation, session="here"
+            Context((prompt,)),
+            sampling,
+            MAX_TOKENS,
+            segmentation=segmentation,
+            session="here",
+            strategy=PLAIN,
         )
         generation = changed(plain, strategy, gamma=gamma, acceptance=acceptance)
         expected = await in_process(generation, pair)

@@ -3,11 +3,10 @@
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
+from semspec.decoding import Backends, Generation, Options, Verifier, decode, prompts_of
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
@@ -48,25 +47,25 @@ class InProcessRunner:
         drafter, target = self._backends.drafter, self._backends.target
         infos = await drafter.info(), await target.info()
         served = Served(*infos, await self._backends.verifier.info(), self._backends, STRATEGIES)
-        generation = with_options(self._defaults, ask.configuration)
-        strategy = served.strategy(generation)
+        options, segmentation = read_options(self._defaults, ask.configuration)
+        strategy = STRATEGIES[ask.configuration.method](options)
         if reason := served.unsupported_reason(strategy):
             raise NotApplicable(str(reason))
-        if ask.configuration.options.get("exact_answer"):
-            generation = replace(
-                generation, answer_strategy=answer_strategy(generation, strategy, served)
-            )
+        is_exact = ask.configuration.options.get("exact_answer")
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
-        generation = replace(
-            generation,
+        generation = Generation(
             context=Context((prompts.target,)),
+            strategy=strategy,
+            answer_strategy=answer_strategy(strategy, served) if is_exact else None,
+            segmentation=segmentation,
+            accepts_repeats=ask.configuration.knobs.get("repeats") == "allowed",
             sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
             max_tokens=ask.max_tokens,
             session=f"bench-{ask.seed}-{ask.configuration.label}",
             draft_prompt=prompts.draft,
             fallback=prompts.fallback,
         )
-        events = [event async for event in decode(generation, self._backends, STRATEGIES)]
+        events = [event async for event in decode(generation, self._backends)]
         latency_s = perf_counter() - start
         records = [event for event in events if isinstance(event, SegmentRecord)]
         [finished] = [event for event in events if isinstance(event, Finished)]
@@ -80,8 +79,8 @@ class InProcessRunner:
         )
 
 
-def with_options(defaults: Defaults, configuration: Configuration) -> Generation:
-    """A greedy generation with `defaults` and the options of the configuration's label."""
+def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Options, Segmentation]:
+    """Return the options of the configuration's label, with `defaults` for those that it leaves unset."""
     given = StrategyOptions.model_validate(
         {
             name: value
@@ -91,12 +90,7 @@ def with_options(defaults: Defaults, configuration: Configuration) -> Generation
     )
     operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
     segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
-    options = operators.options(configuration.method, given)
-    accepts_repeats = configuration.knobs.get("repeats") == "allowed"
-    generation = operators.generation(configuration.method)
-    return replace(
-        generation, options=options, segmentation=segmentation, accepts_repeats=accepts_repeats
-    )
+    return operators.options(configuration.method, given), segmentation
 
 
 @asynccontextmanager
@@ -119,7 +113,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         if release and (reason := release.foreign_reason(*infos)):
             raise reason
         backends = Backends(draft, target, verifier, likelihood=likelihood)
-        yield InProcessRunner(backends, Defaults.model_validate(release.rule if release else {}))
+        yield InProcessRunner(backends, Defaults().with_rule(release) if release else Defaults())
     finally:
         await draft.aclose()
         await target.aclose()

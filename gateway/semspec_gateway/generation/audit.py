@@ -25,7 +25,7 @@ from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 from semspec_gateway.generation.admission import Admission
 from semspec_gateway.generation.choice import Choice
 from semspec_gateway.generation.loss import Finding, LossTest, finding, ratio_drift
-from semspec_gateway.generation.request import Request, at_strictness
+from semspec_gateway.generation.request import GenerationRequest, at_strictness
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Case:
     """An accepted segment and where it stands."""
 
-    request: Request
+    request: GenerationRequest
     generation: Generation
     served: Served
     context: Context
@@ -189,7 +189,7 @@ class Audit:
 
     def _is_audited(self, choice: Choice) -> bool:
         request, served = choice.request, choice.served
-        strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
+        strategy, chosen = request.strategy, self._settings.audit.strictness
         is_tightened = (
             chosen is not None and request.strictness == chosen and self._has_alarm(served)
         )

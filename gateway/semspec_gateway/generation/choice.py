@@ -1,35 +1,25 @@
-"""One choice of a request: its records, the visible text, statistics of both, and its storage format in Redis.
+"""One choice of a request: its records, the visible text, and the events of both."""
 
-The stored fields suffice to resume a generation and to explain it.
-"""
-
-import json
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 from zlib import crc32
 
-from pydantic import TypeAdapter
-
-from semspec.decoding import Generation, Prompts
+from semspec.decoding import Prompts
 from semspec.errors import Conflict
 from semspec.reasoning import ReasoningParser
-from semspec.records import read_stored, share, statistics
 from semspec.types import (
     Drafted,
     FinishReason,
     Message,
     OpenText,
-    Piece,
     SegmentRecord,
     TokenLogprob,
 )
 from semspec_gateway.generation.parsers import CallParser, Delta, StopChecker
-from semspec_gateway.generation.request import Parameters, Request
+from semspec_gateway.generation.request import GenerationRequest, Parameters
 from semspec_gateway.served import Served
-from semspec_gateway.store.store import Store, reading
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,7 +91,7 @@ class Choice:
 
     def __init__(
         self,
-        request: Request,
+        request: GenerationRequest,
         index: int,
         prompts: Prompts,
         max_tokens: int,
@@ -226,7 +216,7 @@ class Choice:
 
     @property
     def parameters(self) -> Parameters:
-        return Parameters.of(self.generation, self.request.strictness, self.request.stops)
+        return Parameters.of(self.generation, self.request.strictness)
 
     @property
     def text(self) -> str:
@@ -315,161 +305,3 @@ def _num_tokens_of(tokens: Sequence[TokenLogprob], num_characters: int) -> int:
             return number
         num_decoded += len(decoder.decode(token.data))
     return len(tokens)
-
-
-_COUNTED = (
-    *(
-        "num_segments",
-        "num_accepted",
-        "num_rejected",
-        "acceptance_rate",
-        "target_ratio",
-        "fallback",
-    ),
-    *("num_proposed_tokens", "num_accepted_tokens"),
-)
-
-
-def numbers(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Statistics of one choice, or of all of a request's, as in responses."""
-    counted = statistics(record for choice in choices for record in choice.records)
-    latency_s = max(choice.latency_s for choice in choices)
-    return {
-        **{name: getattr(counted, name) for name in _COUNTED},
-        "id": choices[0].id,
-        "strategy": choices[0].generation.strategy,
-        "latency_ms": latency_s * 1e3,
-        "tokens_per_s": share(counted.num_tokens, latency_s),
-        "degraded": any(choice.degraded for choice in choices),
-    }
-
-
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """OpenAI's token counts over all choices; the common prompt of several choices counts once."""
-    firsts = choices[:: choices[0].request.num_choices_per_prompt]
-    num_prompt = sum(choice.num_prompt_tokens for choice in firsts)
-    num_completion = sum(choice.num_tokens for choice in choices)
-    reasoning = [
-        choice.num_reasoning_tokens for choice in choices if choice.num_reasoning_tokens is not None
-    ]
-    cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
-        **(
-            {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}
-        ),
-    }
-
-
-_REQUEST = TypeAdapter(Request)
-_PIECE = TypeAdapter(Piece)
-
-
-def stored_fields(choice: Choice) -> dict[str, str]:
-    """Return the fields of one choice that Redis stores when it begins; its segments are stored separately."""
-    request = choice.request
-    return {
-        "status": "running",
-        "request": request.id,
-        "owner": request.owner,
-        "index": str(choice.index),
-    }
-
-
-def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
-    """Return the fields that all choices of a request share: each text once, and not as JSON in JSON."""
-    request, step = choices[0].request, choices[0].request.num_choices_per_prompt
-    bare = replace(request, tools="", plan=replace(request.plan, grammar=""))
-    fields = {
-        "call": _REQUEST.dump_json(bare).decode(),
-        "grammar": request.plan.grammar,
-        "tools": request.tools,
-        "models": json.dumps(choices[0].served.identity),
-        "num_turns": str(choices[0].num_turns),
-    }
-    for number, choice in enumerate(choices[::step]):
-        prompts = choice.prompts
-        fields |= {
-            f"prompt:{number}": _PIECE.dump_json(prompts.target).decode(),
-            f"draft_prompt:{number}": _PIECE.dump_json(prompts.draft).decode()
-            if prompts.draft
-            else "",
-            f"fallback:{number}": prompts.fallback or "",
-            f"budget:{number}": str(choice.generation.max_tokens),
-        }
-    return fields
-
-
-def stored_request(id: str, meta: Mapping[str, str]) -> Request:
-    """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
-    with reading(f"generation {id}"):
-        request = _REQUEST.validate_json(meta["call"])
-        if "request" not in meta:  # stored by version 0.2
-            return request
-        return replace(
-            request, tools=meta["tools"], plan=replace(request.plan, grammar=meta["grammar"])
-        )
-
-
-def stored_owner(id: str, meta: Mapping[str, str]) -> str:
-    """Return the owner of the generation `id`. Raises: Unavailable when the fields cannot be read."""
-    return meta["owner"] if "owner" in meta else stored_request(id, meta).owner
-
-
-async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
-    """The records of the generation `id` from number `start` on. Raises: Unavailable, also if they cannot be read."""
-    lines = await store.trace(id, start)
-    with reading(f"generation {id}"):
-        return list(map(read_stored, lines))
-
-
-def stored_choice(
-    id: str, meta: Mapping[str, str], served: Served, request: Request | None = None
-) -> Choice:
-    """Return the choice stored in the fields of the generation `id`; `request`, if they were read before.
-
-    Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
-    """
-    request = request or stored_request(id, meta)
-    with reading(f"generation {id}"):
-        if (
-            meta["status"] not in ("finished", "cancelled")
-            and json.loads(meta["models"]) != served.identity
-        ):
-            raise Conflict(
-                "the models or probes have changed since this generation began; start a new one",
-                "id",
-            )
-        index = int(meta["index"])
-        prompts, max_tokens = _stored_prompts(request, index, meta)
-        return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
-
-
-def stored_generation(id: str, meta: Mapping[str, str]) -> tuple[Request, Generation]:
-    """The request of the generation `id`, and the decoding loop's input. Raises: Unavailable if they cannot be read."""
-    request = stored_request(id, meta)
-    with reading(f"generation {id}"):
-        index = int(meta["index"])
-        return request, request.generation(index, *_stored_prompts(request, index, meta))
-
-
-def prompt_fields(request: Request, index: int, meta: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
-    suffix = (
-        f":{index // request.num_choices_per_prompt}" if "request" in meta else ""
-    )  # none by version 0.2
-    return {
-        name: meta.get(f"{name}{suffix}", "")
-        for name in ("prompt", "draft_prompt", "fallback", "budget")
-    }
-
-
-def _stored_prompts(request: Request, index: int, meta: Mapping[str, str]) -> tuple[Prompts, int]:
-    """Return the prompt as each model reads it, and the budget of tokens."""
-    fields = prompt_fields(request, index, meta)
-    draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None
-    prompts = Prompts(_PIECE.validate_json(fields["prompt"]), draft, fields["fallback"] or None)
-    return prompts, int(fields["budget"])

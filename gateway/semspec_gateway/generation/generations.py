@@ -11,19 +11,16 @@ from semspec.background import cancel_tasks
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.types import FinishReason
 from semspec_gateway.generation.admission import Admission
-from semspec_gateway.generation.choice import (
-    Choice,
-    ChoiceEvent,
-    Ended,
-    Place,
+from semspec_gateway.generation.choice import Choice, ChoiceEvent, Ended, Place
+from semspec_gateway.generation.preparation import Preparation, check_session_size, deadline_s
+from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.runner import ChoiceRunner
+from semspec_gateway.generation.stored import (
     request_fields,
     stored_choice,
     stored_fields,
     stored_trace,
 )
-from semspec_gateway.generation.preparation import Preparation, check_session_size, deadline_s
-from semspec_gateway.generation.request import Request
-from semspec_gateway.generation.runner import ChoiceRunner
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.store.leases import Account, Leases
@@ -104,7 +101,9 @@ class Generations:
     leases: Leases
 
     @asynccontextmanager
-    async def begin(self, request: Request, served: Served, shows_text: bool) -> AsyncIterator[Run]:
+    async def begin(
+        self, request: GenerationRequest, served: Served, shows_text: bool
+    ) -> AsyncIterator[Run]:
         """Acquire the slots and the session of a request, then generate with what is `served`; `shows_text`: a client
         reads the text while it is written.
 
@@ -262,5 +261,5 @@ class Generations:
         return choice.finish(reason)
 
 
-def _account(request: Request) -> Account:
+def _account(request: GenerationRequest) -> Account:
     return Account(request.id, request.owner, request.num_choices)

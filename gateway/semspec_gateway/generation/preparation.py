@@ -9,8 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
 
-from semspec.decoding import Generation, Prompts, Strategy, Target, prompts_of
-from semspec.decoding.generation import AnswerStrategy
+from semspec.decoding import Prompts, Strategy, Target, prompts_of
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -36,7 +35,12 @@ from semspec.types import (
 from semspec_gateway.generation.admission import Admission, Limits
 from semspec_gateway.generation.choice import Choice
 from semspec_gateway.generation.grammar import check_grammar
-from semspec_gateway.generation.request import Request, RequestPrompt, Setting, at_strictness
+from semspec_gateway.generation.request import (
+    GenerationRequest,
+    RequestPrompt,
+    Setting,
+    at_strictness,
+)
 from semspec_gateway.generation.runner import broken_target
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.options import Defaults
@@ -89,15 +93,15 @@ class Preparation:
         self._compiler.close()
 
     async def choices(
-        self, request: Request, turns: Sequence[Message], served: Served
+        self, request: GenerationRequest, turns: Sequence[Message], served: Served
     ) -> list[Choice]:
         """All choices of a request, whose session has these `turns`.
 
         Raises: InvalidRequest, ContextTooLong, Overloaded, DeadlineExceeded, and what the target raises.
         """
         async with self.admitted(request.owner):
-            if request.plan.grammar:
-                await check_grammar(request.plan.grammar, self._compiler, request.owner)
+            if request.grammar:
+                await check_grammar(request.grammar, self._compiler, request.owner)
             choices = list[Choice]()
             for prompt in request.prompts:
                 prompts = await self._prompts(request, prompt, turns, served)
@@ -107,7 +111,7 @@ class Preparation:
                     Choice(request, index, prompts, max_tokens, served, len(turns))
                     for index in range(len(choices), len(choices) + request.num_choices_per_prompt)
                 ]
-            if ": %json" in request.plan.grammar:
+            if ": %json" in request.grammar:
                 await self._check_json(served)
             return choices
 
@@ -129,23 +133,35 @@ class Preparation:
             )
 
     async def _prompts(
-        self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
+        self,
+        request: GenerationRequest,
+        given: RequestPrompt,
+        turns: Sequence[Message],
+        served: Served,
     ) -> Prompts:
         """The prompt as each model of the strategy reads it."""
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools, request.variables)
+            prompt = Conversation(
+                prompt,
+                json.dumps(request.tools, ensure_ascii=False) if request.tools else "",
+                json.dumps(request.variables) if request.variables else "",
+            )
         backends = served.pinned
         encoded = asyncio.ensure_future(
             self.tokenized(lambda: backends.target.encode(prompt), "prompt")
         )
-        if Writer.DRAFT in served.strategy(request.plan).writers:
+        if Writer.DRAFT in request.strategy.writers:
             return await self._with_draft(request, prompt, encoded, served)
         return Prompts(await encoded)
 
     async def _with_draft(
-        self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        encoded: "asyncio.Future[Piece]",
+        served: Served,
     ) -> Prompts:
         """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
         drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
@@ -191,28 +207,26 @@ async def _mean_log_probability_of_json(target: Target) -> float:
     return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
 
 
-def check(request: Request, strategy: Strategy, served: Served) -> None:
+def check(request: GenerationRequest, served: Served) -> None:
     """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
-    if refusal := next(_refusals(request, strategy, served), None):
+    if refusal := next(_refusals(request, served), None):
         raise refusal
 
 
-def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[InvalidRequest]:
+def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidRequest]:
     """What the services do not support."""
-    plan, penalties, writers, target = (
-        request.plan,
-        request.plan.penalties,
-        served.writers(strategy),
-        served.target,
-    )
-    if plan.segmentation not in (supported := served.segmentations(strategy)):
-        name, names = plan.segmentation.value, ", ".join(sorted(supported))
+    strategy, penalties, target = request.strategy, request.penalties, served.target
+    writers = served.writers(strategy)
+    if request.segmentation not in (supported := served.segmentations(strategy)):
+        name, names = request.segmentation.value, ", ".join(sorted(supported))
         yield InvalidRequest(
             f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
             "segmentation",
         )
-    is_held = strategy.supports_grammars or (plan.answer_strategy and not strategy.verifies_tokens)
-    if plan.grammar and not is_held:
+    is_held = strategy.supports_grammars or (
+        request.answer_strategy and not strategy.verifies_tokens
+    )
+    if request.grammar and not is_held:
         message = (
             f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
         )
@@ -222,27 +236,27 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
             else "choose 'target', or send exact_answer"
         )
         yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
-    if plan.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
+    if request.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
         reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
         message = f"{unable[0]} cannot be held to a format: {reason}"
         yield InvalidField(message, GRAMMAR, remedy="leave it out")
-    if request.thinking_token_budget is not None and plan.num_logprobs is not None:
+    if request.thinking_token_budget is not None and request.num_logprobs is not None:
         message = "a reasoning that is ended has no logprobs there"
         yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
-    if plan.min_tokens and (strategy.verifies_tokens or plan.grammar):
+    if request.min_tokens and (strategy.verifies_tokens or request.grammar):
         place = "neither in a format nor with a strategy that verifies tokens"
         yield InvalidRequest(
             f"min_tokens, ignore_eos: the end cannot be put off {place}",
             "min_tokens",
             remedy="leave them out",
         )
-    if plan.min_tokens and not all(one.supports_penalties for one in writers):
+    if request.min_tokens and not all(one.supports_penalties for one in writers):
         yield InvalidRequest(
             "min_tokens, ignore_eos: a server writes for one of the models",
             "min_tokens",
             remedy="leave them out",
         )
-    if plan.sampling.min_p and not all(one.supports_min_p for one in writers):
+    if request.sampling.min_p and not all(one.supports_min_p for one in writers):
         message = "a server writes for one of the models that may not know it"
         yield InvalidField(message, "min_p", remedy="leave it out")
     if not (penalties.is_neutral or strategy.supports_grammars):
@@ -274,7 +288,7 @@ def _refusals(request: Request, strategy: Strategy, served: Served) -> Iterator[
             f"{last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
         )
         yield InvalidField(message, "logit_bias", remedy="POST /tokenize tells those of a text")
-    for name in json.loads(request.variables or "{}"):
+    for name in request.variables:
         if name not in target.template_variables:
             field, known = (
                 f"chat_template_kwargs.{name}",
@@ -295,9 +309,7 @@ def _fields_of(penalties: Penalties) -> str:
     return " and ".join(name for name, value in values.items() if value)
 
 
-def check_strategy(
-    strategy: Strategy, plan: Generation, served: Served, defaults: Defaults
-) -> None:
+def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
     """Check that the pair supports `strategy`; `defaults`: the options of other requests.
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
@@ -310,8 +322,8 @@ def check_strategy(
         remedy=served.support(defaults),
         operator_hint=unsupported_reason.operator_hint,
     )
-    plain = replace(plan, options=replace(plan.options, rewrite="target", probes=""))
-    if served.unsupported_reason(served.strategy(plain)) is not None:
+    plain = replace(strategy.options, rewrite="target", probes="")
+    if served.unsupported_reason(served.strategies[strategy.name](plain)) is not None:
         raise refusal
     raise refusal.about("rewrite" if strategy.verifies_tokens else "probes")
 
@@ -331,21 +343,22 @@ def supported_logprobs(
     )
 
 
-def answer_strategy(plan: Generation, strategy: Strategy, served: Served) -> AnswerStrategy:
-    """The strategy that writes an exact answer: token-level speculation where the request and the pair allow it, else
-    the target alone; "" where `strategy` is exact itself.
+def answer_strategy(
+    strategy: Strategy, served: Served, needs_generate: bool = False
+) -> Strategy | None:
+    """The strategy that writes an exact answer: token-level speculation where the pair allows it, else the target
+    alone; None where `strategy` is exact itself.
 
+    `needs_generate`: logprobs, a grammar, penalties or `min_tokens` are asked for, which need `generate`.
     Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
     """
     if strategy.is_exact:
-        return ""
-    is_shaped = plan.grammar or plan.min_tokens or not plan.penalties.is_neutral
-    if is_shaped or plan.num_logprobs is not None or "token-level" not in served.strategies:
-        return "target"
-    is_supported = (
-        served.unsupported_reason(served.strategy(replace(plan, strategy="token-level"))) is None
-    )
-    return "token-level" if is_supported else "target"
+        return None
+    if not needs_generate and (verified := served.strategies.get("token-level")):
+        answer = verified(strategy.options)
+        if served.unsupported_reason(answer) is None:
+            return answer
+    return served.strategies["target"](strategy.options)
 
 
 def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:
@@ -360,7 +373,9 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
     return at_strictness(strictness, served.verifier.operating_points)
 
 
-def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
+def check_session_size(
+    request: GenerationRequest, turns: Sequence[Message], max_bytes: int
+) -> None:
     num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
@@ -383,10 +398,12 @@ def _larger_window(served: Served) -> str:
     )
 
 
-def budget(request: Request, prompts: Prompts, served: Served, operator_default: int | None) -> int:
+def budget(
+    request: GenerationRequest, prompts: Prompts, served: Served, operator_default: int | None
+) -> int:
     """Maximum number of output tokens. Raises: ContextTooLong."""
     rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
-    if Writer.DRAFT in served.strategy(request.plan).writers:
+    if Writer.DRAFT in request.strategy.writers:
         own_ids = prompts.draft.token_ids if prompts.draft else ()
         rooms.append(
             (

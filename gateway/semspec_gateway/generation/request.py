@@ -1,23 +1,31 @@
 """A validated request with every default filled in, and the acceptance threshold that its strictness selects."""
 
 import hashlib
-import json
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self, cast, get_type_hints
 
-from pydantic import create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+)
 
-from semspec.decoding import Generation, Prompts, RetrievalOptions
-from semspec.decoding.generation import AnswerStrategy, RewriteName
+from semspec.decoding import Generation, Options, Prompts, Strategies, Strategy
 from semspec.errors import InvalidRequest
 from semspec.records import Body
 from semspec.types import (
-    Acceptance,
+    NO_PENALTIES,
     Context,
     Message,
     OperatingPoint,
+    Penalties,
     SamplingParams,
     Segmentation,
     TokenIds,
@@ -26,27 +34,17 @@ from semspec.types import (
 from semspec_gateway.generation.grammar import of_output
 from semspec_gateway.store.store import choice_id
 
-_SAMPLING: dict[str, Any] = {
-    name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"
-}
-_Sampling: Any = create_model("_Sampling", __base__=Body, **_SAMPLING)
+_SAMPLING, _OPTIONS = get_type_hints(SamplingParams), get_type_hints(Options)
+del _SAMPLING["seed"]
+_Typed: Any = create_model("_Typed", __base__=Body, **_SAMPLING | _OPTIONS)
 
 
-class Parameters(_Sampling):
+class Parameters(_Typed):
     """All parameters of a generation, defaults filled in, except the prompt and the seed."""
 
     strategy: str
-    rewrite: RewriteName
-    probes: str
-    gamma: int
-    num_candidates: int
-    num_speculative_tokens: int | None
-    """Null where the strategy proposes none."""
-    acceptance: Acceptance
-    retrieval: RetrievalOptions
-    draft_ahead: bool
     segmentation: Segmentation
-    answer_strategy: AnswerStrategy
+    answer_strategy: Literal["", "token-level", "target"]
     """The exact strategy that writes what is not reasoning; empty: `strategy` writes it too."""
     strictness: float | None
     presence_penalty: float
@@ -59,22 +57,23 @@ class Parameters(_Sampling):
     stop: list[str]
 
     @classmethod
-    def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
-        options, sampling, penalties = generation.options, generation.sampling, generation.penalties
+    def of(cls, generation: Generation, strictness: float | None) -> Self:
+        sampling, penalties = generation.sampling, generation.penalties
+        strategy, answer = generation.strategy, generation.answer_strategy
         return cls(
-            **{one.name: getattr(options, one.name) for one in fields(options)},
-            strategy=generation.strategy,
-            segmentation=generation.segmentation,
-            answer_strategy=generation.answer_strategy,
-            strictness=strictness,
             **{name: getattr(sampling, name) for name in _SAMPLING},
+            **{name: getattr(strategy.options, name) for name in _OPTIONS},
+            strategy=strategy.name,
+            segmentation=generation.segmentation,
+            answer_strategy=answer.name if answer else "",
+            strictness=strictness,
             presence_penalty=penalties.presence,
             frequency_penalty=penalties.frequency,
             repetition_penalty=penalties.repetition,
             logit_bias={str(token): bias for token, bias in penalties.logit_bias},
             max_tokens=generation.max_tokens,
             min_tokens=min(generation.min_tokens, generation.max_tokens),
-            stop=list(stops),
+            stop=list(generation.stops),
         )
 
 
@@ -139,10 +138,81 @@ def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expe
 
 
 RequestPrompt = str | TokenIds | tuple[Message, ...]
+_STORED_OPTIONS = TypeAdapter(Options)
+
+
+def _read_strategy(stored: Any, info: ValidationInfo) -> Strategy:
+    """The stored strategy; the context of the validation is the gateway's table."""
+    strategies = cast(Strategies, info.context)
+    return strategies[stored["name"]](_STORED_OPTIONS.validate_python(stored["options"]))
+
+
+StoredStrategy = Annotated[
+    Strategy,
+    PlainValidator(_read_strategy),
+    PlainSerializer(lambda strategy: {"name": strategy.name, "options": strategy.options}),
+]
+"""A strategy that is stored as its name and options."""
+
+
+class AnswerOptions(BaseModel):
+    """What an API needs, in addition to the request, to format its answer. An API adds its own fields in a subclass;
+    when a stored request is read, the API makes its subclass from this."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    api: str
+    fields: Mapping[str, str]
+    """The API's fields for the parameters that errors name."""
+    trace: bool
+    include_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ClientRequest:
+    """The part of a request that its API reads from the body, and that no default of the operator changes."""
+
+    answer: SerializeAsAny[AnswerOptions]
+    prompts: tuple[RequestPrompt, ...]
+    """Several are those of one plain completion."""
+    num_choices_per_prompt: int = 1
+    max_tokens: int | None = None
+    """None: the default, limited to what the context window leaves."""
+    default_max_tokens: int | None = None
+    """Largest default budget, unless the operator sets one; None: a share of the window."""
+    min_tokens: int = 0
+    """See `Generation`."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
+    num_logprobs: int | None = None
+    """See `GenerationParams`."""
+    are_logprobs_optional: bool = False
+    """Whether the answer leaves logprobs out where the strategy has none."""
+    penalties: Penalties = NO_PENALTIES
+    grammar: str = ""
+    """The answer follows it; empty: none. Written by the target alone, unless a strategy is chosen."""
+    may_reason: bool = True
+    """Whether the model may open its reasoning itself where an answer follows a grammar."""
+    stops: tuple[str, ...] = ()
+    keep_stop: bool = False
+    """Whether the stop sequence that ends a text stays in it."""
+    instructions: str = ""
+    """A system message before all others, that a response which follows this one does not inherit."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, each a scalar."""
+    is_kept: bool = True
+    """False: routes do not give the answer by its id once it has ended."""
+
+    @property
+    def num_choices(self) -> int:
+        """Number for all prompts together; those of the first prompt come first."""
+        return self.num_choices_per_prompt * len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(ClientRequest):
     """A request as it is served, with every default filled in and checked against the services, before its prompts are
     encoded. It is stored with its generations, to resume them."""
 
@@ -151,41 +221,20 @@ class Request:
     """Seconds since 1970."""
     model: str
     """The name in the client's request."""
-    prompts: tuple[RequestPrompt, ...]
-    """Several are those of one plain completion."""
-    num_choices: int
-    """Of all prompts together, the same number for each; the first prompt's come first."""
-    seed: int
-    """The client's seed, or a random one."""
-    max_tokens: int | None
-    """None: the default, limited to what the context window leaves."""
-    plan: Generation
-    """All options except the context, the token budget and the choice's seed."""
-    stops: tuple[str, ...]
-    keep_stop: bool
-    """Whether the stop sequence that ends a text stays in it."""
-    may_reason: bool
-    """Whether the model may open its reasoning itself where an answer follows a grammar."""
+    sampling: SamplingParams
+    """With the client's seed, which may be negative, or a random one."""
+    strategy: StoredStrategy
+    answer_strategy: StoredStrategy | None
+    """See `Generation`."""
+    segmentation: Segmentation
+    show_drafts: bool
+    """See `Generation`."""
     strictness: float | None
     expected: Expected | None
     """Expected results of the acceptance rule that `strictness` selected."""
     session: str | None
     owner: str
     """Name of the request's API key; empty when authentication is off."""
-    instructions: str
-    """A system message before all others, that a response which follows this one does not inherit."""
-    tools: str
-    """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
-    variables: str
-    """A JSON object of variables of the chat template; see `Conversation`."""
-    answer: str
-    """What the request's API needs to format the answer, in JSON that only the API reads."""
-    thinking_token_budget: int | None = None
-    """Tokens of reasoning after which it is ended, at the end of a segment; None: without a limit."""
-    is_kept: bool = True
-    """False: routes do not give the answer by its id once it has ended."""
-    default_max_tokens: int | None = None
-    """Largest default budget, unless the operator sets one; None: a share of the window."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -195,36 +244,33 @@ class Request:
     @property
     def tool_names(self) -> tuple[str, ...]:
         """Names of the functions that the model may call."""
-        return tuple(tool["function"]["name"] for tool in json.loads(self.tools or "[]"))
+        return tuple(tool["function"]["name"] for tool in self.tools)
 
     def choice_id(self, index: int) -> str:
         """The id of one choice's generation; the first one has the response's id."""
         return choice_id(self.id, index)
 
-    @property
-    def num_choices_per_prompt(self) -> int:
-        return self.num_choices // len(self.prompts)
-
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
         that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
-        seed, of_prompt, grammar = (
-            self.seed % (1 << 64),
-            index % self.num_choices_per_prompt,
-            self.plan.grammar,
-        )
-        sampling = replace(
-            self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed
-        )
-        return replace(
-            self.plan,
+        seed, number = self.sampling.seed % (1 << 64), index % self.num_choices_per_prompt
+        return Generation(
             context=Context((prompts.target,)),
-            sampling=sampling,
+            sampling=replace(
+                self.sampling, seed=derive_seed(seed, "choice", number) if number else seed
+            ),
+            penalties=self.penalties,
+            strategy=self.strategy,
+            answer_strategy=self.answer_strategy,
+            segmentation=self.segmentation,
+            num_logprobs=self.num_logprobs,
+            show_drafts=self.show_drafts,
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
             session=self.session or self.choice_id(index),
             owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
             draft_prompt=prompts.draft,
-            grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
+            grammar=self.grammar and of_output(self.grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
             stops=self.stops,
             splits_reasoning=bool(self.messages),

@@ -34,7 +34,8 @@ from semspec.types import (
     Writer,
 )
 from semspec_gateway.generation.audit import Audit
-from semspec_gateway.generation.choice import Choice, Ended, usage
+from semspec_gateway.generation.choice import Choice, Ended
+from semspec_gateway.generation.usage import usage
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
@@ -95,9 +96,9 @@ class ChoiceRunner:
         retry = TargetRetry(choice.served.pinned.target, target.fingerprint, timeout_s)
         generation = choice.generation
         attributes: dict[str, str | int | float] = {
-            "semspec.strategy": generation.strategy,
-            "semspec.gamma": generation.options.gamma,
-            "semspec.acceptance_rule": generation.options.acceptance.rule,
+            "semspec.strategy": generation.strategy.name,
+            "semspec.gamma": generation.strategy.options.gamma,
+            "semspec.acceptance_rule": generation.strategy.options.acceptance.rule,
             "semspec.max_tokens": generation.max_tokens,
             "semspec.num_prompt_tokens": choice.num_prompt_tokens,
             "gen_ai.operation.name": "chat" if choice.request.messages else "text_completion",
@@ -139,9 +140,7 @@ class ChoiceRunner:
         )
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
-        async with aclosing(
-            decode(generation, choice.served.pinned, choice.served.strategies)
-        ) as events:
+        async with aclosing(decode(generation, choice.served.pinned)) as events:
             while (
                 choice.stop_checker.stop is None or choice.open_text
             ):  # a segment that was begun is completed
@@ -186,7 +185,7 @@ class ChoiceRunner:
         await journal.append(record.index, stored(record))
         self._note_first(choice)
         if not choice.records:
-            self.metrics.first_segment(choice.generation.strategy, choice.latency_s)
+            self.metrics.first_segment(choice.generation.strategy.name, choice.latency_s)
         self.metrics.segment(record, choice.request.owner)
         if self.audit is not None:
             self.audit.offer(choice, record)
@@ -226,7 +225,7 @@ class ChoiceRunner:
             status = "cancelled"
         self.metrics.in_flight.dec()
         self.metrics.generation(
-            choice.generation.strategy, status, choice.latency_s, choice.request.owner
+            choice.generation.strategy.name, status, choice.latency_s, choice.request.owner
         )
         if status == "finished":
             self.metrics.used(
@@ -322,7 +321,7 @@ def _log_end(choice: Choice, status: str, with_texts: bool) -> None:
     fields = {
         "generation": choice.id,
         "owner": choice.request.owner or None,
-        "strategy": choice.generation.strategy,
+        "strategy": choice.generation.strategy.name,
         "status": status,
         "num_segments": numbers.num_segments,
         "num_tokens": numbers.num_tokens,

@@ -82,7 +82,8 @@ def _cores() -> Check:
 
     cores = num_cores()
     threads = {
-        role: os.environ.get(f"SEMSPEC_{role.upper()}_THREADS", "1") for role in ("draft", "target")
+        role: os.environ.get(f"SEMSPEC_{role.upper()}_THREADS", "by default")
+        for role in ("draft", "target")
     }
     words = f"{cores}; threads: {', '.join(f'{role} {number}' for role, number in threads.items())}"
     if sum(int(number) for number in threads.values() if number.isdecimal()) > cores:

@@ -86,9 +86,11 @@ def _start(config: StackConfig, name: str) -> Started:
 
 
 def _gateway(settings: Any) -> Started:
-    route = _loaded("semspec_gateway.routes:load_route")(settings.pair, settings.defaults)
-    words = f", the release is {route.label}" if route else ""
-    return Started(f"its settings are valid{words}", settings, route)
+    release = _loaded("semspec_gateway.releases:load_served_release")(
+        settings.pair, settings.defaults
+    )
+    words = f", the release is {release.label}" if release else ""
+    return Started(f"its settings are valid{words}", settings, release)
 
 
 def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
@@ -222,7 +224,7 @@ def _compare(started: dict[str, Started]) -> str:
     likelihood = gateway.likelihood if gateway else None
     uncalled = _loaded("semspec.decoding:Backends")(None, None, None, likelihood=likelihood)
     served = _loaded("semspec_gateway.served:Served")(
-        draft, target, verifier, uncalled, route=gateway
+        draft, target, verifier, uncalled, release=gateway
     )
     if reason := _loaded("semspec_gateway.served:mismatch")(served, settings):
         raise reason

@@ -7,7 +7,7 @@ what the segment says (`calibration`); a segment is accepted iff it reaches a th
 from collections.abc import AsyncGenerator, Sequence
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
+from semspec.decoding.generation import Limits, Options, Progress, Step, Strategy
 from semspec.decoding.semantic import Judge, rounds
 from semspec.errors import Mismatch
 from semspec.types import Acceptance, GeneratedSegment, Judgement, SegmentScore
@@ -33,12 +33,12 @@ def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     projection = next(
         (one.target for one in backends.projections if not one.probes), ""
     )  # of states that are not used
-    threshold = progress.generation.options.acceptance.threshold
+    threshold = progress.generation.strategy.options.acceptance.threshold
     acceptance = Acceptance("threshold", calibration.threshold if threshold is None else threshold)
     own = Judge(judge, acceptance, target_projection=projection, wants_draft_states=False)
     return rounds(progress, backends, own)
 
 
-def strategy(generation: Generation) -> Strategy:
-    THRESHOLD.of(generation.options.acceptance.threshold)
-    return Strategy("likelihood", _by_likelihood, generation.options, needs_calibration=True)
+def strategy(options: Options) -> Strategy:
+    THRESHOLD.of(options.acceptance.threshold)
+    return Strategy("likelihood", _by_likelihood, options, needs_calibration=True)

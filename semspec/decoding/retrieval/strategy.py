@@ -10,17 +10,17 @@ from typing import Literal
 
 from semspec.decoding import token_level
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
+from semspec.decoding.generation import Limits, Options, Progress, Step, Strategy
 from semspec.decoding.steps import or_backend_unavailable
 from semspec.types import Proposal, Retrieval, VerifiedTokens, Writer
 
 NUM_TOKENS = Limits("retrieval", "num_speculative_tokens", 8, 1, 64)
 
 
-def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
+def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
     """Raises: InvalidRequest."""
-    num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
-    options = replace(generation.options, num_speculative_tokens=num_tokens)
+    num_tokens = NUM_TOKENS.of(options.num_speculative_tokens)
+    options = replace(options, num_speculative_tokens=num_tokens)
 
     def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         async def propose(

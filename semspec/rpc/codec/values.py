@@ -16,6 +16,7 @@ from semspec.types import (
     LEAST_REPETITION,
     MOST_PENALTY,
     MOST_REPETITION,
+    SAMPLING_BOUNDS,
     SURPRISAL_FEATURES,
     Conversation,
     Distribution,
@@ -220,7 +221,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     },
     Proposal: {"duration_ms": AMOUNT},
     SegmentScore: {"duration_ms": AMOUNT},
-    SamplingParams: {"temperature": AMOUNT, "top_p": (LEAST_POSITIVE, 1.0), "min_p": SHARE},
+    SamplingParams: SAMPLING_BOUNDS,
     TokenLogprob: {"logprob": (-math.inf, 0.0)},
     VerifiedTokens: {"duration_ms": AMOUNT},
 }

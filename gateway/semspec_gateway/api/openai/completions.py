@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from semspec.errors import InvalidRequest
 from semspec.records import SegmentTrace
-from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
+from semspec.types import Drafted, FinishReason, Penalties, TokenIds, TokenLogprob
 from semspec_gateway.api.openai import answers
 from semspec_gateway.api.openai.requests import (
     ChatRequest,
@@ -21,22 +21,26 @@ from semspec_gateway.api.openai.requests import (
     answer_grammar,
     format_grammar,
     offered,
-    tools_json,
+    template_tools,
 )
 from semspec_gateway.api.shared import document
 from semspec_gateway.api.shared.bodies import BodyRoute
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import Key
+from semspec_gateway.api.shared.requests import CompletionBody
 from semspec_gateway.api.shared.resolver import (
     EFFORT,
     EFFORT_PARAMETER,
-    AnswerOptions,
-    ClientRequest,
+    answer_options,
     variables_of,
 )
-from semspec_gateway.api.shared.sse import Format, Responder
-from semspec_gateway.generation.choice import Choice, Ended, Kept, Written, usage
+from semspec_gateway.api.shared.responder import Responder
+from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.generation.usage import usage
+
+_NEVER = 2**31 - 1
 
 
 def router(responder: Responder) -> APIRouter:
@@ -50,7 +54,7 @@ def router(responder: Responder) -> APIRouter:
     )
     async def chat_completions(http: HttpRequest, body: ChatRequest, key: Key = None) -> Response:
         """Answer a conversation."""
-        return await responder.respond(http, chat_request(body), body, key)
+        return await responder.respond(http, body, chat_request(body), key)
 
     @routes.post(
         "/completions",
@@ -59,7 +63,7 @@ def router(responder: Responder) -> APIRouter:
     )
     async def completions(http: HttpRequest, body: CompletionRequest, key: Key = None) -> Response:
         """Continue a text."""
-        return await responder.respond(http, completion_request(body), body, key)
+        return await responder.respond(http, body, completion_request(body), key)
 
     @routes.post("/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -87,26 +91,54 @@ def chat_request(body: ChatRequest) -> ClientRequest:
     fields = {"prompt": "messages", "grammar": "tools" if tools else "response_format"}
     if body.reasoning_effort is not None:
         fields[EFFORT_PARAMETER] = EFFORT
-    return ClientRequest(
-        body=body,
+    return _client_request(
+        "chat",
+        body,
+        fields,
         prompts=(tuple(message.message for message in body.messages),),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        answer=AnswerOptions.of("chat", body, fields),
         grammar=answer_grammar(tools, choice, body.parallel_tool_calls, format, "response_format"),
-        tools=tools_json(tools),
+        tools=template_tools(tools),
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
         thinking_token_budget=body.thinking_token_budget,
     )
 
 
 def completion_request(body: CompletionRequest) -> ClientRequest:
-    return ClientRequest(
-        body=body,
+    return _client_request(
+        "completions",
+        body,
+        {},
         prompts=_prompts(body),
         max_tokens=body.max_tokens,
         num_logprobs=body.logprobs,
-        answer=AnswerOptions.of("completions", body, {}),
+    )
+
+
+def _client_request(
+    api: str, body: CompletionBody, fields: Mapping[str, str], **own: Any
+) -> ClientRequest:
+    """Add what chats and plain completions have in common; `fields`: see `naming`.
+
+    Raises: InvalidRequest when the body has options of a stream and asks for none.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
+    return ClientRequest(
+        answer=answer_options(AnswerOptions, api, body, fields, include_usage=include_usage),
+        num_choices_per_prompt=body.n or 1,
+        min_tokens=_NEVER if body.ignore_eos else body.min_tokens or 0,
+        penalties=Penalties(
+            body.presence_penalty or 0.0,
+            body.frequency_penalty or 0.0,
+            1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            tuple(biases),
+        ),
+        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        **own,
     )
 
 
@@ -129,10 +161,8 @@ class _OpenAIFormat(Format):
     _chunk_body: type[BaseModel]
     _whole_body: type[BaseModel]
 
-    def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._head = {
             "id": request.id,
             "created": request.created,
@@ -218,10 +248,8 @@ class ChatFormat(_OpenAIFormat):
 
     _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
 
-    def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._num_calls = [0] * request.num_choices
         """Calls of tools so far in the stream, by choice."""
 

@@ -15,8 +15,8 @@ from semspec_gateway.api.shared.requests import (
     MESSAGE_LABELS,
     NO_DEFAULTS,
     CompatibleRequestModel,
+    CompletionBody,
     Effort,
-    GenerationRequest,
     MaxTokens,
     TemplateVariables,
     Text,
@@ -290,7 +290,7 @@ ToolChoice = Annotated[
 ]
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(CompletionBody):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], items()] = Field(min_length=1)
@@ -329,7 +329,7 @@ CompletionPrompt = Annotated[
 """One text or several, or the target's token ids of one or of several."""
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(CompletionBody):
     """Body of `POST /v1/completions`."""
 
     prompt: CompletionPrompt
@@ -395,11 +395,10 @@ def answer_grammar(
     )
 
 
-def tools_json(functions: Sequence[Function]) -> str:
-    """The functions as a chat template takes them; empty if there are none."""
+def template_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+    """The functions as a chat template takes them."""
     fields = {"name", "description", "parameters"}
-    given = [
-        {"type": "function", "function": one.model_dump(exclude_none=True, include=fields)}
-        for one in functions
-    ]
-    return json.dumps(given, ensure_ascii=False) if given else ""
+    return tuple(
+        {"type": "function", "function": function.model_dump(exclude_none=True, include=fields)}
+        for function in functions
+    )

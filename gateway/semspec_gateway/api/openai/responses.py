@@ -1,7 +1,6 @@
 """OpenAI's Responses API: routes, and a response with reasoning, message and calls as items, whole or as events."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -19,22 +18,16 @@ from semspec_gateway.api.openai.responses_requests import (
 )
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import STORED, generating
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec_gateway.api.shared.resources import GenerationId, owned
-from semspec_gateway.api.shared.sse import Format, Responder
-from semspec_gateway.generation.choice import (
-    Choice,
-    Ended,
-    Kept,
-    Written,
-    stored_choice,
-    stored_request,
-    stored_trace,
-    usage,
-)
+from semspec_gateway.api.shared.responder import Responder
+from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta, ToolCall
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import GenerationRequest
+from semspec_gateway.generation.stored import stored_choice, stored_trace
+from semspec_gateway.generation.usage import usage
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.store.store import Store, reading
 
@@ -53,9 +46,9 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
     async def stored(id: str, owner: str) -> tuple[str, Choice]:
         """The status of a response, and what is written of it."""
         fields = await owned(id, owner, store)
-        if json.loads(stored_request(id, fields).answer)["api"] != "responses":
-            raise NotFound(f"response {id} does not exist, or has expired", "id")
         choice = stored_choice(id, {**fields, "status": "finished"}, readiness.known())
+        if choice.request.answer.api != "responses":
+            raise NotFound(f"response {id} does not exist, or has expired", "id")
         for record in await stored_trace(id, store):
             choice.add(record)
         if fields["status"] == "finished":
@@ -82,15 +75,13 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
         turns = await history(previous, owner_of(http)) if previous is not None else ()
-        return await responder.respond(http, response_request(body, turns), body, key)
+        return await responder.respond(http, body, response_request(body, turns), key)
 
     @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
         """A stored response, as far as it is written."""
         status, choice = await stored(id, owner)
-        written = ResponsesFormat(choice.request, json.loads(choice.request.answer), "").written(
-            choice
-        )
+        written = ResponsesFormat(choice.request, "").written(choice)
         if status == "finished":
             return written
         failure = bodies.ResponseFailure(
@@ -118,10 +109,8 @@ class ResponsesFormat(Format):
 
     options = ResponseOptions
 
-    def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
         self._num_events = self._num_items = 0
         self._open: tuple[Kind, str] | None = None
         """Kind and text so far of the last item of the output, if it is a text that goes on."""
@@ -182,9 +171,9 @@ class ResponsesFormat(Format):
             output=items,
             previous_response_id=options.previous_response_id,
             reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
-            store=options.store,
-            temperature=request.plan.sampling.temperature,
-            top_p=request.plan.sampling.top_p,
+            store=request.is_kept,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
             usage=None if choice is None else _usage(choice),
         )
 

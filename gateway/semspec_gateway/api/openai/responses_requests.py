@@ -22,7 +22,7 @@ from semspec_gateway.api.openai.requests import (
     joined,
     offered,
     select_part,
-    tools_json,
+    template_tools,
     word_or_tool,
 )
 from semspec_gateway.api.shared.requests import (
@@ -34,7 +34,6 @@ from semspec_gateway.api.shared.requests import (
     CompatibleRequestModel,
     Effort,
     False_,
-    GenerationRequest,
     MaxTokens,
     Neutral,
     TemplateVariables,
@@ -45,11 +44,11 @@ from semspec_gateway.api.shared.requests import (
 )
 from semspec_gateway.api.shared.resolver import (
     EFFORT_PARAMETER,
-    AnswerOptions,
-    ClientRequest,
+    answer_options,
     variables_of,
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest
 from semspec_gateway.options import RequestModel
 
 ITEMS = ("reasoning", "function_call", "function_call_output")
@@ -266,16 +265,10 @@ class ResponseOptions(AnswerOptions):
     tools: list[ResponseTool]
     tool_choice: ResponseToolChoice
     parallel_tool_calls: bool
-    store: bool = True
 
 
 def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
-    is_kept = body.store is not False
-    shared = GenerationRequest(
-        **{name: getattr(body, name) for name in TextRequest.model_fields},
-        store=None if is_kept else False,
-    )
     tools = offered(body.tools, body.tool_choice)
     format = body.text.format.grammar if body.text and body.text.format else ""
     effort = body.reasoning.effort if body.reasoning else None
@@ -284,27 +277,25 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
         fields[EFFORT_PARAMETER] = "reasoning.effort"
     messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
     return ClientRequest(
-        body=shared,
         prompts=((*turns, *(message.message for message in messages)),),
         max_tokens=body.max_output_tokens,
-        num_logprobs=None,
-        answer=ResponseOptions.of(
+        answer=answer_options(
+            ResponseOptions,
             "responses",
-            shared,
+            body,
             fields,
             previous_response_id=body.previous_response_id,
             effort=effort,
             tools=body.tools or [],
             tool_choice=body.tool_choice or "auto" if body.tools else "auto",
             parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
-            store=is_kept,
         ),
-        is_kept=is_kept,
+        is_kept=body.store is not False,
         grammar=answer_grammar(
             tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"
         ),
         instructions=body.instructions or "",
-        tools=tools_json(tools),
+        tools=template_tools(tools),
         variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
     )
 

@@ -1,7 +1,10 @@
 """Parts of request bodies that several APIs share. Unsupported fields are refused, unless their value has no effect."""
 
 import json
+import secrets
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -16,10 +19,11 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
-from semspec.types import LEAST_REPETITION
+from semspec.types import LEAST_REPETITION, SamplingParams
 from semspec_gateway.api.shared.json_size import JsonSize, size_of
 from semspec_gateway.options import (
     AcceptanceOptions,
+    Defaults,
     RequestModel,
     StrategyOptions,
     Temperature,
@@ -326,20 +330,41 @@ LogitBias = Annotated[
 ]
 
 
-class TextRequest(CompatibleRequestModel):
+class GenerationBody(RequestModel):
+    """Body of a request for a text, in any API."""
+
+    stream: bool | None = None
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
+
+    @abstractmethod
+    def sampling(self, defaults: Defaults) -> SamplingParams:
+        """How tokens are drawn; `defaults` are the operator's."""
+
+
+def seed_or_random(seed: int | None) -> int:
+    """The client's seed, or a random one."""
+    return secrets.randbits(53) if seed is None else seed
+
+
+class TextRequest(CompatibleRequestModel, GenerationBody):
     """What every request for a text may ask for, by OpenAI's names."""
 
     model: str | None = None
     """Null, `tgi` and `dummy` stand for the pair: some clients send them if they are given no name."""
-    stream: bool | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
+
+    def sampling(self, defaults: Defaults) -> SamplingParams:
+        return SamplingParams(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            seed=seed_or_random(self.seed),
+        )
 
 
-class GenerationRequest(TextRequest):
-    """The same, and what only some of the APIs have."""
+class CompletionBody(TextRequest):
+    """What chats and plain completions may ask for."""
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)
@@ -357,3 +382,7 @@ class GenerationRequest(TextRequest):
     """True: as `min_tokens` without end."""
     store: False_ | None = None
     """False has no effect in a chat or a plain completion: answers are stored until they expire, to be resumed."""
+
+    def sampling(self, defaults: Defaults) -> SamplingParams:
+        plain = super().sampling(defaults)
+        return replace(plain, top_k=max(0, self.top_k or 0), min_p=self.min_p or 0.0)

@@ -1,19 +1,16 @@
-"""What a client asks for, in any API, and what decides all that it leaves open: the `Request` that is served."""
+"""Makes the request that is served of a body, and names the fields of an API in errors."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
-from semspec.decoding import Generation
+from semspec.decoding import Strategy
 from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
-from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
-from semspec_gateway.api.shared.requests import GenerationRequest
+from semspec.types import Acceptance, Segmentation
+from semspec_gateway.api.shared.requests import GenerationBody, TextRequest
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.preparation import (
     answer_strategy,
@@ -22,7 +19,8 @@ from semspec_gateway.generation.preparation import (
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.generation.request import Request, RequestPrompt
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.options import Defaults, StrategyOptions
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -40,80 +38,31 @@ EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
 EFFORT_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
 """LiteLLM's tokens of reasoning, for models whose template does not read an effort; other efforts have no limit."""
 
-Api = Literal["chat", "completions", "responses", "tgi"]
-
 OPTIONS = (
-    *(
-        "strategy",
-        "rewrite",
-        "probes",
-        "num_speculative_tokens",
-        "acceptance.threshold",
-    ),
+    *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold"),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
 """Own options of a request that errors below this layer name."""
-_NEVER = 2**31 - 1
-_PREFIXES: dict[Api, str] = {
+_PREFIXES: dict[str, str] = {
     "chat": "chatcmpl",
     "completions": "cmpl",
     "tgi": "tgi",
     "responses": "resp",
 }
 
-
-class AnswerOptions(BaseModel):
-    """What an API needs, beside the request, to format its answer; stored with the request."""
-
-    model_config = ConfigDict(frozen=True)
-
-    api: Api
-    fields: Mapping[str, str]
-    """The API's fields for the parameters that errors name, see `naming`."""
-    trace: bool
-    include_usage: bool
-
-    @classmethod
-    def of(cls, api: Api, body: GenerationRequest, fields: Mapping[str, str], **own: Any) -> Self:
-        """`fields`: those of the API; `own`: what its answers depend on beside the fields of each body."""
-        semspec = {name: f"semspec.{name}" for name in OPTIONS}
-        if ":" in (body.model or ""):
-            semspec["strategy"] = "model"
-        penalties = next((name for name in PENALTIES if getattr(body, name) is not None), "")
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return cls(
-            api=api,
-            fields={**semspec, "penalties": penalties, **fields},
-            trace=bool(body.semspec.trace),
-            include_usage=include_usage,
-            **own,
-        )
+A = TypeVar("A", bound=AnswerOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
-    """What a client asks for, before any default is filled in."""
-
-    body: GenerationRequest
-    """The fields that all APIs share."""
-    prompts: tuple[RequestPrompt, ...]
-    max_tokens: int | None
-    num_logprobs: int | None
-    answer: AnswerOptions
-    grammar: str = ""
-    """The answer follows it: written by the target alone, unless a strategy is chosen."""
-    instructions: str = ""
-    tools: str = ""
-    variables: Mapping[str, Any] | None = None
-    """Of the chat template."""
-    thinking_token_budget: int | None = None
-    keep_stop: bool = False
-    may_reason: bool = True
-    are_logprobs_optional: bool = False
-    is_kept: bool = True
-    """False: routes do not give the answer by its id once it has ended."""
-    default_max_tokens: int | None = None
-    """Largest default budget, unless the operator sets one; None: a share of the window."""
+def answer_options(
+    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **own: Any
+) -> A:
+    """Return the options of an API's answers. `fields`: see `naming`; `own`: what only this API has."""
+    semspec = {name: f"semspec.{name}" for name in OPTIONS}
+    if isinstance(body, TextRequest) and ":" in (body.model or ""):
+        semspec["strategy"] = "model"
+    penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
+    fields = {**semspec, "penalties": penalties, **fields}
+    return kind(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
 
 
 @contextmanager
@@ -175,135 +124,99 @@ class Resolver:
     settings: GatewaySettings
     audit: Audit | None
 
-    def resolve(self, asked: ClientRequest, id: str, owner: str) -> tuple[Request, Served]:
+    def resolve(
+        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
+    ) -> tuple[GenerationRequest, Served]:
         """The request that is served, and by what. Nothing of it changes later.
 
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
-        body, options = asked.body, asked.body.semspec
-        num_choices = self._num_choices(asked)
-        model, alias = check_model(body.model, self.settings, self.readiness)
+        options = body.semspec
+        self._check_choices(asked, options.session)
+        asked_model = body.model if isinstance(body, TextRequest) else None
+        model, alias = check_model(asked_model, self.settings, self.readiness)
         served = self.readiness.require()
-        plan = self._plan(asked, model, alias, served)
-        strategy = served.strategy(plan)
-        check_strategy(strategy, plan, served, served.defaults(self.settings.defaults))
-        strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
+        defaults = served.defaults(self.settings.defaults)
+        if alias and options.strategy not in (None, alias):
+            raise InvalidRequest(
+                f"the model {model!r} already names another strategy", "semspec.strategy"
+            )
+        is_shaped = bool(asked.grammar) or not asked.penalties.is_neutral
+        default = "target" if is_shaped else served.default_name(defaults)
+        strategy = self._strategy(alias or options.strategy or default, options, served, defaults)
+        strictness, expected = options.strictness, None
         if strictness is None and self.audit:
             strictness = self.audit.tightened_strictness(strategy, served)
         if strictness is not None:
             setting = setting_at(strictness, strategy, served)
             expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
-        plan = replace(
-            plan,
-            options=replace(strategy.options, acceptance=acceptance),
-            num_logprobs=supported_logprobs(
-                asked.num_logprobs, asked.are_logprobs_optional, strategy, served
-            ),
+            changed = replace(strategy.options, acceptance=acceptance)
+            strategy = served.strategies[strategy.name](changed)
+        num_logprobs = supported_logprobs(
+            asked.num_logprobs, asked.are_logprobs_optional, strategy, served
         )
+        answer = None
         if options.exact_answer:
-            plan = replace(plan, answer_strategy=answer_strategy(plan, strategy, served))
-        variables, budget = dict(asked.variables or {}), asked.thinking_token_budget
+            needs_generate = is_shaped or asked.min_tokens > 0 or num_logprobs is not None
+            answer = answer_strategy(strategy, served, needs_generate)
+        variables, budget = dict(asked.variables), asked.thinking_token_budget
         if (
             EFFORT_PARAMETER in asked.answer.fields
             and EFFORT not in served.target.template_variables
         ):
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
             budget = effort if budget is None else budget
-        request = Request(
+        resolved = {
+            "num_logprobs": num_logprobs,
+            "variables": variables,
+            "thinking_token_budget": budget,
+        }
+        request = GenerationRequest(
+            **{one.name: getattr(asked, one.name) for one in fields(ClientRequest)} | resolved,
             id=id,
             created=int(time.time()),
             model=model,
-            prompts=asked.prompts,
-            num_choices=num_choices,
-            seed=secrets.randbits(53) if body.seed is None else body.seed,
-            max_tokens=asked.max_tokens,
-            plan=plan,
-            stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-            keep_stop=asked.keep_stop,
-            may_reason=asked.may_reason,
+            sampling=body.sampling(defaults),
+            strategy=strategy,
+            answer_strategy=answer,
+            segmentation=Segmentation(options.segmentation or defaults.segmentation),
+            show_drafts=bool(options.trace and body.stream),
             strictness=strictness,
             expected=expected,
             session=options.session,
             owner=owner,
-            instructions=asked.instructions,
-            tools=asked.tools,
-            variables=json.dumps(variables) if variables else "",
-            thinking_token_budget=budget,
-            answer=asked.answer.model_dump_json(),
-            is_kept=asked.is_kept,
-            default_max_tokens=asked.default_max_tokens,
         )
-        check(request, strategy, served)
+        check(request, served)
         return request, served
 
-    def _plan(self, asked: ClientRequest, model: str, alias: str, served: Served) -> Generation:
-        """What the request and the defaults say. Raises: InvalidRequest."""
-        body, options, defaults = (
-            asked.body,
-            asked.body.semspec,
-            served.defaults(self.settings.defaults),
-        )
-        if alias and options.strategy not in (None, alias):
-            raise InvalidRequest(
-                f"the model {model!r} already names another strategy", "semspec.strategy"
-            )
-        penalties = _penalties(body)
-        one_writes = bool(asked.grammar) or not penalties.is_neutral
-        name = (
-            alias or options.strategy or ("target" if one_writes else served.default_name(defaults))
-        )
-        if name not in self.readiness.table:
-            raise InvalidField(f"it should be one of {', '.join(self.readiness.table)}", "strategy")
-        return Generation(
-            context=Context(()),
-            sampling=SamplingParams(
-                temperature=defaults.temperature if body.temperature is None else body.temperature,
-                top_p=defaults.top_p if body.top_p is None else body.top_p,
-                top_k=max(0, body.top_k or 0),
-                min_p=body.min_p or 0.0,
-            ),
-            penalties=penalties,
-            strategy=name,
-            options=defaults.options(name, options),
-            segmentation=Segmentation(options.segmentation or defaults.segmentation),
-            show_drafts=bool(options.trace and body.stream),
-            grammar=asked.grammar,
-            min_tokens=_NEVER if body.ignore_eos else body.min_tokens or 0,
-        )
+    def _strategy(
+        self, name: str, options: StrategyOptions, served: Served, defaults: Defaults
+    ) -> Strategy:
+        """The strategy `name` with the options of the request and the defaults. Raises: InvalidRequest."""
+        if name not in served.strategies:
+            raise InvalidField(f"it should be one of {', '.join(served.strategies)}", "strategy")
+        strategy = served.strategies[name](defaults.options(name, options))
+        check_strategy(strategy, served, defaults)
+        return strategy
 
-    def _num_choices(self, asked: ClientRequest) -> int:
-        """Of all prompts together. Raises: InvalidRequest."""
-        body, limit = asked.body, self.settings.max_n
-        num_choices, num_prompts = body.n or 1, len(asked.prompts)
-        if body.stream_options is not None and not body.stream:
-            raise InvalidRequest(
-                "stream_options is only allowed when stream is true", "stream_options"
-            )
+    def _check_choices(self, asked: ClientRequest, session: str | None) -> None:
+        """Raises: InvalidRequest."""
+        limit, num_prompts = self.settings.max_n, len(asked.prompts)
+        num_choices = asked.num_choices_per_prompt
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
-        if num_prompts * num_choices > limit:
+        if asked.num_choices > limit:
             message = (
                 f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
             )
             raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
-        if body.semspec.session is not None and not isinstance(asked.prompts[0], tuple):
+        if session is not None and not isinstance(asked.prompts[0], tuple):
             raise InvalidRequest(
                 "sessions store the turns of a chat; use /v1/chat/completions", "semspec.session"
             )
-        if num_choices > 1 and body.semspec.session is not None:
+        if num_choices > 1 and session is not None:
             raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
-        return num_prompts * num_choices
 
 
-def new_id(api: Api) -> str:
+def new_id(api: str) -> str:
     return f"{_PREFIXES[api]}-{secrets.token_hex(16)}"
-
-
-def _penalties(body: GenerationRequest) -> Penalties:
-    biases = ((int(token), bias) for token, bias in (body.logit_bias or {}).items())
-    return Penalties(
-        body.presence_penalty or 0.0,
-        body.frequency_penalty or 0.0,
-        1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        tuple(sorted(biases)),
-    )

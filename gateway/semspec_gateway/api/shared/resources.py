@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
+from semspec.decoding import Strategies
 from semspec.errors import Conflict, NotFound
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
@@ -25,16 +26,16 @@ from semspec_gateway.api.shared.errors import Error, TgiError
 from semspec_gateway.api.shared.middleware import OwnerOf
 from semspec_gateway.api.shared.requests import SESSION_NAME
 from semspec_gateway.api.shared.resolver import model_names
-from semspec_gateway.api.shared.sse import Responder
-from semspec_gateway.generation.choice import (
-    Place,
+from semspec_gateway.api.shared.responder import Responder
+from semspec_gateway.generation.choice import Place
+from semspec_gateway.generation.request import Parameters
+from semspec_gateway.generation.stored import (
     prompt_fields,
-    stored_generation,
-    stored_owner,
+    stored_access,
+    stored_prompts,
     stored_request,
     stored_trace,
 )
-from semspec_gateway.generation.request import Parameters
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store, reading, stored_name
@@ -175,16 +176,18 @@ class ModelNames(Body):
 def generations(responder: Responder, store: Store) -> APIRouter:
     """`/v1/generations`."""
     routes = APIRouter(prefix="/v1/generations", tags=["generations"])
+    table = responder.resolver.readiness.table
 
     @routes.get("/{id}", responses=STORED)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
-        return _public(id, await owned(id, owner, store))
+        return _public(id, await owned(id, owner, store), table)
 
     @routes.get("/{id}/trace", responses=STORED)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        stored, segments = _public(id, await owned(id, owner, store)), await stored_trace(id, store)
+        stored = _public(id, await owned(id, owner, store), table)
+        segments = await stored_trace(id, store)
         state = {"status": stored.status, "degraded": stored.degraded}
         return GenerationTrace(
             id=id, object="generation.trace", segments=list(map(SegmentTrace.of, segments)), **state
@@ -206,11 +209,11 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        request = stored_request(id, await owned(id, owner, store))
+        request = stored_request(id, await owned(id, owner, store), table)
         for index in range(request.num_choices):
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(request.choice_id(index))
-        return _public(id, await store.generation(id))
+        return _public(id, await store.generation(id), table)
 
     return routes
 
@@ -307,23 +310,25 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """
     fields = await store.generation(id)
     has_ended = fields["status"] not in ("running", "interrupted")
-    if stored_owner(id, fields) != owner or (has_ended and not stored_request(id, fields).is_kept):
+    stored_for, is_kept = stored_access(id, fields)
+    if stored_for != owner or (has_ended and not is_kept):
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
 
-def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
+def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
-    request, generation = stored_generation(id, meta)
-    parameters = Parameters.of(generation, request.strictness, request.stops)
-    asked = {
-        "created": request.created,
-        "model": request.model,
-        "session": request.session,
-        "parameters": parameters,
-    }
+    request = stored_request(id, meta, strategies)
     with reading(f"generation {id}"):
-        texts = {**meta, **prompt_fields(request, int(meta["index"]), meta)}
+        index = int(meta["index"])
+        generation = request.generation(index, *stored_prompts(request, index, meta))
+        asked = {
+            "created": request.created,
+            "model": request.model,
+            "session": request.session,
+            "parameters": Parameters.of(generation, request.strictness),
+        }
+        texts = {**meta, **prompt_fields(request, index, meta)}
         parsed = {
             name: json.loads(texts.get(name) or "null")
             for name in ("models", "prompt", "draft_prompt", "usage")

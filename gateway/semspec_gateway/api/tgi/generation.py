@@ -3,7 +3,7 @@
 Additional fields come last, under keys of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,19 +13,20 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.types import FinishReason, SegmentRecord
+from semspec.types import NO_PENALTIES, FinishReason, Penalties, SegmentRecord
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
 from semspec_gateway.api.shared.errors import TgiError, tgi_error_body
+from semspec_gateway.api.shared.event_stream import GENERATION_ID
+from semspec_gateway.api.shared.formats import Format
 from semspec_gateway.api.shared.idempotency import Key
-from semspec_gateway.api.shared.requests import GenerationRequest
-from semspec_gateway.api.shared.resolver import AnswerOptions, ClientRequest
-from semspec_gateway.api.shared.sse import GENERATION_ID, Format, Responder
+from semspec_gateway.api.shared.resolver import answer_options
+from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.api.tgi import answers
 from semspec_gateway.api.tgi.requests import TgiRequest
 from semspec_gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.request import Request
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import MAX_STOPS, GatewaySettings
 
@@ -40,8 +41,13 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def respond(
         http: HttpRequest, body: TgiRequest, key: str | None, stream: bool
     ) -> Response:
-        asked = tgi_request(body, stream)
-        return await responder.respond(http, asked, body.model_copy(update={"stream": stream}), key)
+        if body.stream is not None and body.stream != stream:
+            other = "/generate_stream" if body.stream else "/generate"
+            raise InvalidRequest(
+                f"stream contradicts this route; leave it out, or use {other}", "stream"
+            )
+        body = body.model_copy(update={"stream": stream})
+        return await responder.respond(http, body, tgi_request(body), key)
 
     @routes.post("/generate", response_model=answers.TgiAnswer, responses=TGI)
     async def generate(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
@@ -71,8 +77,8 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         default = served.default(served.defaults(settings.defaults))
         window = min(one.max_context_tokens for one in served.writers(default))
         return answers.TgiInfo(
-            model_id=f"{settings.name}@{served.route.release.version}"
-            if served.route
+            model_id=f"{settings.name}@{served.release.pair.version}"
+            if served.release
             else settings.name,
             model_sha=served.target.fingerprint,
             model_pipeline_tag="text-generation",
@@ -101,42 +107,28 @@ class TgiOptions(AnswerOptions):
     """Whether the text begins with the prompt."""
 
 
-def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
-    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob.
-
-    Raises: InvalidRequest when the body's `stream` contradicts the route.
-    """
-    if body.stream is not None and body.stream != stream:
-        other = "/generate_stream" if body.stream else "/generate"
-        raise InvalidRequest(
-            f"stream contradicts this route; leave it out, or use {other}", "stream"
-        )
+def tgi_request(body: TgiRequest) -> ClientRequest:
+    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob."""
     parameters = body.parameters
-    shared = GenerationRequest(
-        stream=stream,
-        seed=parameters.seed,
-        temperature=0 if parameters.is_greedy else parameters.temperature or 1,
-        top_p=parameters.top_p or 1,
-        top_k=parameters.top_k or 0,
-        repetition_penalty=parameters.repetition_penalty,
-        stop=parameters.stop,
-        semspec=body.semspec,
-    )
     fields = {
         "prompt": "inputs",
         "grammar": "parameters.grammar",
         "logprobs": "parameters.top_n_tokens",
     }
     fields["penalties"] = "parameters.repetition_penalty"
+    repetition = parameters.repetition_penalty
     details, full_text = bool(parameters.details), bool(parameters.return_full_text)
     return ClientRequest(
-        body=shared,
         prompts=(body.inputs,),
         max_tokens=parameters.max_new_tokens,
-        num_logprobs=parameters.top_n_tokens or (0 if stream or parameters.details else None),
+        num_logprobs=parameters.top_n_tokens or (0 if body.stream or parameters.details else None),
         are_logprobs_optional=not parameters.top_n_tokens,
-        answer=TgiOptions.of("tgi", shared, fields, details=details, return_full_text=full_text),
+        answer=answer_options(
+            TgiOptions, "tgi", body, fields, details=details, return_full_text=full_text
+        ),
         grammar=parameters.grammar.grammar if parameters.grammar else "",
+        penalties=NO_PENALTIES if repetition is None else Penalties(repetition=repetition),
+        stops=tuple(parameters.stop or ()),
         keep_stop=True,
         may_reason=False,
         default_max_tokens=MAX_NEW_TOKENS,
@@ -148,11 +140,9 @@ class TgiFormat(Format):
 
     options = TgiOptions
 
-    def __init__(
-        self, request: Request, options: Mapping[str, Any], system_fingerprint: str
-    ) -> None:
-        super().__init__(request, options, system_fingerprint)
-        self._tokens = SegmentStream() if request.plan.num_logprobs is None else TokenStream()
+    def __init__(self, request: GenerationRequest, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
+        self._tokens = SegmentStream() if request.num_logprobs is None else TokenStream()
         self._num_events = 0
 
     def text(self, index: int, event: Written | Kept | Ended) -> list[BaseModel]:
@@ -202,7 +192,7 @@ class TgiFormat(Format):
         return answers.TgiChunk(
             index=self._num_events,
             token=token,
-            top_tokens=token.alternatives if self._request.plan.num_logprobs else None,
+            top_tokens=token.alternatives if self._request.num_logprobs else None,
             **{"generated_text": None, "details": None, **end},
         )
 
@@ -214,7 +204,7 @@ class TgiFormat(Format):
             if isinstance(self._tokens, TokenStream)
             else choice.num_tokens,
             "input_length": choice.num_prompt_tokens,
-            "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
+            "seed": self._request.sampling.seed if self._request.sampling.temperature > 0 else None,
         }
 
     def _details(self, choice: Choice) -> answers.TgiDetails:
@@ -227,7 +217,7 @@ class TgiFormat(Format):
         if isinstance(self._tokens, TokenStream):
             tokens += self._tokens.close("", choice.stop_checker.stop is not None)
         top_tokens = (
-            [token.alternatives for token in tokens] if self._request.plan.num_logprobs else None
+            [token.alternatives for token in tokens] if self._request.num_logprobs else None
         )
         return answers.TgiDetails(
             **self._end(choice, len(tokens)), prefill=[], tokens=tokens, top_tokens=top_tokens

@@ -5,21 +5,23 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from semspec.grammars.limits import check_pattern
+from semspec.types import SamplingParams
 from semspec_gateway.api.openai.requests import ChatMessage, SchemaObject, TokenIds
 from semspec_gateway.api.shared.requests import (
     TGI_DEFAULTS,
     CompatibleRequestModel,
     False_,
+    GenerationBody,
     MaxTokens,
     Repetition,
-    SemspecOptions,
     Stop,
     Text,
     items,
     parsed_json,
+    seed_or_random,
 )
 from semspec_gateway.generation.grammar import json_grammar, regex_grammar
-from semspec_gateway.options import RequestModel, Temperature, TopP, or_default
+from semspec_gateway.options import Defaults, RequestModel, Temperature, TopP, or_default
 from semspec_gateway.settings import MAX_LOGPROBS, MAX_STOPS
 
 
@@ -128,13 +130,21 @@ class TgiParameters(CompatibleRequestModel):
         return not (self.do_sample or filters or self.temperature not in (None, 1))
 
 
-class TgiRequest(RequestModel):
+class TgiRequest(GenerationBody):
     """Body of `POST /`, `/generate` and `/generate_stream`."""
 
     inputs: Text = Field(min_length=1)
     parameters: Annotated[TgiParameters, or_default(TgiParameters)] = TgiParameters()
-    stream: bool | None = None
-    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
+
+    def sampling(self, defaults: Defaults) -> SamplingParams:
+        """How tokens are drawn: TGI has defaults of its own."""
+        own = self.parameters
+        return SamplingParams(
+            temperature=0.0 if own.is_greedy else own.temperature or 1.0,
+            top_p=own.top_p or 1.0,
+            top_k=own.top_k or 0,
+            seed=seed_or_random(own.seed),
+        )
 
 
 class TokenizeInputs(RequestModel):

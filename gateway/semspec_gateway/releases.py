@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, Calibration, load_calibration
 from semspec.errors import Mismatch
-from semspec.files import digest_of, first_error
+from semspec.files import digest_of
 from semspec.release import Release, load_release
 from semspec_gateway.options import Defaults
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ServedRelease:
     """A release that is served."""
 
-    release: Release
+    pair: Release
+    """As in `pair.json`."""
     label: str
     """NAME@VERSION."""
     digest: str
@@ -26,7 +25,7 @@ class Route:
     likelihood: Calibration | None
 
 
-def load_route(path: Path | None, defaults: Defaults) -> Route | None:
+def load_served_release(path: Path | None, defaults: Defaults) -> ServedRelease | None:
     """Load the release of a folder or of `pair.json`; None without a path.
 
     `defaults`: the operator's. Raises: ValueError in one line, with the remedy.
@@ -34,12 +33,12 @@ def load_route(path: Path | None, defaults: Defaults) -> Route | None:
     if path is None:
         return None
     try:
-        return _route(load_release(path), defaults)
+        return _merged(load_release(path), defaults)
     except Mismatch as error:
         raise ValueError(str(error)) from error
 
 
-def _route(release: Release, defaults: Defaults) -> Route:
+def _merged(release: Release, defaults: Defaults) -> ServedRelease:
     """Raises: Mismatch, ValueError."""
     likelihood = load_calibration(release.folder / CALIBRATION_FILE) if release.likelihood else None
     if likelihood is not None and likelihood.digest != release.likelihood:
@@ -52,10 +51,5 @@ def _route(release: Release, defaults: Defaults) -> Route:
         raise ValueError(
             f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR"
         )
-    try:
-        merged = Defaults.model_validate(defaults.model_dump(exclude_unset=True) | release.rule)
-    except ValidationError as error:
-        raise ValueError(
-            f"the release {release.label}: rule.{first_error(error)}; correct it"
-        ) from None
-    return Route(release, release.label, digest_of(release.rule), merged, likelihood)
+    merged = defaults.with_rule(release)
+    return ServedRelease(release, release.label, digest_of(release.rule), merged, likelihood)

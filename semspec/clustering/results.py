@@ -1,0 +1,276 @@
+"""Clusters steps of mathematics by the result that they state: the last number, expression or right-hand side.
+
+`math_verify` is not used: it takes the number in "Step 2:" for an answer, and needs a process of its own to be safe
+with numbers that a model wrote.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from semspec.clustering.entailment import normalized
+from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
+
+MAX_CHARACTERS = 100
+"""Longer expressions are compared as text."""
+MAX_EXPONENT = 64
+"""Larger powers are compared as text."""
+
+OPERATORS = frozenset({*"+-*/^(=<>", "<=", ">=", "<>"})
+"""After none of these an expression ends; a parenthesis closes, and a comma separates, only what is open."""
+
+Result = Fraction | str
+"""A number, or an expression without white space."""
+
+
+class ResultsConfig(BaseModel):
+    """Equivalence of steps by the results that they state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["results"]
+
+
+class ResultsEquivalence:
+    """Steps mean the same if they state equal results; see `semspec.clustering.equivalence.Equivalence`.
+
+    A step that states no result means the same as those with the same words.
+    """
+
+    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
+        return [in_order_of_appearance(list(map(_meaning, group.segments))) for group in groups]
+
+
+def _meaning(segment: str) -> tuple[str, Result]:
+    result = stated_result(segment)
+    return ("words", normalized(segment)) if result is None else ("result", result)
+
+
+_COMMANDS = r"pi|sqrt|sin|cos|tan|log|ln|alpha|beta|theta|infty"
+_REWRITTEN = [
+    (re.compile(pattern, re.MULTILINE), replacement)
+    for pattern, replacement in (
+        (r"<<[^<>]*>>", ""),  # a calculator's notes in GSM8K
+        (r"\*\*|__|`", ""),  # Markdown
+        (r"^\s*(?:[-*+•]|\d+[.)])\s+", ""),  # items of a list
+        (r"(?i)\b(?:step|case|part)\s+\d+\b", ""),
+        (r"^\s*#+", ""),
+        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
+        (r"²", "^2"),
+        (r"³", "^3"),
+        (r"(?<=[a-zA-Z]{2})(?<!pi)\s*\^\s*\{?\d\}?", ""),  # of units
+        (r"\^\s*\{(\w+)\}", r"^\1"),
+        (r"\^\s*\{?\s*\\circ\s*\}?|°|\\?%|\\?\$|\\[()\[\],;!:]|\\ |[€£]", ""),
+        (r"\\(?:left|right|displaystyle|big|Big)(?![a-z])", ""),
+        (r"\\[dt]frac", r"\\frac"),
+        (r"_\{?\w+\}?", ""),  # subscripts of variables
+        (r"(?<=\d)\{?,\}?(?=\d{3}(?!\d))", ""),
+        (r"\\(?:times|cdot)(?![a-z])|[\u00d7·⋅]|(?<=\d)\s+x\s+(?=\d)", "*"),
+        (r"\\div(?![a-z])|÷", "/"),
+        (r"(?<=\d)\s*:\s*(?=\d)", "/"),
+        (r"[\u2212\u2013]", "-"),
+        (r"\\approx(?![a-z])|≈|\\equiv(?![a-z])", "="),
+        (r"\\(?:leq|le|leqslant)(?![a-z])|≤", "<="),
+        (r"\\(?:geq|ge|geqslant)(?![a-z])|≥", ">="),
+        (r"\\(?:neq|ne)(?![a-z])|≠", "<>"),
+        (r"\\lt(?![a-z])", "<"),
+        (r"\\gt(?![a-z])", ">"),
+        (r"√\s*(\d+)", r"sqrt(\1)"),
+        (r"√", "sqrt"),
+        (r"π", "pi"),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (rf"\\({_COMMANDS})(?![a-zA-Z])", r"\1"),
+    )
+]
+_MIXED = re.compile(r"(?<![\w.])(\d+)(?:\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}|\s+(\d+)/(\d+))")
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_BRACED = re.compile(r"(sqrt|\^)\s*\{([^{}]*)\}")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TOKEN = re.compile(rf"\s*(\d+(?:\.\d+)?|\.\d+|(?:{_COMMANDS})(?![a-zA-Z])|[a-zA-Z]+|<=|>=|<>|\S)")
+_OPERAND = re.compile(rf"[\d.]*\d|{_COMMANDS}|[a-zA-Z]")
+
+
+def stated_result(text: str) -> Result | None:
+    """Return the last result that `text` states, or None if it states none.
+
+    Units, currencies and the signs of percent and degree are left out. An expression of numbers has its value, any
+    other one is text without white space. An inequality is a result of its own, and so are coordinates.
+    """
+    box = _last_box(text)
+    found = list(_expressions(_plain(text if box is None else box)))
+    if not found:
+        return None if box is None else " ".join(re.findall(r"\w+", _plain(box))) or None
+    expression = found[-1]
+    left, _, right = expression.rpartition("=")
+    if re.search(r"[<>]", expression):
+        return expression
+    return _value(right) if right or not left else _value(left)
+
+
+def _last_box(text: str) -> str | None:
+    """Return what is in the last box, up to the brace that closes it."""
+    starts = [match.end() for match in _BOX.finditer(text)]
+    if not starts:
+        return None
+    depth = 1
+    for place in range(starts[-1], len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[starts[-1] : place]
+    return text[starts[-1] :]
+
+
+def _plain(text: str) -> str:
+    """Return `text` with the mathematics of LaTeX and Markdown in plain characters."""
+    for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
+    text = _MIXED.sub(
+        lambda found: "({}+{}/{})".format(*(part for part in found.groups() if part)), text
+    )
+    for _ in range(8):  # of fractions in fractions
+        reduced = _FRACTION.sub(r"((\1)/(\2))", _BRACED.sub(r"\1(\2)", text))
+        if reduced == text:
+            break
+        text = reduced
+    return text
+
+
+def _expressions(text: str) -> Iterator[str]:
+    """Yield each expression with a number or a relation, without white space.
+
+    An expression ends at a word, at punctuation outside parentheses, and at white space between two operands.
+    """
+    parts, num_open = list[str](), 0
+    for match in _TOKEN.finditer(text):
+        part, is_apart = match[1], match[0][:1].isspace()
+        is_operand = bool(_OPERAND.fullmatch(part))
+        follows_operand = bool(parts) and bool(_OPERAND.fullmatch(parts[-1]) or parts[-1] == ")")
+        is_kept = is_operand or part in OPERATORS or (part in (",", ")") and num_open > 0)
+        if not is_kept or (is_apart and follows_operand and (is_operand or part == "(")):
+            yield from _trimmed(parts)
+            parts, num_open = [], 0
+        if is_kept:
+            parts.append(part)
+            num_open += {"(": 1, ")": -1}.get(part, 0)
+    yield from _trimmed(parts)
+
+
+def _trimmed(parts: list[str]) -> Iterator[str]:
+    """Yield the expression of `parts` without operators at its ends, if it is one.
+
+    A parenthesis that is not closed, because words end the remark in it, divides two expressions.
+    """
+    first = 0
+    for place in _unclosed(parts):
+        yield from _trimmed(parts[first:place])
+        first = place + 1
+    parts = parts[first:]
+    while parts and parts[-1] in OPERATORS | {","}:
+        parts = parts[:-1]
+    while parts and parts[0] in "+*/^":
+        parts = parts[1:]
+    if any(part[-1].isdigit() or part == "=" for part in parts):
+        yield "".join(parts)
+
+
+def _unclosed(parts: Sequence[str]) -> list[int]:
+    """Return the places of the parentheses that are not closed."""
+    places = list[int]()
+    for place, part in enumerate(parts):
+        if part == "(":
+            places.append(place)
+        elif part == ")":
+            places.pop()
+    return places
+
+
+def _value(expression: str) -> Result:
+    """Return the value of an expression of numbers; else the expression, without signs of multiplication."""
+    tokens = _TOKEN.findall(expression)
+    if len(expression) <= MAX_CHARACTERS:
+        try:
+            value = _Evaluation(tokens).value()
+        except (ValueError, ZeroDivisionError):
+            pass
+        else:
+            return value
+    return _without_outer_parentheses(expression.replace("*", ""))
+
+
+def _without_outer_parentheses(expression: str) -> str:
+    """Return `expression` without parentheses around all of it, unless they hold coordinates."""
+    while expression.startswith("(") and expression.endswith(")") and "," not in expression:
+        inner = expression[1:-1]
+        depths, depth = [], 0
+        for character in inner:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            depths.append(depth)
+        if not inner or min(depths) < 0:
+            break
+        expression = inner
+    return expression
+
+
+class _Evaluation:
+    """Recursive descent through an expression of numbers. Raises: ValueError for anything else."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._parts, self._next = [*tokens, ""], 0
+
+    def value(self) -> Fraction:
+        value = self._sum()
+        if self._part:
+            raise ValueError(self._part)
+        return value
+
+    @property
+    def _part(self) -> str:
+        return self._parts[self._next]
+
+    def _take(self) -> str:
+        self._next += 1
+        return self._parts[self._next - 1]
+
+    def _sum(self) -> Fraction:
+        value = self._product()
+        while self._part in ("+", "-"):
+            value += self._product() if self._take() == "+" else -self._product()
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._signed()
+        while self._part in ("*", "/", "("):
+            if self._part == "(":
+                value *= self._power()
+            elif self._take() == "*":
+                value *= self._signed()
+            else:
+                value /= self._signed()
+        return value
+
+    def _signed(self) -> Fraction:
+        if self._part in ("+", "-"):
+            return self._signed() if self._take() == "+" else -self._signed()
+        return self._power()
+
+    def _power(self) -> Fraction:
+        base = self._atom()
+        if self._part != "^":
+            return base
+        self._take()
+        exponent = self._signed()
+        if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
+            raise ValueError("the power is not computed")
+        return base ** int(exponent)
+
+    def _atom(self) -> Fraction:
+        part = self._take()
+        if part == "(":
+            value = self._sum()
+            if self._take() != ")":
+                raise ValueError("the parenthesis is not closed")
+            return value
+        return Fraction(part)
