@@ -9,7 +9,7 @@ from pathlib import Path
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.reporting.progress import Reporter
-from semspec.stack import BUNDLED_PAIR, StackError
+from semspec.stack import BUNDLED_PAIR
 from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
@@ -17,7 +17,6 @@ from semspec_bench.pace.table import PACES, load_pace
 from semspec_bench.reproduce import add_parser
 from semspec_bench.run import Plan, default_folder, perform
 from semspec_bench.runners.paced import Pacing
-from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
 
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     except (InvalidRequest, Mismatch) as error:
         reporter.say(f"semspec bench: {error}")
         sys.exit(2)
-    except (RunnerError, StackError, SemspecError) as error:
+    except SemspecError as error:
         reporter.say(
             f"{getattr(error, 'log_tail', '')}\nsemspec bench: {error}; {options.after}".lstrip()
         )
@@ -119,23 +118,21 @@ def _pacing(options: argparse.Namespace) -> Pacing | None:
     """Raises: InvalidRequest."""
     if options.pace is None:
         if options.dilate != 1.0:
-            raise InvalidRequest("--dilate is for paced runs", "pace", remedy="name a --pace")
+            raise InvalidRequest("--dilate is for paced runs", remedy="name a --pace")
         return None
     if options.gateway:
         raise InvalidRequest(
-            "a running gateway cannot be paced", "pace", remedy="leave out --gateway or --pace"
+            "a running gateway cannot be paced", remedy="leave out --gateway or --pace"
         )
     if others := [
         one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
     ]:
         raise InvalidRequest(
-            f"{others[0]} cannot be paced",
-            "strategy",
-            remedy="only strategies through the gateway can",
+            f"{others[0]} cannot be paced", remedy="only strategies through the gateway can"
         )
     if not 1 <= options.dilate <= MAX_DILATION:
         raise InvalidRequest(
-            f"--dilate is {options.dilate:g}", "dilate", remedy=f"choose 1 to {MAX_DILATION:g}"
+            f"--dilate is {options.dilate:g}", remedy=f"choose 1 to {MAX_DILATION:g}"
         )
     return Pacing(load_pace(options.pace), options.dilate)
 
@@ -144,14 +141,14 @@ def _num_sessions(options: argparse.Namespace) -> int:
     """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InvalidRequest(
-            f"--sessions is {options.sessions}", "sessions", remedy=f"choose 1 to {MAX_SESSIONS}"
+            f"--sessions is {options.sessions}", remedy=f"choose 1 to {MAX_SESSIONS}"
         )
     others = [
         one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
     ]
     if others and options.sessions > 1:
         raise InvalidRequest(
-            f"{others[0]} answers one question at a time", "sessions", remedy="leave --sessions out"
+            f"{others[0]} answers one question at a time", remedy="leave --sessions out"
         )
     return int(options.sessions)
 
@@ -173,7 +170,6 @@ def _configurations(texts: Sequence[str]) -> list[Configuration]:
     if len(configurations) > 1 and configurations[0].method != "target":
         raise InvalidRequest(
             f"{labels[0]} cannot be the baseline",
-            "strategy",
             remedy=f"name the target alone first, e.g. target,{labels[0]}",
         )
     return configurations
