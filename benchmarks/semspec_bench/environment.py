@@ -81,7 +81,6 @@ def _window(model: Path) -> int:
     if not path.is_file():
         raise InvalidRequest(
             f"{path} is not there",
-            "pair",
             remedy="give a folder with draft/, target/ and probes/ as --pair",
         )
     return context_window(AutoConfig.from_pretrained(model, trust_remote_code=False))

@@ -141,7 +141,7 @@ def reproduce(options: argparse.Namespace, reporter: Reporter) -> None:
     )
     if not path.is_file():
         raise InvalidRequest(
-            f"there is no {path}", "pair", remedy=f"give --pair one of {_names()}, or a YAML file"
+            f"there is no {path}", remedy=f"give --pair one of {_names()}, or a YAML file"
         )
     config = read_config(path, PairConfig)
     output = (options.output or Path(".work/reproduce") / config.name).absolute()

@@ -117,7 +117,6 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             if plan.vllm is None:
                 raise InvalidRequest(
                     "vLLM lives in an environment of its own",
-                    "vllm",
                     remedy="name its interpreter with --vllm",
                 )
             return open_vllm(plan.pair, plan.vllm)
@@ -307,7 +306,7 @@ def claim(folder: Path, plan: Plan) -> None:
         names = ", ".join(_differing(facts["settings"], plan.settings))
         if names:
             raise InvalidRequest(
-                f"{folder} holds a run with {names}", "output", remedy="give another --output"
+                f"{folder} holds a run with {names}", remedy="give another --output"
             )
         write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return

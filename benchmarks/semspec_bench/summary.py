@@ -109,7 +109,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         )
         if facts is None or "steps" in facts:
             text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
-            raise InvalidRequest(text, "run")
+            raise InvalidRequest(text)
         return {
             **facts,
             "labels": [row["label"] for row in facts["rows"]],
@@ -118,9 +118,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(
-            f"{folder} is not a run: it has no run.json",
-            "run",
-            remedy="make one with `semspec bench run`",
+            f"{folder} is not a run: it has no run.json", remedy="make one with `semspec bench run`"
         )
     return read_json(path), read_records(folder / RECORDS)
 
@@ -173,7 +171,6 @@ def _check_pace(folder: Path, facts: Mapping[str, Any], late: Mapping[str, str])
         named = "; ".join(f"{label}: {text}" for label, text in late.items())
         raise InvalidRequest(
             f"{folder} has no result: the host could not keep the pace of {paced['name']}: {named}",
-            "dilate",
             remedy=f"at most {MAX_LATE_SHARE:.0%} may be: stretch the steps with a --dilate above "
             f"{paced['dilation']:g}",
         )
@@ -189,13 +186,13 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
         by_label[record.label][record.question, record.sample] = record
     if not by_label[labels[0]]:
         raise InvalidRequest(
-            f"the run has no answers of its baseline {labels[0]}", "run", remedy="let it go on"
+            f"the run has no answers of its baseline {labels[0]}", remedy="let it go on"
         )
     answered = [own for own in by_label.values() if own]
     keys = sorted(set.intersection(*(set(own) for own in answered)))
     if not keys:
         raise InvalidRequest(
-            "no question has been answered by all configurations", "run", remedy="let the run go on"
+            "no question has been answered by all configurations", remedy="let the run go on"
         )
     rows = [[own[key] for key in keys] for own in answered]
     return [_row(own, rows[0], num_sessions) for own in rows]

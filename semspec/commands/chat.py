@@ -170,6 +170,6 @@ def _given_prompt(arguments: argparse.Namespace) -> str | None:
     prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     if not prompt.strip():
         raise InvalidRequest(
-            "the prompt is empty", "prompt", remedy="give one as an argument or on standard input"
+            "the prompt is empty", remedy="give one as an argument or on standard input"
         )
     return prompt.strip()

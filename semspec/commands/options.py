@@ -61,7 +61,6 @@ def stack_config(
     if arguments.models is not None:
         raise InvalidRequest(
             "--models: only with --pair NAME, whose files it has",
-            "models",
             remedy="`semspec pairs` lists names",
         )
     if not given.keys().isdisjoint({"draft_model", "target_model"}):

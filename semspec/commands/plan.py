@@ -179,14 +179,12 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
 def run(arguments: argparse.Namespace) -> int:
     for field in ("gpus", "gpu_gib", "context", "sessions"):
         if getattr(arguments, field) < 1:
-            raise InvalidRequest(f"--{field.replace('_', '-')}: give at least 1", field)
+            raise InvalidRequest(f"--{field.replace('_', '-')}: give at least 1")
     draft, target = read_model(arguments.draft_model), read_model(arguments.target_model)
     context, sessions = arguments.context, arguments.sessions
     for model in (draft, target):
         if context > (window := context_window(model.config)):
-            raise InvalidRequest(
-                f"--context: the window of {model.name} has {window} tokens", "context"
-            )
+            raise InvalidRequest(f"--context: the window of {model.name} has {window} tokens")
         weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
         print(
             f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token"

@@ -177,6 +177,5 @@ def unknown_pair(name: str) -> InvalidRequest:
     known = ", ".join(pair.name for pair in named_pairs())
     return InvalidRequest(
         f"--pair: there is no pair {name!r} and no such path",
-        "pair",
         remedy=f"give a release's path, or {known}",
     )

@@ -71,8 +71,8 @@ def read_json(path: Path, remedy: str = "") -> Any:
     raise Mismatch(f"{path} is damaged: {reason}", remedy=remedy or AGAIN.format(path))
 
 
-def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
-    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest about `parameter`."""
+def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -83,20 +83,20 @@ def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
                     value = parse_json(line)
                 except ValueError as error:
                     raise InvalidRequest(
-                        f"{place} is not JSON: {error}", parameter, remedy="one question a line"
+                        f"{place} is not JSON: {error}", remedy="one question a line"
                     ) from error
                 if not isinstance(value, dict):
                     raise InvalidRequest(
-                        f"{place} is not a JSON object", parameter, remedy="one question a line"
+                        f"{place} is not a JSON object", remedy="one question a line"
                     )
                 yield place, value
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{path} is not UTF-8 text", parameter, remedy="give a JSON lines file"
+            f"{path} is not UTF-8 text", remedy="give a JSON lines file"
         ) from error
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}", parameter, remedy="give a JSON lines file"
+            f"cannot read {path}: {error.strerror}", remedy="give a JSON lines file"
         ) from error
 
 

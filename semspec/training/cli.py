@@ -62,17 +62,13 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.command == "calibrate" and options.from_prompts is not None:
         if options.config is not None or options.shard != (0, 1):
             raise InvalidRequest(
-                "--from-prompts: it takes no --config and no --shard",
-                "from_prompts",
-                remedy="leave them out",
+                "--from-prompts: it takes no --config and no --shard", remedy="leave them out"
             )
         print(from_prompts.run(options, reporter))
         return 0
     if options.config is None:
         raise InvalidRequest(
-            "--config: missing",
-            "config",
-            remedy="give a configuration, or prompts alone by --from-prompts",
+            "--config: missing", remedy="give a configuration, or prompts alone by --from-prompts"
         )
     torch.set_num_threads(options.threads or max(os.cpu_count() or 1, 1))
     if options.command == "datastore":

@@ -165,7 +165,6 @@ class DatastoreBuild:
         if not question.trace:
             raise InvalidRequest(
                 f"question {question.id} has no answer",
-                "questions.trace",
                 remedy="name the field that holds it (questions.trace), or have the "
                 "target write it (answers.source: target)",
             )
@@ -220,7 +219,6 @@ class DatastoreBuild:
         if num_tokens < self.config.width:
             raise InvalidRequest(
                 f"width: {self.config.width} components of {num_tokens} tokens of answers",
-                "width",
                 remedy="give more questions",
             )
         fitted = Projection.fitted(torch.cat(parts).numpy(), self.config.width)

@@ -157,8 +157,7 @@ class Answers:
         if not rows:
             raise InvalidRequest(
                 "the target's answers have no segment to learn from; give more prompts or a larger "
-                "max_tokens",
-                "from_prompts",
+                "max_tokens"
             )
         column = {name: [row[name] for _, row in rows] for name in rows[0][1]}
         return OwnContexts(

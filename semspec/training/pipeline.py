@@ -98,13 +98,11 @@ def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
         others = "`semspec train calibrate --from-prompts` gives a rule in minutes"
         if not sys.stdin.isatty():
             raise InvalidRequest(
-                f"the run takes {kept['time']}", "yes", remedy=f"say --yes to begin it; {others}"
+                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {others}"
             )
         reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
         if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
-            raise InvalidRequest(
-                "not begun", "yes", remedy=f"the same command asks again; {others}"
-            )
+            raise InvalidRequest("not begun", remedy=f"the same command asks again; {others}")
     reporter.say("Ctrl-C stops; the same command continues")
     write_json(work / "preset.json", kept | {"is_agreed": True})
 

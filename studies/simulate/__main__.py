@@ -146,7 +146,7 @@ def _host(options: argparse.Namespace) -> Host:
     for name in ("call_ms", "judge_ms", "answer_ms"):
         if not 0 <= getattr(options, name) < 1e6:
             raise InvalidRequest(
-                f"--{name.replace('_', '-')} is {getattr(options, name):g}; choose at least 0", name
+                f"--{name.replace('_', '-')} is {getattr(options, name):g}; choose at least 0"
             )
     return Host(options.call_ms, options.judge_ms, options.answer_ms)
 

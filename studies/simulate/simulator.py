@@ -94,13 +94,13 @@ def simulate(setup: Setup, answers: Sequence[Answer]) -> Result:
     """Have the sessions write all of `answers`, each the next one when it is done. Raises: InvalidRequest."""
     if setup.strategy not in STRATEGIES:
         raise InvalidRequest(
-            f"{setup.strategy} is not simulated; choose from {', '.join(STRATEGIES)}", "strategy"
+            f"{setup.strategy} is not simulated; choose from {', '.join(STRATEGIES)}"
         )
     if not answers:
-        raise InvalidRequest("there is nothing to simulate; give at least one answer", "answers")
+        raise InvalidRequest("there is nothing to simulate; give at least one answer")
     for name in ("num_sessions", "gamma", "num_drafts"):
         if getattr(setup, name) < 1:
-            raise InvalidRequest(f"{name} must be at least 1", name)
+            raise InvalidRequest(f"{name} must be at least 1")
     return run(_Simulation(setup, answers).run())
 
 

@@ -72,16 +72,14 @@ def load_paced_run(folder: Path) -> PacedRun:
     paced: dict[str, Any] | None = facts.get("settings", {}).get("paced")
     if paced is None:
         raise InvalidRequest(
-            f"{folder} has no paced run; make one with `semspec bench run --pace NAME`", "run"
+            f"{folder} has no paced run; make one with `semspec bench run --pace NAME`"
         )
     pace = load_pace(paced["name"])
     tables = {"draft": pace.draft, "target": pace.target}
     if other := [
         role for role, table in tables.items() if paced["tables"][role]["digest"] != table.digest
     ]:
-        raise InvalidRequest(
-            f"{folder} was paced by another table of the {other[0]}; run it again", "run"
-        )
+        raise InvalidRequest(f"{folder} was paced by another table of the {other[0]}; run it again")
     labels = [label for label in facts["labels"] if parse(label).method in STRATEGIES]
     records = read_records(folder / RECORDS)
     gamma = int(paced["serving"].get("gamma", 1))
@@ -110,7 +108,7 @@ def host_of(run: PacedRun) -> Host:
     semantic, alone = run.of("semantic"), run.of("target")
     if run.num_sessions != 1 or not (semantic and alone):
         raise InvalidRequest(
-            f"{run.folder} needs answers of target and semantic in one session; run them", "host"
+            f"{run.folder} needs answers of target and semantic in one session; run them"
         )
     answer_ms = fmean(map(_other_ms, alone))
     num_rounds = fmean(_num_rounds(record, run.gamma) for record in semantic)

@@ -64,9 +64,9 @@ class Workload:
         limits = {"segment_tokens": 512, "answer_tokens": 1 << 20, "prompt_tokens": 1 << 20}
         for name, limit in limits.items():
             if not 1 <= (value := getattr(self, name)) <= limit:
-                raise InvalidRequest(f"{name} is {value}; choose 1 to {limit}", name)
+                raise InvalidRequest(f"{name} is {value}; choose 1 to {limit}")
         if not 0 <= self.acceptance <= 1:
-            raise InvalidRequest(f"acceptance is {self.acceptance:g}; choose 0 to 1", "acceptance")
+            raise InvalidRequest(f"acceptance is {self.acceptance:g}; choose 0 to 1")
 
 
 def recorded(records: Sequence[Record], label: str) -> list[Answer]:
@@ -77,9 +77,7 @@ def recorded(records: Sequence[Record], label: str) -> list[Answer]:
         if record.label == label and record.trace
     ]
     if not answers:
-        raise InvalidRequest(
-            f"the run has no traces of {label}; name a configuration of the run", "label"
-        )
+        raise InvalidRequest(f"the run has no traces of {label}; name a configuration of the run")
     return answers
 
 
@@ -88,7 +86,5 @@ def _planned(row: dict[str, object]) -> Planned:
     own, rejected = row["num_tokens"], row.get("rejected")
     drafted = rejected["num_tokens"] if isinstance(rejected, dict) else own
     if not isinstance(own, int) or not isinstance(drafted, int):
-        raise InvalidRequest(
-            "a trace of the run has no numbers of tokens; make the run again", "run"
-        )
+        raise InvalidRequest("a trace of the run has no numbers of tokens; make the run again")
     return Planned(drafted, own, row["verdict"] != "rewritten")

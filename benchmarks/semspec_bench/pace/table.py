@@ -65,19 +65,17 @@ def load_times(path: Path) -> StepTimes:
         text = path.read_text()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}", "pace", remedy="name a table of step times"
+            f"cannot read {path}: {error.strerror}", remedy="name a table of step times"
         ) from error
     lines = text.splitlines()
     facts = dict(_facts(line) for line in lines if line.startswith("#"))
     if missing := [key for key in KEYS if not facts.get(key)]:
         raise InvalidRequest(
-            f"{path} has no line `# {missing[0]}: ...`", "pace", remedy="say what the times are of"
+            f"{path} has no line `# {missing[0]}: ...`", remedy="say what the times are of"
         )
     if not facts["num_gpus"].isdecimal() or int(facts["num_gpus"]) < 1:
         raise InvalidRequest(
-            f"{path}: num_gpus is {facts['num_gpus']!r}",
-            "pace",
-            remedy="give a number of at least 1",
+            f"{path}: num_gpus is {facts['num_gpus']!r}", remedy="give a number of at least 1"
         )
     rows = _rows(path, lines)
     by_sequences: dict[int, Points] = {}
@@ -99,14 +97,14 @@ def _rows(path: Path, lines: Sequence[str]) -> list[Row]:
         if line.strip() and not line.startswith("#")
     ]
     if not table or table[0][1].split(",") != HEADER:
-        raise InvalidRequest(f"{path}: the first row must be {','.join(HEADER)}", "pace")
+        raise InvalidRequest(f"{path}: the first row must be {','.join(HEADER)}")
     rows: list[Row] = []
     for number, line in table[1:]:
         if problem := next(_problems(rows, line), None):
-            raise InvalidRequest(f"{path}, line {number}, row {line!r}: {problem}", "pace")
+            raise InvalidRequest(f"{path}, line {number}, row {line!r}: {problem}")
         rows.append(_parsed(line))
     if problem := _incomplete(rows):
-        raise InvalidRequest(f"{path}: {problem}", "pace")
+        raise InvalidRequest(f"{path}: {problem}")
     return rows
 
 
@@ -190,7 +188,6 @@ def load_pace(name: str) -> Pace:
     if len(paths) != 2 or any(path.suffix != ".csv" for path in paths):
         raise InvalidRequest(
             f"unknown pace {name!r}",
-            "pace",
             remedy=f"choose from {', '.join(PACES)}, or DRAFT.csv,TARGET.csv",
         )
     draft_times, target_times = map(load_times, paths)

@@ -111,7 +111,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
     """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
-        raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}", "task")
+        raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}")
     questions = make_questions(read_rows(own, data), id_field, _parts)
     judge = Judge()
     return Task(

@@ -38,9 +38,7 @@ class Row:
         if name is None:
             fields = ", ".join(self.values) or "none"
             raise InvalidRequest(
-                f"{self.place} has no field {' or '.join(names)}",
-                "data",
-                remedy=f"its fields are {fields}",
+                f"{self.place} has no field {' or '.join(names)}", remedy=f"its fields are {fields}"
             )
         value = self.values[name]
         if (
@@ -49,7 +47,7 @@ class Row:
             or not str(value).strip()
         ):
             raise InvalidRequest(
-                f"{self.place}: field {name} must be text or a number, not {value!r}", "data"
+                f"{self.place}: field {name} must be text or a number, not {value!r}"
             )
         # A table with a column of floats writes 27 as 27.0.
         return (
@@ -70,7 +68,7 @@ def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
     if data is None:
         return _checked(list(_hub_rows(own)), own.id)
     if _is_file(data):
-        return _checked([Row(*one) for one in json_lines(Path(data), "data")], data)
+        return _checked([Row(*one) for one in json_lines(Path(data))], data)
     is_own = data == own.id
     return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
 
@@ -91,9 +89,7 @@ def _is_file(data: str) -> bool:
 def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(
-            f"{title} holds no question",
-            "data",
-            remedy="give a JSON lines file, one question a line",
+            f"{title} holds no question", remedy="give a JSON lines file, one question a line"
         )
     return rows
 
@@ -120,7 +116,6 @@ def _split(dataset: HubDataset, known: list[str]) -> str:
         return dataset.split if dataset.split in known else known[0]
     raise InvalidRequest(
         f"dataset {dataset.id} has no split {dataset.split!r}, but {', '.join(known)}",
-        "data",
         remedy="save the one meant as JSON lines and give it with --data",
     )
 
@@ -137,7 +132,7 @@ def _unavailable(dataset: HubDataset, error: Exception) -> InvalidRequest:
             0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or"
         )
     message = f"cannot load dataset {dataset.id}: {reason}"
-    return InvalidRequest(message, "data", remedy=" ".join(remedies))
+    return InvalidRequest(message, remedy=" ".join(remedies))
 
 
 def make_questions(

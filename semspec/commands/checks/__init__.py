@@ -48,5 +48,5 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
         return fail(name, error.message, error.remedy or usual)
     except SemspecError as error:
         hint = error.operator_hint and f" ({error.operator_hint})"
-        return fail(name, error.message, error.remedy + hint)
+        return fail(name, error.message, (error.remedy + hint).strip())
     return ok(name, found) if isinstance(found, str) else found

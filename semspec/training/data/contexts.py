@@ -113,7 +113,6 @@ def given_trace(
     if not question.trace:
         raise InvalidRequest(
             f"question {question.id} has no reasoning trace",
-            "questions.trace",
             remedy="name the field that holds it (questions.trace), "
             "or let the models write them (contexts.traces: mixture)",
         )

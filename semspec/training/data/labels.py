@@ -116,7 +116,6 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
     if not rows:
         raise InvalidRequest(
             "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence",
-            "max_segment_tokens",
             remedy="raise max_segment_tokens, or the NLI model's window",
         )
     labels = arranged(rows, questions)
@@ -124,7 +123,6 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
         raise InvalidRequest(
             f"every one of {len(np.unique(labels.context))} contexts has fewer than two clusters: nothing to learn "
             "from",
-            "equivalence",
             remedy="check the equivalence, or sample at a higher temperature",
         )
     return labels

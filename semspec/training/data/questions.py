@@ -98,14 +98,11 @@ def _check(questions: Sequence[Question]) -> None:
     if missing := {"train", "validation", "test"} - splits:
         raise InvalidRequest(
             f"{len(questions)} questions leave none for {', '.join(sorted(missing))}",
-            "questions",
             remedy="give more questions, or other shares",
         )
     if len({question.id for question in questions}) != len(questions):
         raise InvalidRequest(
-            "two questions have the same id",
-            "questions.id",
-            remedy="name another field as id, or none",
+            "two questions have the same id", remedy="name another field as id, or none"
         )
 
 
@@ -171,7 +168,7 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
         name for name in (source.question, source.id, source.trace, source.domain_field) if name
     ]
     if source.file:
-        rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
+        rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file))
     else:
         rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
     for number, row in enumerate(rows):
@@ -180,7 +177,6 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
         if missing := [name for name in wanted if name not in row]:
             raise InvalidRequest(
                 f"{_title(source)}, row {number + 1}, has no field {', '.join(missing)}",
-                "questions",
                 remedy=f"it has {', '.join(row)}: name one of those in the configuration",
             )
         yield row
@@ -197,7 +193,6 @@ def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
         reason = " ".join(str(error).split())[:300]
         raise InvalidRequest(
             f"cannot load dataset {source.hub!r}: {reason}",
-            "hub",
             remedy="give a dataset id or folder, its hub_config and hub_split",
         ) from error
     return rows

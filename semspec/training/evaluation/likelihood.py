@@ -104,9 +104,7 @@ class Pilot:
         """Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only."""
         if reason := too_small_reason(self.num_questions, self.num_right, self.num_wrong):
             raise InvalidRequest(
-                reason,
-                "likelihood.num_questions",
-                remedy="raise likelihood.num_questions, or name more questions",
+                reason, remedy="raise likelihood.num_questions, or name more questions"
             )
 
 
@@ -269,7 +267,6 @@ def lowest_within(
         raise InvalidRequest(
             f"no threshold accepts at most {limit:.0%} of the wrong segments with 95% confidence: the pilot has "
             f"{pilot.num_wrong} of them",
-            "likelihood.max_wrong_accepted",
             remedy="raise likelihood.num_questions or likelihood.max_wrong_accepted",
         )
     first = bisect_left(candidates, True, key=is_within)

@@ -256,8 +256,7 @@ def calibrate(
     if len(label) < 2 or label.min() == label.max():
         raise InvalidRequest(
             f"{len(label)} calibration segments with {len(np.unique(label))} different labels: add questions, raise "
-            "shares.calibration, or set probes.calibration to none",
-            "probes.calibration",
+            "shares.calibration, or set probes.calibration to none"
         )
     calibrated = copy.deepcopy(probe)
     scale, shift = _platt(predicted, label)

@@ -74,9 +74,7 @@ class FeatureSource:
         """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
             raise InvalidRequest(
-                f"features {features!r} of the draft, which has states only",
-                "features",
-                remedy="use those",
+                f"features {features!r} of the draft, which has states only", remedy="use those"
             )
         self.role, self.features, self.layers = role, features, layers
         self._store, self._name = store, f"{role}_states"
