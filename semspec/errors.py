@@ -81,13 +81,10 @@ class Unauthenticated(SemspecError):
 
 
 class Overloaded(SemspecError):
-    """No capacity; retry later. `retry_after_s` is the suggested delay."""
+    """No capacity; retry later."""
 
-    def __init__(
-        self, message: str, parameter: str | None = None, *, retry_after_s: int = 1, **fields: str
-    ) -> None:
-        super().__init__(message, parameter, **fields)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 1
+    """Suggested delay."""
 
 
 class Unavailable(SemspecError):

@@ -129,7 +129,8 @@ class Readiness:
         """Repeat the handshake until cancelled."""
         while True:
             await self.check()
-            if self.status.is_whole:
+            status = self.status
+            if status.served and not (status.error or status.missing or status.store):
                 await _within(HANDSHAKE_INTERVAL_S, self._suspected)
             await _within(RECHECK_S, self._returned)
             self._returned.clear()

@@ -37,7 +37,8 @@ class Lack:
     name: str
     """Description in a few words, such as "no probes"."""
     reason: str
-    """Why the strategy needs it, and the remedy; a sentence that begins after the strategy's name."""
+    """Why the strategy needs it; a sentence that begins after the strategy's name."""
+    remedy: str
     setting: str = ""
     """The setting that adds it."""
 
@@ -152,7 +153,7 @@ class Served:
             f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
         )
         message = f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
-        return Mismatch(message, operator_hint=lack.setting)
+        return Mismatch(message, remedy=lack.remedy, operator_hint=lack.setting)
 
     def _lacks(self, strategy: Strategy) -> Iterator[Lack]:
         draft, target, probes = self.draft.tokenizer, self.target.tokenizer, strategy.options.probes
@@ -160,33 +161,35 @@ class Served:
         if Writer.DRAFT in strategy.writers and not self.draft.has_model:
             yield Lack(
                 "no draft model",
-                "needs a draft model, which the draft service does not have: serve one",
+                "needs a draft model, which the draft service does not have",
+                "serve one",
                 "SEMSPEC_DRAFT_MODEL",
             )
         elif strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             yield Lack(
                 "no common vocabulary",
                 "proposes tokens to the target, so both models need the same ordinary tokens (special tokens may "
-                f"differ), but the draft has {draft} and the target {target}: serve a pair with one "
-                f"vocabulary{or_target}",
+                f"differ), but the draft has {draft} and the target {target}",
+                f"serve a pair with one vocabulary{or_target}",
             )
         if strategy.needs_datastore and not self.draft.datastore:
             yield Lack(
                 "no datastore",
-                "needs a datastore of the target's answers, which the draft service does not have: build one with "
-                f"`semspec train datastore` and serve it{or_target}",
+                "needs a datastore of the target's answers, which the draft service does not have",
+                f"build one with `semspec train datastore` and serve it{or_target}",
                 "SEMSPEC_DRAFT_DATASTORE",
             )
         if strategy.uses_probes and not self.verifier.has_probes:
             yield Lack(
                 "no probes",
-                "needs probes, but the pair is served without: train some with `semspec train run` and start the "
-                "verifier",
+                "needs probes, but the pair is served without",
+                "train some with `semspec train run` and start the verifier",
             )
         if strategy.needs_calibration and self.likelihood is None:
             yield Lack(
                 "no calibration",
-                "needs a calibration for this pair: make one with `semspec train calibrate` and serve its release",
+                "needs a calibration for this pair",
+                "make one with `semspec train calibrate` and serve its release",
                 "SEMSPEC_GATEWAY_PAIR",
             )
         if (
@@ -199,7 +202,8 @@ class Served:
             yield Lack(
                 f"no probes {probes!r}",
                 f"judges by the probes {probes!r}, which the verifier does not serve next to the main ones, only: "
-                f"{known}; leave probes out, or add them to the verifier's alternatives",
+                f"{known}",
+                "leave probes out, or add them to the verifier's alternatives",
                 "SEMSPEC_VERIFIER_PAIR",
             )
 
@@ -240,11 +244,6 @@ class Status:
     store: SemspecError | None = None
     """Why nothing is stored in Redis; generations continue without it."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every service answers and matches."""
-        return self.served is not None and not (self.error or self.missing or self.store)
-
 
 def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
     """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
@@ -252,11 +251,9 @@ def describe(status: Status, reason: Callable[[SemspecError], str] | None = str)
         return (reason or str)(status.error)
     if status.served is None:
         return "no handshake yet"
-    parts = ["ready"]
-    for name, lack in (("with the target alone", status.missing), ("without Redis", status.store)):
-        if lack is not None:
-            parts.append(f"{name}: {reason(lack)}" if reason else name)
-    return ", ".join(parts)
+    losses = {"with the target alone": status.missing, "without Redis": status.store}
+    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
+    return ", ".join(["ready", *parts])
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:

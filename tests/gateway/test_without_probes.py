@@ -54,7 +54,7 @@ async def test_only_strategies_without_probes_are_offered(bare: Gateway) -> None
     error = assert_error(
         await bare.chat(semspec={"strategy": "semantic"}), 400, param="semspec.strategy"
     )
-    assert "needs probes, but the pair is served without: train some" in error["message"]
+    assert "needs probes, but the pair is served without; train some" in error["message"]
     assert "; this pair supports 'likelihood', 'token-level', " in error["message"]
     assert error["message"].endswith(", but not 'semantic' (no probes)")
 

@@ -190,7 +190,7 @@ class Preparation:
         except TimeoutError:
             self._readiness.suspect()
             raise DeadlineExceeded(
-                "the target took too long to tokenize the prompt; retry"
+                "the target took too long to tokenize the prompt", remedy="retry"
             ) from None
         except InvalidRequest as error:
             is_of_template = error.parameter in ("tools", "chat_template_kwargs")
@@ -264,13 +264,14 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
         yield InvalidRequest(
             f"{message}, not by penalised ones",
             "strategy",
-            remedy=f"leave out {_fields_of(penalties)}, or choose 'target'",
+            remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
         )
     if not penalties.is_neutral and (
         unable := [one.model for one in writers if not one.supports_penalties]
     ):
         message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
-        yield InvalidField(message, "penalties", remedy="leave it out")
+        first, *_ = fields = _fields_of(penalties)
+        yield InvalidField(message, first, remedy=f"leave out {' and '.join(fields)}")
     if (
         penalties.logit_bias
         and Writer.DRAFT in strategy.writers
@@ -298,15 +299,15 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
             yield InvalidField(message, field, remedy=f"leave it out (it has: {known})")
 
 
-def _fields_of(penalties: Penalties) -> str:
-    """Name the fields of a request that set `penalties`."""
+def _fields_of(penalties: Penalties) -> list[str]:
+    """Return the fields of a request that set `penalties`."""
     values = {
         "presence_penalty": penalties.presence,
         "frequency_penalty": penalties.frequency,
         "repetition_penalty": penalties.repetition - 1,
         "logit_bias": penalties.logit_bias,
     }
-    return " and ".join(name for name, value in values.items() if value)
+    return [name for name, value in values.items() if value]
 
 
 def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
@@ -314,18 +315,18 @@ def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> No
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
     """
-    if (unsupported_reason := served.unsupported_reason(strategy)) is None:
+    if (reason := served.unsupported_reason(strategy)) is None:
         return
-    refusal = InvalidRequest(
-        unsupported_reason.text,
-        "strategy",
-        remedy=served.support(defaults),
-        operator_hint=unsupported_reason.operator_hint,
-    )
     plain = replace(strategy.options, rewrite="target", probes="")
+    parameter = "rewrite" if strategy.verifies_tokens else "probes"
     if served.unsupported_reason(served.strategies[strategy.name](plain)) is not None:
-        raise refusal
-    raise refusal.about("rewrite" if strategy.verifies_tokens else "probes")
+        parameter = "strategy"
+    raise InvalidRequest(
+        reason.message,
+        parameter,
+        remedy=f"{reason.remedy}; {served.support(defaults)}",
+        operator_hint=reason.operator_hint,
+    )
 
 
 def supported_logprobs(
@@ -367,9 +368,8 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
         return at_strictness(strictness, served.likelihood.curve)
     if not strategy.is_judged_by_main_probes:
         message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
-        raise InvalidRequest(
-            f"{message}; leave it out, or choose 'semantic' and no probes", "strictness"
-        )
+        remedy = "leave it out, or choose 'semantic' and no probes"
+        raise InvalidRequest(message, "strictness", remedy=remedy)
     return at_strictness(strictness, served.verifier.operating_points)
 
 
@@ -378,8 +378,8 @@ def check_session_size(
 ) -> None:
     num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
-        message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
-        raise InvalidRequest(message, "session")
+        message = f"session {request.session} would exceed {max_bytes} bytes"
+        raise InvalidRequest(message, "session", remedy="start a new one")
 
 
 def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:

@@ -198,8 +198,9 @@ class SessionLease:
         try:
             self.turns = await self._store.claim(self._session, self._token, SESSION_LEASE_S)
         except Conflict:
-            message = f"session {self._name} is answering another request; wait for it or use another session"
-            raise Conflict(message, "session") from None
+            message = f"session {self._name} is answering another request"
+            remedy = "wait for it or use another session"
+            raise Conflict(message, "session", remedy=remedy) from None
         self.is_claimed = True
         await self._mark_used()
         name = f"the heartbeat of session {self._session}"

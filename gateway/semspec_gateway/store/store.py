@@ -85,8 +85,10 @@ def reading(subject: str) -> Iterator[None]:
         _log.error(
             "what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0]
         )
-        message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
-        raise Unavailable(message) from error
+        message = (
+            f"what Redis holds of {subject} cannot be read: another program or version wrote it"
+        )
+        raise Unavailable(message, remedy="delete it") from error
 
 
 def choice_id(request: str, index: int) -> str:

@@ -151,7 +151,8 @@ def error_response(error: SemspecError, path: str = "") -> Response:
 def internal_error() -> InternalError:
     """The error a client gets for an unhandled exception: no details, only a reference to the log."""
     return InternalError(
-        "internal error; the server's log has the details under this response's x-request-id"
+        "internal error",
+        remedy="the server's log has the details under this response's x-request-id",
     )
 
 
@@ -195,6 +196,6 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
     if first["type"] == "extra_forbidden":
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
-        return InvalidRequest(f"{field} {reason}; leave it out", field)
+        return InvalidRequest(f"{field} {reason}", field, remedy="leave it out")
     reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
     return InvalidField(reason, field) if field else InvalidRequest(f"the body: {reason}")

@@ -28,9 +28,6 @@ from semspec_gateway.settings import GatewaySettings
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
 
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-"""Fields that change logits before a draw."""
-
 EFFORT = "reasoning_effort"
 """The variable of chat templates by which OpenAI's field of this name is served."""
 EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
@@ -60,9 +57,7 @@ def answer_options(
     semspec = {name: f"semspec.{name}" for name in OPTIONS}
     if isinstance(body, TextRequest) and ":" in (body.model or ""):
         semspec["strategy"] = "model"
-    penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
-    fields = {**semspec, "penalties": penalties, **fields}
-    return kind(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
+    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **own)
 
 
 @contextmanager
@@ -84,7 +79,9 @@ def variables_of(
         return given or {}
     if given and EFFORT in given:
         raise InvalidRequest(
-            f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them", field
+            f"{field} sets the variable {EFFORT!r} of chat_template_kwargs",
+            field,
+            remedy="give one of them",
         )
     return {**(given or {}), EFFORT: effort}
 
@@ -111,7 +108,9 @@ def check_model(
     )
     if not known or (at and version != readiness.version):
         raise NotFound(
-            f"the model {name!r} does not exist; GET /v1/models lists those that do", "model"
+            f"the model {name!r} does not exist",
+            "model",
+            remedy="GET /v1/models lists those that do",
         )
     return name, alias
 
@@ -209,13 +208,17 @@ class Resolver:
             message = (
                 f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
             )
-            raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
+            raise InvalidRequest(message, "prompt", remedy="send fewer prompts at once")
         if session is not None and not isinstance(asked.prompts[0], tuple):
             raise InvalidRequest(
-                "sessions store the turns of a chat; use /v1/chat/completions", "semspec.session"
+                "sessions store the turns of a chat",
+                "semspec.session",
+                remedy="use /v1/chat/completions",
             )
         if num_choices > 1 and session is not None:
-            raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
+            raise InvalidRequest(
+                "a session has one next turn", "n", remedy="leave out n or the session"
+            )
 
 
 def new_id(api: str) -> str:
