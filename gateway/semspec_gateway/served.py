@@ -312,12 +312,11 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
         )
     defaults = served.defaults(settings.defaults)
     strategy, segmentation = served.default(defaults), defaults.segmentation
-    if unsupported_reason := served.unsupported_reason(strategy):
-        support = served.support(defaults)
-        settings_named = ("SEMSPEC_GATEWAY_DEFAULTS", unsupported_reason.operator_hint)
+    if lack := served.unsupported_reason(strategy):
         return Mismatch(
-            f"the default strategy is unsupported, {support}: {unsupported_reason.text}",
-            operator_hint=", ".join(filter(None, settings_named)),
+            f"the default strategy is unsupported, {served.support(defaults)}: {lack.message}",
+            remedy=lack.remedy,
+            operator_hint=", ".join(filter(None, ("SEMSPEC_GATEWAY_DEFAULTS", lack.operator_hint))),
         )
     if segmentation not in (supported := served.segmentations(strategy)):
         return Mismatch(
