@@ -55,7 +55,12 @@ class ContextBatch:
         if rest := context[len(self._context) :]:
             self._logits = self._lm.forward(rest, self._kv).logits[-1]
             self._context += rest
-            self._prefix: Prefix = list(self._kv.per_layer())
+            dtype = (
+                self._lm.model.dtype
+            )  # of packed weights, the decoder's keys and values are in fp64
+            self._prefix: Prefix = [
+                (keys.to(dtype), values.to(dtype)) for keys, values in self._kv.per_layer()
+            ]
         return True
 
     def sample(

@@ -15,13 +15,16 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from semspec.engine.attention import Attend, Attention, runs
 from semspec.engine.kv_cache import BufferKV, Chunk, Layout, Slabs
-from semspec.engine.packed import Compute, JointPart, PackedModule
+from semspec.engine.packed import Columns, PackedLayer, PackedModule
 
 Outputs: TypeAlias = tuple[Tensor, Tensor]
 """Logits `[num_rows, vocab_size]` and states `[num_layers + 1, num_tokens, hidden_size]`."""
 
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not change with the length of the sequence."""
+
+PRODUCTS = nn.Linear, PackedModule, Columns, nn.Identity
+"""Modules of matrices in a model that the decoder runs, or in their place in a `PackedLayer`."""
 
 LONG_STEP = 256
 """Tokens of a step from which attention over packed weights gains more from several threads than it loses."""
@@ -40,61 +43,60 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"its rotary embedding is {rope}, not one of {', '.join(sorted(STATIC_ROPES))}"
     for name, module in model.named_modules():
         is_product = name.endswith(("_proj", "lm_head"))
-        if is_product and type(module) not in (
-            nn.Linear,
-            PackedModule,
-            JointPart,
-        ):  # quantised, or with an adapter
+        if is_product and type(module) not in PRODUCTS:  # quantised, or with an adapter
             return f"its {name} is {type(module).__name__}, not a plain Linear"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
     return None
 
 
-class _Block:
-    """The weights of a layer, matrices `[out, in]`."""
+class _RMSNorm:
+    """RMS norms of rows with any weight of a model."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, weight: Tensor, eps: float, is_packed: bool) -> None:
+        """`weight`: one of them."""
+        self.eps = eps
+        self.cpu_eps = (
+            torch.full((1, 1), eps) if _is_cpu_float32(weight) and not is_packed else None
+        )
+        self._ones = weight.new_ones(len(weight), 1)
+
+    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        num_tokens, hidden_size = hidden.shape
+        if (eps := self.cpu_eps) is None:
+            return F.rms_norm(hidden, (hidden_size,), weight, self.eps)
+        if num_tokens == 1:  # here and below, half as many kernels
+            mean_square = torch.addmm(eps, hidden, hidden.t(), alpha=1 / hidden_size)
+        else:
+            mean_square = torch.addmm(eps, hidden.square(), self._ones, alpha=1 / hidden_size)
+        return (hidden * mean_square.rsqrt_()).mul_(weight)
+
+
+class _Block:
+    """A layer with weights as floating point, matrices `[out, in]`."""
+
+    def __init__(self, layer: Any, norm: _RMSNorm) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.attention_norm: Tensor = layer.input_layernorm.weight
-        self.mlp_norm: Tensor = layer.post_attention_layernorm.weight
+        self._norm = norm
+        self._attention_norm: Tensor = layer.input_layernorm.weight
+        self._mlp_norm: Tensor = layer.post_attention_layernorm.weight
         self._qkv, self._qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self._out, self._out_bias = _joined(attention.o_proj)
         self._gate_up, self._gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
         self._down: Tensor = mlp.down_proj.weight
         self._down_bias: Tensor | None = mlp.down_proj.bias
 
-    def qkv(self, normed: Tensor) -> Tensor:
+    def qkv(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values, `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`."""
-        return F.linear(normed, self._qkv, self._qkv_bias)
+        return F.linear(self._norm(hidden, self._attention_norm), self._qkv, self._qkv_bias)
 
-    def add_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return `hidden` plus the projection of `attended`."""
-        return _added(hidden, attended, self._out, self._out_bias)
-
-    def add_mlp(self, hidden: Tensor, normed: Tensor) -> Tensor:
-        """Return `hidden` plus the MLP's output for `normed`."""
-        gate, up = F.linear(normed, self._gate_up, self._gate_up_bias).chunk(
-            2, -1
-        )  # [num_tokens, intermediate_size]
+    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the output of the layer from its input and its attention's output."""
+        hidden = _added(hidden, attended, self._out, self._out_bias)
+        normed = self._norm(hidden, self._mlp_norm)
+        gate_up = F.linear(normed, self._gate_up, self._gate_up_bias)
+        gate, up = gate_up.chunk(2, -1)  # [num_tokens, intermediate_size]
         return _added(hidden, F.silu(gate).mul_(up), self._down, self._down_bias)
-
-
-class _PackedBlock:
-    """A layer whose matrices are packed."""
-
-    def __init__(self, layer: Any) -> None:
-        self.attention_norm: Tensor = layer.input_layernorm.weight
-        self.mlp_norm: Tensor = layer.post_attention_layernorm.weight
-        self.qkv: Compute = layer.self_attn.q_proj.joint.compute
-        self._out: Compute = layer.self_attn.o_proj.compute
-        self._mlp: Compute = layer.mlp.compute
-
-    def add_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        return self._out(attended).add_(hidden)
-
-    def add_mlp(self, hidden: Tensor, normed: Tensor) -> Tensor:
-        return self._mlp(normed).add_(hidden)
 
 
 def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -127,11 +129,11 @@ class Decoder:
         self._embed, self._head = inner.embed_tokens, model.lm_head
         self._is_packed = is_packed = isinstance(self._head, PackedModule)
         self._num_threads = torch.get_num_threads()
-        self._blocks = [
-            _PackedBlock(layer) if is_packed else _Block(layer) for layer in inner.layers
-        ]
         self._norm: Tensor = inner.norm.weight
-        self._eps = config.rms_norm_eps
+        self._rms_norm = _RMSNorm(self._norm, config.rms_norm_eps, is_packed)
+        self._blocks: list[_Block | PackedLayer] = [
+            layer if is_packed else _Block(layer, self._rms_norm) for layer in inner.layers
+        ]
         self._rotary = inner.rotary_emb
         self._head_dim = inner.layers[0].self_attn.head_dim
         self._num_heads, self._num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -144,10 +146,6 @@ class Decoder:
         )
         self._slabs = Slabs(self.layout)
         self._attention = Attention(self.layout, self._num_heads)
-        self._cpu_eps = (
-            torch.full((1, 1), self._eps) if _is_cpu_float32(self._norm) and not is_packed else None
-        )
-        self._ones = self._norm.new_ones(len(self._norm), 1)
         self._cos, self._sin = self._rotations(0)
 
     def new_kv(self) -> BufferKV:
@@ -252,20 +250,8 @@ class Decoder:
         return cos[0, :, None], sin[0, :, None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._head(self._normed(hidden, self._norm))
+        logits: Tensor = self._head(self._rms_norm(hidden, self._norm))
         return logits
-
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        num_tokens, hidden_size = hidden.shape
-        if self._cpu_eps is None:
-            return F.rms_norm(hidden, (hidden_size,), weight, self._eps)
-        if num_tokens == 1:  # here and below, half as many kernels
-            mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)
-        else:
-            mean_square = torch.addmm(
-                self._cpu_eps, hidden.square(), self._ones, alpha=1 / hidden_size
-            )
-        return (hidden * mean_square.rsqrt_()).mul_(weight)
 
     def _through_blocks(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
@@ -273,21 +259,17 @@ class Decoder:
         """The input of the first block and the output of every block, `[num_tokens, hidden_size]` each."""
         states = [hidden]
         for index, block in enumerate(self._blocks):
-            queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
+            queries, keys_values = self._queries_keys_values(block.qkv(hidden), cos, sin)
             attended = attend(index, queries, keys_values).to(
                 self._dtype
             )  # [num_tokens, num_heads * head_dim]
-            hidden = block.add_attention(hidden, attended)
-            hidden = block.add_mlp(hidden, self._normed(hidden, block.mlp_norm))
+            hidden = block.finish(hidden, attended)
             states.append(hidden)
         return states
 
-    def _queries_keys_values(
-        self, block: _Block | _PackedBlock, hidden: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _queries_keys_values(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
-        num_tokens = hidden.shape[0]
-        qkv = block.qkv(self._normed(hidden, block.attention_norm))
+        num_tokens = len(qkv)
         heads = qkv.view(
             num_tokens, -1, self._head_dim
         )  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]

@@ -1,6 +1,6 @@
 """Llama and Qwen2 models with the weights of a GGUF file, packed or as floating point."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from mmap import MADV_DONTNEED
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,16 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from semspec.engine.gguf_weights import GgufTensor, map_file, read_tensors, to_tensor
+from semspec.engine.gguf_weights import (
+    Floats,
+    GgufTensor,
+    Packed,
+    map_file,
+    read_tensors,
+    to_tensor,
+)
 from semspec.engine.numeric_form import Form
-from semspec.engine.packed import JointProjection, PackedEmbedding, PackedModule
+from semspec.engine.packed import PackedEmbedding, PackedLayer, PackedModule
 from semspec.engine.weights import check_weights
 from semspec.errors import Mismatch
 
@@ -40,6 +47,21 @@ def gguf_outline(name: str, file: Path, config: PretrainedConfig) -> PreTrainedM
     return model
 
 
+def float_layers(file: Path, config: PretrainedConfig) -> Iterator[tuple[int, nn.Module]]:
+    """Yield the numbers of the first and the last layer of a GGUF file with transformers' layers in fp32."""
+    outline: Any = _outline(config)
+    tensors = read_tensors(file, mapped := map_file(file), config)
+    for number in sorted({0, config.num_hidden_layers - 1}):
+        layer = outline.model.layers[number]
+        values = {name: tensors[f"model.layers.{number}.{name}"] for name in layer.state_dict()}
+        weights = {
+            name: to_tensor(value.dequantized(), torch.float32) for name, value in values.items()
+        }
+        layer.load_state_dict(weights, assign=True)
+        yield number, layer.eval()
+        mapped.madvise(MADV_DONTNEED)
+
+
 def _check(name: str, tensors: Tensors, model: PreTrainedModel) -> None:
     check_weights(name, {key: tensor.shape for key, tensor in tensors.items()}, model)
 
@@ -65,39 +87,45 @@ def _packed(name: str, model: Any, tensors: Tensors) -> PreTrainedModel:
             raise Mismatch(
                 f"dtype packed: {name}: {reason}", remedy="set dtype to float32 or bfloat16"
             )
-    from semspec.engine.products import (
-        Weight,
-        gated_mlp,
+    from semspec.engine.products import (  # imports ONNX Runtime, which few models need
+        LayerWeights,
+        finish_layer,
         product,
-    )  # imports ONNX Runtime, which few models need
+        start_layer,
+    )
 
-    num_threads = torch.get_num_threads()
+    num_threads, eps = torch.get_num_threads(), model.config.rms_norm_eps
 
-    def weight(module: str) -> Weight:
+    def weight(module: str) -> tuple[Packed, Floats | None]:
         bias = tensors.get(f"{module}.bias")
         return tensors[f"{module}.weight"].packed(), bias.dequantized() if bias else None
 
-    for number, layer in enumerate(model.model.layers):
-        place, attention = f"model.layers.{number}", layer.self_attn
-        projections = [weight(f"{place}.self_attn.{part}_proj") for part in "qkv"]
-        sizes = [matrix.shape[0] for matrix, _ in projections]
-        joint = JointProjection(product(projections, num_threads), sizes)
-        attention.q_proj, attention.k_proj, attention.v_proj = joint.parts
-        attention.o_proj = PackedModule(product([weight(f"{place}.self_attn.o_proj")], num_threads))
-        gate, up, down = (weight(f"{place}.mlp.{part}_proj") for part in ("gate", "up", "down"))
-        layer.mlp = PackedModule(gated_mlp(gate, up, down, num_threads))
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            _set_norm(getattr(layer, norm), tensors[f"{place}.{norm}.weight"])
-    _set_norm(model.model.norm, tensors["model.norm.weight"])
+    def layer_weights(number: int) -> LayerWeights:
+        place = f"model.layers.{number}"
+        return LayerWeights(
+            tensors[f"{place}.input_layernorm.weight"].dequantized(),
+            [weight(f"{place}.self_attn.{part}_proj") for part in "qkv"],
+            weight(f"{place}.self_attn.o_proj"),
+            tensors[f"{place}.post_attention_layernorm.weight"].dequantized(),
+            *(weight(f"{place}.mlp.{part}_proj") for part in ("gate", "up", "down")),
+        )
+
+    layers, carried = model.model.layers, list[torch.Tensor]()
+    weights, last = layer_weights(0), len(layers) - 1
+    for number, layer in enumerate(layers):
+        following = layer_weights(number + 1) if number < last else None
+        start = None if number else start_layer(weights, eps, num_threads)
+        finish = finish_layer(weights, following, eps, num_threads)
+        sizes = [matrix.shape[0] for matrix, _ in weights.qkv]
+        layers[number] = PackedLayer(layer.self_attn, sizes, start, finish, carried)
+        weights = following or weights
+    norm = tensors["model.norm.weight"].dequantized()
+    model.model.norm.weight = nn.Parameter(to_tensor(norm, torch.float32), requires_grad=False)
     model.model.embed_tokens = PackedEmbedding(tensors[EMBEDDING])
     head = (HEAD if HEAD in tensors else EMBEDDING).removesuffix(".weight")
-    model.lm_head = PackedModule(product([weight(head)], num_threads))
+    model.lm_head = PackedModule(product(*weight(head), num_threads))
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _set_norm(norm: Any, values: GgufTensor) -> None:
-    norm.weight = nn.Parameter(to_tensor(values.dequantized(), torch.float32), requires_grad=False)
 
 
 def _outline(config: PretrainedConfig) -> PreTrainedModel:

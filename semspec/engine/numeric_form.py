@@ -95,8 +95,10 @@ def _fastest(
     if matrix is not None:
         from semspec.engine.products import product
 
-        weights = [(matrix.packed(), None)]
-        computes["packed"] = [product(weights, threads or num_cores()) for _ in range(NUM_COPIES)]
+        packed = matrix.packed()
+        computes["packed"] = [
+            product(packed, None, threads or num_cores()) for _ in range(NUM_COPIES)
+        ]
     num_threads = torch.get_num_threads()
     torch.set_num_threads(threads or 1)
     seconds = {form: _seconds(form, hidden, of_form) for form, of_form in computes.items()}

@@ -1,10 +1,13 @@
-"""Products with packed weights, by ONNX Runtime's MatMulNBits.
+"""Layers with packed weights, by ONNX Runtime: products are its MatMulNBits.
+
+All that lies between the attention of two layers is one graph, so that a token needs one call a layer.
 
 Weights keep the integers of a GGUF file. ONNX Runtime rounds the activations of each group to eight bits, as llama.cpp
 does. Each row's result is independent of how many rows there are, so verifying repeats decoding exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +17,45 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from semspec.engine.gguf_weights import Floats, Packed
-from semspec.engine.packed import Compute
+from semspec.engine.packed import Compute, FinishLayer
 
 Weight = tuple[Packed, Floats | None]
 """A matrix and its bias `[rows]`."""
+Sizes = Mapping[str, int]
+"""Columns of the inputs or outputs of a graph by their names."""
 
 EIGHT_BIT_ACTIVATIONS = 4
 """Accuracy level of MatMulNBits that rounds activations to eight bits by group."""
 LARGEST_INSIDE = 1 << 10
 """Bytes of a constant up to which it is part of the serialised graph. Larger ones are handed over by themselves."""
+SPIN_US = 30
+"""Microseconds for which a thread waits for the next product before it sleeps. Waking it up takes longer than most of
+what lies between products; one that waits for longer keeps other processes from the core."""
 MODEL_VERSION, OPERATORS_VERSION = 10, 21
 """Versions of the ONNX format and of its operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of a layer; norms are `[hidden_size]`."""
+
+    attention_norm: Floats
+    qkv: Sequence[Weight]
+    out: Weight
+    mlp_norm: Floats
+    gate: Weight
+    up: Weight
+    down: Weight
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of a layer's input and output."""
+        return len(self.attention_norm)
+
+    @property
+    def projections_size(self) -> int:
+        """Columns of queries, keys and values together."""
+        return sum(matrix.shape[0] for matrix, _ in self.qkv)
 
 
 class _Graph:
@@ -55,6 +86,16 @@ class _Graph:
         offsets = self._constant(np.ascontiguousarray(weight.offsets.T))
         return self.add("Gemm", [self._group_sums(source, weight), offsets, output])
 
+    def norm(self, source: str, weight: Floats, eps: float) -> str:
+        """Add the RMS norm of `source`."""
+        inputs = [source, self._constant(weight)]
+        return self.add("SimplifiedLayerNormalization", inputs, epsilon=eps)
+
+    def projections(self, hidden: str, layer: LayerWeights, eps: float) -> str:
+        """Add a layer's queries, keys and values, next to one another."""
+        normed = self.norm(hidden, layer.attention_norm, eps)
+        return self.add("Concat", [self.product(normed, *each) for each in layer.qkv], axis=1)
+
     def _group_sums(self, source: str, weight: Packed) -> str:
         """Add the sums of the columns of each group; an offset is multiplied by these."""
         key = source, weight.group_size
@@ -73,17 +114,22 @@ class _Graph:
         self._constants[name] = np.ascontiguousarray(values)
         return name
 
-    def session(self, num_columns: int, output: str, num_outputs: int, num_threads: int) -> Compute:
-        """Return a function from `[tokens, num_columns]` to `[tokens, num_outputs]`."""
+    def session(
+        self, inputs: Sizes, outputs: Sizes, num_threads: int
+    ) -> Callable[..., list[Tensor]]:
+        """Return a function from fp32 rows `[tokens, size]` of each of `inputs` to those of each of `outputs`."""
         ends = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", size])
-            for name, size in (("input", num_columns), (output, num_outputs))
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", size])
+                for name, size in sizes.items()
+            ]
+            for sizes in (inputs, outputs)
         ]
         small = {n: c for n, c in self._constants.items() if c.nbytes <= LARGEST_INSIDE}
         large = {n: c for n, c in self._constants.items() if n not in small}
         constants = [numpy_helper.from_array(values, name) for name, values in small.items()]
         constants += [_outside(name, values) for name, values in large.items()]
-        graph = helper.make_graph(self.nodes, "product", ends[:1], ends[1:], constants)
+        graph = helper.make_graph(self.nodes, "layer", ends[0], ends[1], constants)
         versions = [
             helper.make_opsetid("", OPERATORS_VERSION),
             helper.make_opsetid("com.microsoft", 1),
@@ -97,9 +143,9 @@ class _Graph:
             model.SerializeToString(), options, ["CPUExecutionProvider"]
         )
 
-        def compute(rows: Tensor) -> Tensor:
-            result: Tensor = torch.from_numpy(session.run([output], {"input": rows.numpy()})[0])
-            return result
+        def compute(*rows: Tensor) -> list[Tensor]:
+            arrays = {name: each.numpy() for name, each in zip(inputs, rows, strict=True)}
+            return [torch.from_numpy(array) for array in session.run([*outputs], arrays)]
 
         return compute
 
@@ -107,7 +153,7 @@ class _Graph:
 def _options(num_threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     return options
@@ -127,20 +173,37 @@ def _outside(name: str, values: np.ndarray) -> TensorProto:
     return tensor
 
 
-def product(weights: Sequence[Weight], num_threads: int) -> Compute:
-    """Return a function from fp32 `[tokens, columns]` to the products with all `weights`, `[tokens, sum of rows]`."""
-    graph = _Graph()
-    outputs = [graph.product("input", weight, bias) for weight, bias in weights]
-    output = outputs[0] if len(outputs) == 1 else graph.add("Concat", outputs, axis=1)
-    num_outputs = sum(weight.shape[0] for weight, _ in weights)
-    return graph.session(weights[0][0].shape[1], output, num_outputs, num_threads)
+def product(weight: Packed, bias: Floats | None, num_threads: int) -> Compute:
+    """Return a function from fp32 `[tokens, columns]` to the products with `weight`, `[tokens, rows]`."""
+    graph, (num_rows, num_columns) = _Graph(), weight.shape
+    output = graph.product("input", weight, bias)
+    compute = graph.session({"input": num_columns}, {output: num_rows}, num_threads)
+    return lambda rows: compute(rows)[0]
 
 
-def gated_mlp(gate: Weight, up: Weight, down: Weight, num_threads: int) -> Compute:
-    """Return the function `down(silu(gate(x)) * up(x))` of fp32 rows."""
+def start_layer(layer: LayerWeights, eps: float, num_threads: int) -> Compute:
+    """Return a function from `hidden` to a layer's queries, keys and values, next to one another."""
     graph = _Graph()
-    gates = graph.product("input", *gate)
+    output = graph.projections("hidden", layer, eps)
+    compute = graph.session(
+        {"hidden": layer.hidden_size}, {output: layer.projections_size}, num_threads
+    )
+    return lambda hidden: compute(hidden)[0]
+
+
+def finish_layer(
+    layer: LayerWeights, following: LayerWeights | None, eps: float, num_threads: int
+) -> FinishLayer:
+    """Return the function of what comes after the attention in a layer, and before it in the `following` one."""
+    graph = _Graph()
+    hidden = graph.add("Add", ["hidden", graph.product("attended", *layer.out)])
+    normed = graph.norm(hidden, layer.mlp_norm, eps)
+    gates = graph.product(normed, *layer.gate)
     activated = graph.add("Mul", [gates, graph.add("Sigmoid", [gates])])
-    hidden = graph.add("Mul", [activated, graph.product("input", *up)])
-    output = graph.product(hidden, *down)
-    return graph.session(gate[0].shape[1], output, down[0].shape[0], num_threads)
+    products = graph.add("Mul", [activated, graph.product(normed, *layer.up)])
+    hidden = graph.add("Add", [hidden, graph.product(products, *layer.down)])
+    outputs = {hidden: layer.hidden_size}
+    if following:
+        outputs[graph.projections(hidden, following, eps)] = following.projections_size
+    inputs = {"hidden": layer.hidden_size, "attended": layer.out[0].shape[1]}
+    return graph.session(inputs, outputs, num_threads)

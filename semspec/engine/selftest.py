@@ -111,6 +111,13 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
         faults[f"log-probabilities scored {how} differ by {difference:.0e}"] = (
             not difference <= 100 * stated
         )
+    if form == "packed":
+        errors = await asyncio.to_thread(_layer_errors, engine, settings, prefix)
+        compared += f", layers with those in fp32 to {max(errors.values()):.0e}"
+        for number, off in errors.items():
+            faults[f"layer {number} is not that of the file: error {off:.0e}"] = (
+                not off <= 10 * stated
+            )
     if is_exact:
         params = replace(PARAMS, max_segments=1, max_tokens=len(last.token_ids))
         [again] = [one async for one in engine.generate(before, params)]
@@ -148,6 +155,32 @@ def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", s
     if isinstance(held, CausalLM):
         return held, "with plain transformers over the same weights too"
     raise Mismatch(f"weights of {size_of(found.weight_bytes)} in vLLM's processes")
+
+
+def _layer_errors(engine: Engine, settings: "ModelSettings", tokens: list[int]) -> dict[int, float]:
+    """Compare what layers of packed weights add to states with transformers' layers in fp32; plain transformers above
+    uses the packed ones. Returns the relative errors by the layer's number."""
+    import torch
+
+    from semspec.engine.causal_lm import CausalLM
+    from semspec.engine.gguf import weights_file
+    from semspec.engine.gguf_model import float_layers
+    from semspec.engine.hub import look_up
+
+    file = weights_file(str(look_up(settings.model, settings.revision).folder))
+    lm = getattr(engine, "lm", None)
+    if file is None or not isinstance(lm, CausalLM):
+        return {}
+    states = lm.forward(tokens, lm.new_kv(), want_states=True).states
+    positions = torch.arange(len(tokens))[None]
+    rotations = lm.model.model.rotary_emb(states, positions)
+    errors = {}
+    with torch.inference_mode():
+        for number, layer in float_layers(file, lm.model.config):
+            before, after = states[number : number + 2]
+            exact = layer(before[None], position_embeddings=rotations, position_ids=positions)[0]
+            errors[number] = float((after - exact).norm() / (exact - before).norm())
+    return errors
 
 
 def _plain_score(lm: "CausalLM", prefix: list[int], segment: list[int]) -> SegmentScore:

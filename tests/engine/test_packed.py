@@ -2,20 +2,30 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
 from transformers import DynamicCache
 
+from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.decoder import LONG_STEP
 from semspec.engine.gguf_weights import GgufTensor, Packed
+from semspec.engine.kv_cache import Chunk
 from semspec.engine.numeric_form import resolve_form
-from semspec.engine.products import gated_mlp, product
+from semspec.engine.products import LayerWeights, finish_layer, product, start_layer
+from semspec.engine.selftest import self_test
+from semspec.engine.settings import ModelSettings
+from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
+from semspec.types import Writer
 from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.models import random_model
 from tests.ggufs import save_gguf
@@ -25,6 +35,8 @@ TYPES = [
     for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 ]
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
+SPLIT = [1, 1, 3, 16, 1, 38, 7]
+"""Numbers of rows that are computed together, in turn."""
 OUTPUT_ERROR, STATES_ERROR = 0.02, 0.05
 """Bounds of the relative error of a product, and of a small random model's states."""
 
@@ -68,40 +80,94 @@ def test_packed_weights_are_those_of_the_file(kind: GGMLQuantizationType) -> Non
 def test_row_of_a_product_does_not_depend_on_the_others(
     kind: GGMLQuantizationType, num_threads: int
 ) -> None:
-    matrix, other = (
-        random_matrix(kind),
-        random_matrix(GGMLQuantizationType.Q8_0, 32, random_columns(kind)),
-    )
-    compute = product(
-        [(matrix.packed(), np.ones(96, np.float32)), (other.packed(), None)], num_threads
-    )
+    matrix = random_matrix(kind)
+    compute = product(matrix.packed(), np.ones(96, np.float32), num_threads)
     rows = torch.randn(67, matrix.shape[1], generator=torch.Generator().manual_seed(1))
     rows[:, 5] *= 100  # an outlier, as in the activations of Qwen2
     together = compute(rows)
     assert torch.equal(together, torch.cat([compute(row[None].clone()) for row in rows]))
-    assert torch.equal(
-        together, torch.cat([compute(part.clone()) for part in rows.split([1, 3, 16, 40, 7])])
-    )
-    weights = np.concatenate([matrix.dequantized(), other.dequantized()])
-    wanted = rows @ torch.from_numpy(weights).T + torch.tensor([1.0] * 96 + [0.0] * 32)
+    assert torch.equal(together, torch.cat([compute(part.clone()) for part in rows.split(SPLIT)]))
+    wanted = rows @ torch.from_numpy(matrix.dequantized()).T + 1
     assert (together - wanted).norm() < OUTPUT_ERROR * wanted.norm()
 
 
-def random_columns(kind: GGMLQuantizationType) -> int:
-    """Return the number of Q8_0 blocks that have as many columns as three blocks of `kind`."""
-    return 3 * GGML_QUANT_SIZES[kind][0] // 32
+HIDDEN_SIZE, INNER_SIZE, KV_SIZE, EPS = 256, 512, 64, 1e-5
 
 
-def test_gated_mlp_is_close_to_floating_point_and_independent_of_other_rows() -> None:
-    gate, up = (random_matrix(GGMLQuantizationType.Q4_K, 512, 1, seed) for seed in (1, 2))
-    down = random_matrix(GGMLQuantizationType.Q6_K, 256, 2, 3)
-    compute = gated_mlp((gate.packed(), None), (up.packed(), None), (down.packed(), None), 1)
-    rows = torch.randn(33, 256, generator=torch.Generator().manual_seed(1))
-    together = compute(rows)
-    assert torch.equal(together, torch.cat([compute(row[None].clone()) for row in rows]))
-    g, u, d = (torch.from_numpy(matrix.dequantized()) for matrix in (gate, up, down))
-    wanted = (torch.nn.functional.silu(rows @ g.T) * (rows @ u.T)) @ d.T
-    assert (together - wanted).norm() < 2 * OUTPUT_ERROR * wanted.norm()
+@dataclass(frozen=True, slots=True)
+class RandomLayer:
+    """A layer's matrices of several types, all norms being 1.1 and biases .1."""
+
+    matrices: list[GgufTensor]
+    """Queries, keys, values, output, gate, up, down."""
+
+    @classmethod
+    def of_seed(cls, seed: int) -> "RandomLayer":
+        types = GGMLQuantizationType
+        sizes = [
+            (types.Q4_K, HIDDEN_SIZE, HIDDEN_SIZE),
+            (types.Q4_K, KV_SIZE, HIDDEN_SIZE),
+            (types.Q6_K, KV_SIZE, HIDDEN_SIZE),
+            (types.Q8_0, HIDDEN_SIZE, HIDDEN_SIZE),
+            (types.Q4_K, INNER_SIZE, HIDDEN_SIZE),
+            (types.Q5_K, INNER_SIZE, HIDDEN_SIZE),
+            (types.Q6_K, HIDDEN_SIZE, INNER_SIZE),
+        ]
+        return cls(
+            [
+                random_matrix(kind, rows, columns // GGML_QUANT_SIZES[kind][0], seed + index)
+                for index, (kind, rows, columns) in enumerate(sizes)
+            ]
+        )
+
+    @property
+    def weights(self) -> LayerWeights:
+        norm = np.full(HIDDEN_SIZE, 1.1, np.float32)
+        query, key, value, out, *mlp = [
+            (matrix.packed(), np.full(len(matrix.raw), 0.1, np.float32)) for matrix in self.matrices
+        ]
+        return LayerWeights(norm, [query, key, value], out, norm, *mlp)
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values in floating point."""
+        return torch.cat([self.product(index, self.norm(hidden)) for index in range(3)], -1)
+
+    def finished(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output in floating point."""
+        hidden = hidden + self.product(3, attended)
+        normed = self.norm(hidden)
+        inner = torch.nn.functional.silu(self.product(4, normed)) * self.product(5, normed)
+        return hidden + self.product(6, inner)
+
+    def product(self, index: int, rows: Tensor) -> Tensor:
+        return rows @ torch.from_numpy(self.matrices[index].dequantized()).T + 0.1
+
+    def norm(self, rows: Tensor) -> Tensor:
+        return 1.1 * torch.nn.functional.rms_norm(rows, (HIDDEN_SIZE,), eps=EPS)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_layer_is_close_to_floating_point_and_its_rows_do_not_depend_on_others(
+    num_threads: int,
+) -> None:
+    layer, following = RandomLayer.of_seed(0), RandomLayer.of_seed(10)
+    hidden, attended = torch.randn(2, 67, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    hidden[:, 5] *= 100  # an outlier, as in the activations of Qwen2
+    start = start_layer(layer.weights, EPS, num_threads)
+    finish = finish_layer(layer.weights, following.weights, EPS, num_threads)
+    last = finish_layer(layer.weights, None, EPS, num_threads)
+    output = layer.finished(hidden, attended)
+    for compute, inputs, wanted in (
+        (lambda hidden: [start(hidden)], (hidden,), [layer.projected(hidden)]),
+        (finish, (hidden, attended), [output, following.projected(output)]),
+        (last, (hidden, attended), [output]),
+    ):
+        together = compute(*inputs)
+        split = [rows.split(SPLIT) for rows in inputs]
+        parts = [compute(*part) for part in zip(*split, strict=True)]
+        for index, (found, exact) in enumerate(zip(together, wanted, strict=True)):
+            assert torch.equal(found, torch.cat([part[index] for part in parts]))
+            assert (found - exact).norm() < 2 * OUTPUT_ERROR * exact.norm()
 
 
 @pytest.fixture(scope="module", params=["qwen2", "llama"])
@@ -157,12 +223,63 @@ def test_tokens_read_together_have_the_bits_of_tokens_read_one_after_another(fil
 
 
 @pytest.mark.usefixtures("cache")
+def test_sequences_in_one_step_have_the_bits_of_single_steps(file: Path) -> None:
+    """A long prompt, and tokens and a segment after prompts."""
+    lm, ids = load(file, "packed"), ids_below(250, LONG_STEP + 50)
+    parts = [(0, LONG_STEP + 10), (20, 1), (25, 1), (30, 7)]
+    fed = [lm.new_kv() for _ in parts], [lm.new_kv() for _ in parts]
+    for kvs in fed:
+        for kv, (start, _) in zip(kvs, parts, strict=True):
+            if start:
+                lm.forward(ids[:start], kv)
+    chunks = [
+        [
+            Chunk(ids[start : start + length], kv, length, want_states=True)
+            for kv, (start, length) in zip(kvs, parts, strict=True)
+        ]
+        for kvs in fed
+    ]
+    together = lm.forward_step(chunks[0])
+    for found, chunk in zip(together, chunks[1], strict=True):
+        [alone] = lm.forward_step([chunk])
+        assert torch.equal(found.logits, alone.logits)
+        assert torch.equal(found.states, alone.states)
+
+
+@pytest.mark.usefixtures("cache")
 def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path) -> None:
     packed, exact, ids = load(file, "packed"), load(file, "float32"), ids_below(250, 50)
     states = [lm.forward(ids, lm.new_kv(), 50, want_states=True).states for lm in (packed, exact)]
     assert (states[0] - states[1]).norm() < STATES_ERROR * states[1].norm()
     batch = packed.forward_batch(torch.tensor([ids]), DynamicCache(), 50, want_states=True)
     assert (batch.states[:, 0] - states[0]).norm() < STATES_ERROR * states[0].norm()
+
+
+@pytest.mark.usefixtures("cache")
+def test_batch_of_segments_after_a_context_is_close_to_single_passes(file: Path) -> None:
+    lm, ids, segments = load(file, "packed"), ids_below(250, 40), [[5, 6, 7], [8, 9]]
+    reading = ContextBatch(lm, ids).read(segments)
+    for states, segment in zip(reading.states, segments, strict=True):
+        alone = lm.forward([*ids, *segment], lm.new_kv(), want_states=True).states
+        pooled = alone[:, len(ids) :].mean(1)
+        assert (states - pooled).norm() < STATES_ERROR * pooled.norm()
+
+
+@pytest.mark.usefixtures("cache")
+async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All passes share the layer, so they agree with one another."""
+    settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
+    engine = TransformersEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
+    assert "layers with those in fp32" in await self_test(engine, settings)
+    last: Any = engine.lm.model.model.layers[-1]
+    finish = last.finish
+    monkeypatch.setattr(last, "finish", lambda hidden, attended: finish(hidden, 1.5 * attended))
+    number = len(engine.lm.model.model.layers) - 1
+    with pytest.raises(Mismatch, match=f"self-test: layer {number} is not that of the file"):
+        await self_test(engine, settings)
+    await engine.aclose()
 
 
 @pytest.mark.usefixtures("cache")

@@ -85,8 +85,8 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     """It agrees with itself: written, scored at once and scored alone."""
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
     assert engine.lm.decoder
-    engine.lm.decoder._eps = 0.1
-    engine.lm.decoder._cpu_eps = torch.full((1, 1), 0.1)
+    norm = engine.lm.decoder._rms_norm
+    norm.eps, norm.cpu_eps = 0.1, torch.full((1, 1), 0.1)
     with pytest.raises(
         Mismatch, match="self-test: states scored by plain transformers are not those written"
     ):
