@@ -13,10 +13,8 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
-from semspec_bench.pace.table import PACES, load_pace
 from semspec_bench.reproduce import add_parser
 from semspec_bench.run import Plan, default_folder, perform
-from semspec_bench.runners.paced import Pacing
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
 
@@ -30,7 +28,7 @@ also in one process, where its many calls cost least. `random` uses the rule `sa
 probabilities pass the pair's low threshold almost always."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("benchmarks/results")
-MAX_DILATION, MAX_SESSIONS = 100.0, 128
+MAX_SESSIONS = 128
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -60,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
 def run(options: argparse.Namespace, reporter: Reporter) -> None:
     """Perform one run, and print its table."""
     plan = _plan(options, options.task, options.temperature, reporter.say)
-    plan = replace(plan, pacing=_pacing(options), num_sessions=_num_sessions(options))
+    plan = replace(plan, num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
     perform({folder: plan}, reporter)
     if plan.configurations[0].method != "target":
@@ -114,29 +112,6 @@ def _plan(options: argparse.Namespace, task_name: str, temperature: float | None
     )
 
 
-def _pacing(options: argparse.Namespace) -> Pacing | None:
-    """Raises: InvalidRequest."""
-    if options.pace is None:
-        if options.dilate != 1.0:
-            raise InvalidRequest("--dilate is for paced runs", remedy="name a --pace")
-        return None
-    if options.gateway:
-        raise InvalidRequest(
-            "a running gateway cannot be paced", remedy="leave out --gateway or --pace"
-        )
-    if others := [
-        one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
-    ]:
-        raise InvalidRequest(
-            f"{others[0]} cannot be paced", remedy="only strategies through the gateway can"
-        )
-    if not 1 <= options.dilate <= MAX_DILATION:
-        raise InvalidRequest(
-            f"--dilate is {options.dilate:g}", remedy=f"choose 1 to {MAX_DILATION:g}"
-        )
-    return Pacing(load_pace(options.pace), options.dilate)
-
-
 def _num_sessions(options: argparse.Namespace) -> int:
     """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
@@ -144,17 +119,15 @@ def _num_sessions(options: argparse.Namespace) -> int:
             f"--sessions is {options.sessions}", remedy=f"choose 1 to {MAX_SESSIONS}"
         )
     others = [
-        one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)
+        one.label
+        for one in _configurations(options.strategy or [DEFAULT])
+        if one.runner != "gateway"
     ]
     if others and options.sessions > 1:
         raise InvalidRequest(
             f"{others[0]} answers one question at a time", remedy="leave --sessions out"
         )
     return int(options.sessions)
-
-
-def _is_served(configuration: Configuration) -> bool:
-    return configuration.runner == "gateway"
 
 
 def _budget(task: Task, options: argparse.Namespace, say: Say) -> int:
@@ -192,23 +165,11 @@ def parser() -> argparse.ArgumentParser:
         "--output", type=Path, help="folder of the run (default: one of its own in .work/bench)"
     )
     one.add_argument(
-        "--pace",
-        metavar="NAME",
-        help=f"emulate the step times of {', '.join(PACES)}; DRAFT.csv,TARGET.csv",
-    )
-    one.add_argument(
-        "--dilate",
-        type=float,
-        default=1.0,
-        metavar="K",
-        help="stretch emulated steps by this factor",
-    )
-    one.add_argument(
         "--sessions",
         type=int,
         default=1,
         metavar="N",
-        help="questions at a time; without --pace only quality is reported then",
+        help="questions at a time; above 1 only quality is reported",
     )
     _add_run_options(one, limit=None)
     _add_report_options(one)

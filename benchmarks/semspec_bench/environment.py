@@ -19,13 +19,7 @@ from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
-MEASURED_CODE = (
-    "semspec",
-    "services",
-    "gateway",
-    "benchmarks/semspec_bench/runners",
-    "benchmarks/semspec_bench/pace",
-)
+MEASURED_CODE = ("semspec", "services", "gateway", "benchmarks/semspec_bench/runners")
 """Folders with the code that produces answers."""
 ROLES = ("draft", "target")
 Say = Callable[[str], None]

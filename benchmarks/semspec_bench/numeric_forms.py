@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +27,8 @@ RESULTS = Path("benchmarks/results/numeric-forms")
 PROMPT_TOKENS, NEW_TOKENS = 100, 32
 PROMPT_IDS = 1000, 20_000
 """Range of the random tokens of a prompt."""
+READ_TOKENS = 2, 3, 4, 6, 8, 16, 32
+"""Numbers of tokens that are read at once, after the prompt."""
 TEXT_TOKENS = 96
 """Tokens of a text that are compared, after its prompt."""
 
@@ -88,20 +90,36 @@ def accuracy_row(form: str, found: Sequence[Reading], exact: Sequence[Reading]) 
     ]
 
 
-def speeds(models: dict[str, CausalLM], rounds: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Return seconds to the first token of a prompt, and seconds a token after it, of each form and round."""
-    times: dict[str, tuple[list[float], list[float]]] = {form: ([], []) for form in models}
+@dataclass(slots=True)
+class Seconds:
+    """What one form took, by round."""
+
+    first: list[float] = field(default_factory=list)
+    """Of the first token of a prompt."""
+    token: list[float] = field(default_factory=list)
+    """Of a token after it."""
+    read: dict[int, list[float]] = field(default_factory=lambda: {n: [] for n in READ_TOKENS})
+    """Of so many tokens at once."""
+
+
+def speeds(models: dict[str, CausalLM], rounds: int) -> dict[str, Seconds]:
+    """Time each form in turn, in each round with another prompt of random tokens."""
+    times = {form: Seconds() for form in models}
     generator = torch.Generator().manual_seed(0)
     for _ in range(rounds):
         prompt = torch.randint(*PROMPT_IDS, (PROMPT_TOKENS,), generator=generator).tolist()
         for form, lm in models.items():
             kv, begin = lm.new_kv(), perf_counter()
             token = int(lm.forward(prompt, kv).logits[-1].argmax())
-            times[form][0].append(perf_counter() - begin)
+            times[form].first.append(perf_counter() - begin)
             begin = perf_counter()
             for _ in range(NEW_TOKENS):
                 token = int(lm.forward([token], kv).logits[-1].argmax())
-            times[form][1].append((perf_counter() - begin) / NEW_TOKENS)
+            times[form].token.append((perf_counter() - begin) / NEW_TOKENS)
+            for number, read in times[form].read.items():
+                begin = perf_counter()
+                lm.forward(prompt[:number], kv, number)
+                read.append(perf_counter() - begin)
     return times
 
 
@@ -198,7 +216,7 @@ def _speed(
     models = {form: CausalLM.load(model, None, "cpu", form) for form in forms}
     speeds(models, 1)  # what is computed once
     times = speeds(models, rounds)
-    rows = [[form, *_cells(median(first), median(each))] for form, (first, each) in times.items()]
+    rows = [[form, *_cells(median(one.first), median(one.token))] for form, one in times.items()]
     if llama_bench:
         models.clear()
         gc.collect()
@@ -206,7 +224,15 @@ def _speed(
             ["llama.cpp", *_cells(*llama_times(llama_bench, Path(model), rounds, num_threads))]
         )
     columns = ["form", f"first token of {PROMPT_TOKENS}, s", "a token, ms", "tokens/s"]
-    return f"Medians of {rounds} rounds.\n\n{Table(columns, rows).as_markdown()}"
+    read = Table(
+        ["ms to read tokens at once", *map(str, READ_TOKENS)],
+        [
+            [form, *(f"{1e3 * median(seconds):.0f}" for seconds in one.read.values())]
+            for form, one in times.items()
+        ],
+    )
+    speed = Table(columns, rows)
+    return f"Medians of {rounds} rounds.\n\n{speed.as_markdown()}\n\n{read.as_markdown()}"
 
 
 def _cells(first_s: float, token_s: float) -> list[str]:

@@ -5,14 +5,8 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,15 +17,13 @@ from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
-from semspec.types import Segment, SegmentRecord, Writer, derive_seed
+from semspec.types import Segment, SegmentRecord, derive_seed
 from semspec_bench.configuration import Configuration, RunnerName
 from semspec_bench.environment import ROLES, code_digest, environment, memory_bytes
-from semspec_bench.pace.counts import Counts
 from semspec_bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec_bench.runners.assisted import open_transformers
 from semspec_bench.runners.gateway import open_gateway, open_stack, with_room
 from semspec_bench.runners.in_process import open_in_process
-from semspec_bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec_bench.runners.vllm import open_vllm
 from semspec_bench.tasks import Question, Task
@@ -58,10 +50,8 @@ class Plan:
     """Base URL of a running gateway; None starts one with `pair`."""
     vllm: Path | None = None
     """Interpreter of an environment with vLLM, for its configurations."""
-    pacing: Pacing | None = None
-    """Emulated step times; None: those of this machine."""
     num_sessions: int = 1
-    """Questions asked at the same time. Above 1, a run that is not paced measures quality only."""
+    """Questions asked at the same time. Above 1, a run measures quality only."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,13 +67,7 @@ class Plan:
             "seed": self.seed,
             "sessions": self.num_sessions,
             "code": code_digest(),
-            "paced": {**self.pacing.settings, "serving": self._serving()} if self.pacing else None,
         }
-
-    def _serving(self) -> dict[str, Any]:
-        """The pair's served options, which configurations have unless their labels say otherwise."""
-        release = StackConfig.of_pair(self.pair).release
-        return release.rule if release else {}
 
 
 Runners = Mapping[RunnerName, Runner]
@@ -105,10 +89,8 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "gateway":
             if plan.gateway:
                 return open_gateway(plan.gateway)
-            config = with_room(
-                _with_time(StackConfig.of_pair(plan.pair), plan.pair), plan.num_sessions
-            )
-            return open_paced(config, plan.pacing) if plan.pacing else open_stack(config)
+            config = _with_time(StackConfig.of_pair(plan.pair), plan.pair)
+            return open_stack(with_room(config, plan.num_sessions))
         case "in-process":
             return open_in_process(plan.pair)
         case "transformers":
@@ -149,10 +131,6 @@ Turn = tuple[int, Question, Configuration]
 """Number of the sample, question and configuration."""
 
 
-def _label(turn: Turn) -> str:
-    return turn[2].label
-
-
 class Comparison:
     """Runs a plan in its folder, which has `run.json` and `records.jsonl`."""
 
@@ -160,8 +138,6 @@ class Comparison:
         """Raises: InvalidRequest when the folder holds another run."""
         self._plan, self._folder, self._reporter = plan, folder, reporter
         self._not_applicable: dict[str, str] = {}
-        self._counts: dict[str, dict[Writer, Counts]] = {}
-        """Paced steps by label."""
         claim(folder, plan)
 
     async def run(self, runners: Runners) -> None:
@@ -199,25 +175,13 @@ class Comparison:
         title = f"{self._plan.task.name}, T {self._plan.temperature:g}"
         bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
         with bar as advance, path.open("a") as file:
-            for batch in self._batches(left):
-                with self._counted(batch, runners):
-                    await self._ask_side_by_side(runners, batch, file, advance)
-
-    def _batches(self, left: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
-        """Turns that may be under way together: in a paced run, which counts steps, of one configuration only."""
-        if self._plan.pacing is None:
-            yield left
-            return
-        if self._plan.num_sessions > 1:
-            left = sorted(left, key=_label)
-        for _, batch in groupby(left, key=_label):
-            yield list(batch)
+            await self._ask_side_by_side(runners, left, file, advance)
 
     async def _ask_side_by_side(
-        self, runners: Runners, batch: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
+        self, runners: Runners, left: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
     ) -> None:
         """Ask as many at a time as there are sessions; each answer makes room for the next question."""
-        turns = iter(batch)
+        turns = iter(left)
 
         async def session() -> None:
             for sample, question, configuration in turns:
@@ -229,19 +193,6 @@ class Comparison:
                 advance(1)
 
         await asyncio.gather(*(session() for _ in range(self._plan.num_sessions)))
-
-    @contextmanager
-    def _counted(self, batch: Sequence[Turn], runners: Runners) -> Iterator[None]:
-        """Add the paced steps of the body to those of the configuration of `batch`."""
-        runner = runners.get("gateway")
-        if not isinstance(runner, PacedRunner):
-            yield
-            return
-        before = runner.counts()
-        yield
-        own = self._counts.setdefault(_label(batch[0]), {role: Counts() for role in before})
-        for role, counts in runner.counts().items():
-            own[role] = own[role].plus(counts.minus(before[role]))
 
     def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
@@ -260,25 +211,7 @@ class Comparison:
         facts = read_json(self._folder / "run.json")
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable
-        if self._plan.pacing:
-            facts["steps"] = _added(facts.get("steps", {}), self._counts)
         write_json(self._folder / "run.json", facts)
-
-
-def _added(
-    known: Mapping[str, Mapping[str, Mapping[str, float]]],
-    new: Mapping[str, Mapping[Writer, Counts]],
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Counts of steps by label and role, those of an interrupted run included."""
-    totals = {
-        label: {role: dict(counts) for role, counts in roles.items()}
-        for label, roles in known.items()
-    }
-    for label, roles in new.items():
-        for role, counts in roles.items():
-            before = Counts(**totals.setdefault(label, {}).get(role, {}))
-            totals[label][role] = asdict(before.plus(counts))
-    return totals
 
 
 def is_complete(folder: Path, plan: Plan) -> bool:
@@ -333,9 +266,8 @@ def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "
 def default_folder(plan: Plan) -> Path:
     """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
-    paced = f"paced-{plan.pacing.pace.name}-" if plan.pacing else ""
     sessions = f"{plan.num_sessions}x-" if plan.num_sessions > 1 else ""
-    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{sessions}{digest}"
+    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{sessions}{digest}"
 
 
 def _counted(row: SegmentTrace) -> SegmentRecord:

@@ -1,7 +1,7 @@
 """Summarises records: means with standard errors, and differences paired by question."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from semspec.reporting.files import read_json
 from semspec.reporting.numbers import Measured
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.intervals import Interval, interval_of_difference, interval_of_share
-from semspec_bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec_bench.record import ANSWERS, RECORDS, STAGES, Record, read_records
 
 NUM_RESAMPLES = 2000
@@ -86,15 +85,11 @@ class Run:
     not_applicable: Mapping[str, str]
     """Label -> why the pair does not support it."""
     records: Sequence[Record]
-    steps: Mapping[str, Mapping[str, Counts]] = field(default_factory=dict)
-    """Paced steps by label and role; empty unless the run is paced."""
-    late: Mapping[str, str] = field(default_factory=dict)
-    """Label -> in which engines the host could not keep the emulated pace, so that there is no result."""
 
     @property
     def is_timed(self) -> bool:
         """Whether its times are results: not if several questions were under way, of all configurations at once."""
-        return bool(self.settings.get("paced")) or self.settings["sessions"] == 1
+        return bool(self.settings["sessions"] == 1)
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -107,14 +102,11 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         facts = (
             read_json(summary).get(folder.name.removesuffix(ANSWERS)) if summary.is_file() else None
         )
-        if facts is None or "steps" in facts:
-            text = f"{folder} cannot be reported on: {summary} must name it, as a run that is not paced"
+        if facts is None:
+            text = f"{folder} cannot be reported on: {summary} must name it"
             raise InvalidRequest(text)
-        return {
-            **facts,
-            "labels": [row["label"] for row in facts["rows"]],
-            "steps": {},
-        }, read_records(folder)
+        labels = [row["label"] for row in facts["rows"]]
+        return {**facts, "labels": labels}, read_records(folder)
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(
@@ -124,56 +116,20 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def load_run(folder: Path) -> Run:
-    """Configurations in which the host could not keep the emulated pace have no row; `late` has the reason.
+    """Summarise a run's folder.
 
-    Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the baseline or
-    all others have no row.
+    Raises: InvalidRequest when the folder is no run, or none of its questions has been answered by all.
     """
     facts, records = read_run(folder)
-    steps = {
-        label: {role: Counts(**counts) for role, counts in roles.items()}
-        for label, roles in facts.get("steps", {}).items()
-    }
-    late = {label: text for label, roles in steps.items() if (text := _lateness(roles))}
-    _check_pace(folder, facts, late)
-    labels = [label for label in facts["labels"] if label not in late]
-    num_sessions = facts["settings"]["sessions"]
     return Run(
         folder=folder,
         name=folder.resolve().name.removesuffix(ANSWERS),
         settings=facts["settings"],
         environment=facts["environment"],
-        rows=summarise(
-            [record for record in records if record.label not in late], labels, num_sessions
-        ),
+        rows=summarise(records, facts["labels"], facts["settings"]["sessions"]),
         not_applicable=facts["not_applicable"],
-        late=late,
-        steps=steps,
         records=records,
     )
-
-
-def _lateness(roles: Mapping[str, Counts]) -> str:
-    """The engines of which more than `MAX_LATE_SHARE` of the steps ended late; empty if there are none."""
-    late = [
-        f"{counts.late_share:.1%} of the {role}'s {counts.num_steps:,.0f} steps were late"
-        for role, counts in roles.items()
-        if counts.late_share > MAX_LATE_SHARE
-    ]
-    return ", ".join(late)
-
-
-def _check_pace(folder: Path, facts: Mapping[str, Any], late: Mapping[str, str]) -> None:
-    """Raises: InvalidRequest when the baseline is late, or all others are."""
-    baseline, *others = facts["labels"]
-    if baseline in late or (others and late.keys() >= set(others)):
-        paced = facts["settings"]["paced"]
-        named = "; ".join(f"{label}: {text}" for label, text in late.items())
-        raise InvalidRequest(
-            f"{folder} has no result: the host could not keep the pace of {paced['name']}: {named}",
-            remedy=f"at most {MAX_LATE_SHARE:.0%} may be: stretch the steps with a --dilate above "
-            f"{paced['dilation']:g}",
-        )
 
 
 def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: int = 1) -> list[Row]:

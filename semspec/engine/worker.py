@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from time import monotonic, perf_counter
@@ -32,9 +32,6 @@ MAX_CALLS = 256
 
 STEP_TOKENS = 512
 """Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
-
-Step = Callable[[CausalLM, Sequence[tuple[Feed, int]]], list[tuple[Feed, Output]]]
-"""Makes one step, as `run_step` does."""
 
 _log = logging.getLogger(__name__)
 
@@ -176,8 +173,6 @@ class Worker:
 
     def __init__(self, name: str, lm: CausalLM, cache: PrefixCache, scheduler: Scheduler) -> None:
         self._lm, self._cache, self.scheduler = lm, cache, scheduler
-        self.step: Step = run_step
-        """Replaced before the first call by a bench that emulates another machine's times."""
         self._arrivals: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._waiting: deque[_Call[object]] = deque()
         self._running: list[_Call[object]] = []
@@ -187,8 +182,6 @@ class Worker:
         self.num_steps = 0
         """Steps made, failed ones included: while there is work and this stands still, the model hangs."""
         self._times, self._num_tokens = Durations(), 0
-        self.resumed_at = 0.0
-        """Time of `perf_counter` at which work last began after a pause."""
         self._is_idle = self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -300,7 +293,6 @@ class Worker:
         ):
             with suppress(queue.Empty):
                 self._accept(self._arrivals.get(timeout=left_s))
-        self.resumed_at = perf_counter()
 
     def _accept(self, call: _Call[object] | None) -> None:
         if call is None:
@@ -324,7 +316,7 @@ class Worker:
         """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""
         start = perf_counter()
         try:
-            outputs = self.step(self._lm, plan)
+            outputs = run_step(self._lm, plan)
         except Exception as error:
             if len(plan) == 1:
                 self._fail(plan[0][0], error)

@@ -63,8 +63,6 @@ class StackConfig:
     """API key of the gateway, in addition to keys in the environment; None generates one."""
     commands: Mapping[str, Command] = field(default_factory=_default_commands)
     """Command of each role; tests replace them."""
-    num_targets: int = 1
-    """Replicas of the target service."""
     datastore: Path | None = None
     """Folder of a datastore of the target's answers, for the strategy `retrieval`."""
     start_timeout_s: float = 120.0
@@ -122,12 +120,6 @@ class StackConfig:
     def roles(self) -> tuple[str, ...]:
         """Roles of the service processes."""
         return ROLES if self.has_probes else ("draft", "target")
-
-    @property
-    def services(self) -> Mapping[str, str]:
-        """Role of each service process by the process's name; the first of a role has the role's name."""
-        more = {f"target-{number}": "target" for number in range(2, self.num_targets + 1)}
-        return {role: role for role in self.roles} | more
 
     @property
     def verdicts(self) -> str:
@@ -192,9 +184,9 @@ class StackConfig:
     def gateway_environment(
         self, addresses: Mapping[str, str], port: int, api_key: str
     ) -> dict[str, str]:
-        """The settings of the gateway, without its token for the services. `addresses`: of each role, with commas
-        between replicas, and the URL of `redis`."""
-        replicas = {
+        """The settings of the gateway, without its token for the services. `addresses`: of each role, and the URL of
+        `redis`."""
+        services = {
             f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none"
             for role in ROLES
         }
@@ -212,7 +204,7 @@ class StackConfig:
             own[PAIR] = str(self.pair)
         elif not self.given(MODEL_NAME):
             own[MODEL_NAME] = self.model_name
-        return replicas | own
+        return services | own
 
     def given(self, variable: str) -> str:
         """Value of an environment variable in every child process; empty if unset."""

@@ -14,7 +14,7 @@ from semspec.errors import Mismatch, SemspecError
 from semspec.keys import new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
-from semspec.stack.config import ROLES, StackConfig
+from semspec.stack.config import StackConfig
 from semspec.stack.folder import PrivateFolder
 from semspec.stack.listening import free_port, url_host
 
@@ -84,23 +84,23 @@ class Stack:
     async def restart(self, name: str) -> None:
         """Start a process that has ended again, at the same address."""
         child, environment = self.processes[name], {}
-        if role := self.config.services.get(name):
-            environment = {f"SEMSPEC_{role.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
+        if name in self.config.roles:
+            environment = {f"SEMSPEC_{name.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
         self.processes[name] = await Child.start(
             name, child.command, {**child.environment, **environment}, child.log
         )
 
     async def _start(self) -> None:
         await self._start_redis()
-        for name, role in self.config.services.items():
+        for role in self.config.roles:
             settings = {
-                "SEMSPEC_PORT_FILE": str(self._port_file(name)),
+                "SEMSPEC_PORT_FILE": str(self._port_file(role)),
                 "SEMSPEC_SERVICE_TOKEN": self._token,
             }
             settings = self.config.service_environment(role) | settings
-            await self._start_child(name, self.config.commands[role], settings)
-        for name in self.config.services:
-            self.addresses[name] = f"127.0.0.1:{await self._announced_port(name)}"
+            await self._start_child(role, self.config.commands[role], settings)
+        for role in self.config.roles:
+            self.addresses[role] = f"127.0.0.1:{await self._announced_port(role)}"
         await self._start_gateway()
         await self._until_ready()
 
@@ -120,12 +120,7 @@ class Stack:
 
     async def _start_gateway(self) -> None:
         port = free_port(self.config.host, self.config.port)
-        addresses = {"redis": self.addresses["redis"]}
-        for role in ROLES:
-            addresses[role] = ",".join(
-                self.addresses[name] for name, own in self.config.services.items() if own == role
-            )
-        settings = self.config.gateway_environment(addresses, port, self.api_key)
+        settings = self.config.gateway_environment(self.addresses, port, self.api_key)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
         settings |= {"SEMSPEC_SERVICE_TOKEN": self._token}
         await self._start_child("gateway", self.config.commands["gateway"], settings)
@@ -163,9 +158,7 @@ class Stack:
         await asyncio.sleep(POLL_S)
 
     def _not_ready(self) -> StackError:
-        name = next(
-            (name for name in self.config.services if name not in self.addresses), "gateway"
-        )
+        name = next((role for role in self.config.roles if role not in self.addresses), "gateway")
         tail = self.processes[name].log_tail() if name in self.processes else ""
         reason = f": {self._refusal}" if self._refusal else ""
         return StackError(

@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from semspec.training.evaluation.metrics import Resampling, auroc, dense_ranks
 from studies.pair.samples import SAMPLES
 
 SEEDS, DRAWS = range(3), 1000
@@ -236,24 +237,15 @@ class Judge:
         self._weight, self._truth = weight[self._of], rows["is_right"][self._of]
         self._share = rows.share(f"target {temperature}")[self._of]
         groups, self._group = np.unique(rows.question[self._of], return_inverse=True)
-        draws = np.random.default_rng(0).multinomial(
-            len(groups), np.full(len(groups), 1 / len(groups)), DRAWS
-        )
+        draws = Resampling.of(groups, DRAWS).counts
         self._draws = np.concatenate([np.ones((1, len(groups)), int), draws])
 
     def auroc(self, score: np.ndarray) -> np.ndarray:
         """Of the truth; all questions first, then each draw."""
-        values = score[self._of]
-        order = np.argsort(values, kind="stable")
-        starts = np.flatnonzero(np.diff(values[order], prepend=-np.inf))
-        truth, group, weight = self._truth[order], self._group[order], self._weight[order]
-        found: list[float] = []
-        for draw in self._draws:
-            drawn = weight * draw[group]
-            right, wrong = (np.add.reduceat(drawn * mask, starts) for mask in (truth, ~truth))
-            below = np.cumsum(wrong) - wrong / 2
-            found.append(float((right * below).sum() / (right.sum() * wrong.sum())))
-        return np.array(found)
+        ranks = dense_ranks(score[self._of])
+        return np.array(
+            [auroc(ranks, self._truth, self._weight * draw[self._group]) for draw in self._draws]
+        )
 
     def log_loss(self, score: np.ndarray) -> np.ndarray:
         """Of the sampled share; all questions first, then each draw."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from semspec.engine.steps import equal_shares
-from semspec.engine.worker import STEP_TOKENS
+from semspec.engine.worker import REUNION_S, STEP_TOKENS
 from semspec.rpc.replica import Health, best
 from semspec.types import (
     SURPRISAL_FEATURES,
@@ -26,12 +26,9 @@ from semspec.types import (
     States,
     Writer,
 )
-from semspec_bench.pace.gpu import Gpu, slices
-from semspec_bench.pace.table import StepTimes
+from studies.simulate.gpu import Gpu, slices
+from studies.simulate.times import StepTimes
 from studies.simulate.workload import Answer
-
-REUNION_S = 0.001
-"""As in `semspec.engine.worker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,6 @@ class Host:
     """Of judging a round and keeping its segments."""
     answer_ms: float = 10.0
     """Of each answer: HTTP, tokenizing."""
-
-    def divided(self, dilation: float) -> "Host":
-        return Host(self.call_ms / dilation, self.judge_ms / dilation, self.answer_ms / dilation)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,16 +80,14 @@ class Replica:
 
     health, is_overloaded = Health.SERVING, False
 
-    def __init__(
-        self, address: str, times: StepTimes, gpu: Gpu, reunion_s: float, idle_s: float
-    ) -> None:
+    def __init__(self, address: str, times: StepTimes, gpu: Gpu, idle_s: float) -> None:
         """`idle_s`: of each step in which it leaves `gpu` to others."""
         self.address, self.num_in_flight = address, 0
-        self.busy_s, self.num_steps, self.num_tokens = 0.0, 0, 0
-        """Time of all steps, their number, and the tokens in them."""
+        self.busy_s, self.num_steps = 0.0, 0
+        """Time of all steps, and their number."""
         self.cached: dict[str, tuple[Piece, ...]] = {}
         """What is fed of each session's context."""
-        self._times, self._gpu, self._reunion_s, self._idle_s = times, gpu, reunion_s, idle_s
+        self._times, self._gpu, self._idle_s = times, gpu, idle_s
         self._known_ms: dict[tuple[int, int], float] = {}
         self._waiting: list[_Call] = []
         self._arrived = asyncio.Event()
@@ -109,7 +101,7 @@ class Replica:
                 self._arrived.clear()
                 await self._arrived.wait()
                 if len(self._waiting) < num_ended:
-                    await asyncio.sleep(self._reunion_s)
+                    await asyncio.sleep(REUNION_S)
             running = [call for call in [*running, *self._waiting] if not call.is_cancelled]
             self._waiting.clear()
             shares = equal_shares([call.num_left for call in running], STEP_TOKENS)
@@ -128,7 +120,6 @@ class Replica:
         step_s = self._known_ms[key] / 1e3
         self.busy_s += step_s
         self.num_steps += 1
-        self.num_tokens += num_tokens
         loop = asyncio.get_running_loop()
         for part in slices(step_s - self._idle_s, self._gpu.slice_s):
             await asyncio.sleep(self._gpu.take(loop.time(), part) - loop.time())

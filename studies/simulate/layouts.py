@@ -1,4 +1,4 @@
-"""Ways to use two H100 for one pair, from 1 to 64 sessions: `python -m studies.simulate layouts`.
+"""Ways to use two H100 for one pair, from 1 to 64 sessions: `python -m studies.simulate`.
 
 Step times are fitted to steps that one H100 was measured to take; those of tensor parallel 2 rest on assumed
 all-reduces. The layout `separate, measured steps` has the measured times themselves. The fit takes less for many reads
@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from semspec.files import file_digest
 from semspec.reporting.document import Table
 from semspec.types import Writer
-from semspec_bench.gpu.shapes import PAPER, Shape
-from semspec_bench.pace.roofline import H100, PLAIN, Rates, as_csv, drafting
-from semspec_bench.pace.table import Pace, Points, StepTimes, load_times
+from semspec_bench.gpu.shapes import PAPER
 from studies.simulate.engines import Host
+from studies.simulate.roofline import H100, PLAIN, drafting, fitted_times
 from studies.simulate.simulator import Result, Setup, simulate
+from studies.simulate.times import Layout, Points, StepTimes
 from studies.simulate.workload import Workload
 
 SESSIONS = (1, 8, 32, 64)
@@ -63,21 +61,17 @@ def setup_of(layout: str, context: int, draft_ms: float) -> Setup:
     if layout == MEASURED:
         draft, target = measured_times("draft"), measured_times("target")
     else:
-        draft = _times(PAPER.draft, drafting(draft_ms), 1, context)
-        target = _times(PAPER.target, PLAIN if is_plain else H100, num_gpus, context)
-    pace = Pace(layout, draft, target, 2 if layout == "target, 2 replicas" else 1, is_colocated)
+        draft = fitted_times(PAPER.draft, replace(drafting(draft_ms), context_tokens=context), 1)
+        rates = replace(PLAIN if is_plain else H100, context_tokens=context)
+        target = fitted_times(PAPER.target, rates, num_gpus)
+    engines = Layout(
+        layout, draft, target, 2 if layout == "target, 2 replicas" else 1, is_colocated
+    )
     num_fitting = FITTING.get(layout, FITTING_COLOCATED) // context
     idle_ms = 1.0 if layout == LAYOUTS[-1] else 0.0
     return Setup(
-        pace, "target" if is_plain else "semantic", num_fitting=num_fitting, idle_ms=idle_ms
+        engines, "target" if is_plain else "semantic", num_fitting=num_fitting, idle_ms=idle_ms
     )
-
-
-def _times(shape: Shape, rates: Rates, num_gpus: int, context: int) -> StepTimes:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "times.csv"
-        path.write_text(as_csv(shape, replace(rates, context_tokens=context), num_gpus))
-        return load_times(path)
 
 
 def measured_times(role: str) -> StepTimes:
@@ -96,7 +90,7 @@ def measured_times(role: str) -> StepTimes:
             num_extra = row["streams"] * (row["tokens"] - 1)
             by_sequences.setdefault(row["streams"], {})[num_extra] = row["ms"]["median"]
     rising = {number: _rising(sorted(times.items())) for number, times in by_sequences.items()}
-    return StepTimes(role, {"how": "measured"}, 1, rising, MEASUREMENTS, file_digest(MEASUREMENTS))
+    return StepTimes(1, rising)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> Points:
@@ -140,7 +134,7 @@ class Row:
         setup, used = self.result.setup, self.result.utilisation
         if setup.num_sessions > setup.num_fitting:
             return f"memory: {setup.num_fitting} answers at a time"
-        if setup.pace.is_colocated:
+        if setup.layout.is_colocated:
             return "GPU 0"
         most = max(used, key=lambda writer: used[writer])
         return str(most) if used[most] > 0.9 else "one step after another"

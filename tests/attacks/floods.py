@@ -24,9 +24,9 @@ import httpx
 import psutil
 
 from semspec.reporting.document import Table
-from semspec_bench.stalls import CHAT, SOUND, costly_bodies
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
+from tests.gateway.costly import CHAT, SOUND, costly_bodies
 
 HEALTH_S, WORST_HEALTH_S, SLOWER, RESIDENT_BYTES, METRICS_BYTES = 0.2, 1.0, 3.0, 300 << 20, 1 << 20
 """Bars: median and worst wait for health, the neighbour's wait relative to quiet, memory afterwards, /metrics."""
@@ -123,12 +123,7 @@ def _repeat(address: Address, is_over: threading.Event, next_request: Callable[[
 @cache
 def costly_requests() -> list[bytes]:
     """Return requests that are refused for their bodies; making them takes seconds."""
-    refused = [
-        costly
-        for name, costly in costly_bodies().items()
-        if " of " in name or name.startswith("JSON")
-    ]
-    return [request(costly.path, costly.body) for costly in refused]
+    return [request(costly.path, costly.body) for costly in costly_bodies().values()]
 
 
 def refused_bodies(address: Address, chance: Random, is_over: threading.Event) -> None:

@@ -138,19 +138,7 @@ def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
         ("run --task demo --pair nowhere", 2, "--pair"),
         ("run --task demo --limit 1 --gateway http://127.0.0.1:9", 1, "--gateway"),
         ("run --task demo --limit 1 --strategy vllm/target", 2, "--vllm"),
-        ("run --task demo --dilate 4", 2, "name a --pace"),
-        (
-            "run --task demo --pace h100-1.5b-32b --gateway http://127.0.0.1:9",
-            2,
-            "leave out --gateway",
-        ),
-        (
-            "run --task demo --pace h100-1.5b-32b --strategy target,in-process/semantic",
-            2,
-            "cannot be paced",
-        ),
-        ("run --task demo --pace h100-1.5b-32b --dilate 0.5", 2, "choose 1 to 100"),
-        ("run --task demo --pace h100-1.5b-32b --sessions 0", 2, "choose 1 to 128"),
+        ("run --task demo --sessions 0", 2, "choose 1 to 128"),
         (
             "run --task demo --sessions 4 --strategy target,in-process/semantic",
             2,
@@ -169,16 +157,6 @@ def test_bad_input_is_one_line(
     assert ended.value.code == status
     [line] = capsys.readouterr().err.strip().splitlines()
     assert said in line
-
-
-def test_report_of_paced_answers_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({"paced": {"steps": {}}}))
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path / "paced.jsonl.gz")])
-    assert ended.value.code == 2
-    assert "as a run that is not paced" in capsys.readouterr().err
 
 
 def test_local_file_of_mathematics_is_asked_and_graded(
@@ -250,45 +228,3 @@ def test_stack_that_does_not_start_ends_with_the_reason(
         and "set it, or use probes trained for sentence" in said
         and "resume" in said
     )
-
-
-def test_paced_stack_writes_the_same_and_is_refused_when_it_cannot_keep_the_pace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head = "# device: too fast for any host\n# num_gpus: 1\n# how: made up\nnum_sequences,num_tokens,step_ms\n"
-    rows = ["1,1,0.001", "1,512,0.002", "256,256,0.003", "256,512,0.004"]
-    (tmp_path / "fast.csv").write_text(head + "".join(f"{row}\n" for row in rows))
-    table, folder = f"{tmp_path}/fast.csv", tmp_path / "run"
-    options = [
-        "--task",
-        "demo-tune",
-        "--limit",
-        "2",
-        "--max-tokens",
-        "40",
-        "--strategy",
-        "target,semantic",
-    ]
-    with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "run",
-                *options,
-                "--pace",
-                f"{table},{table}",
-                "--sessions",
-                "2",
-                "--output",
-                str(folder),
-            ]
-        )
-    assert ended.value.code == 2
-    assert "could not keep the pace of fast-fast" in capsys.readouterr().err
-    steps = json.loads((folder / "run.json").read_text())["steps"]
-    assert steps["target"]["target"]["num_late"] > 0 and steps["semantic"]["draft"]["num_steps"] > 0
-    main(["run", *options, "--output", str(tmp_path / "unpaced")])
-    texts = [
-        {record.key: record.text_digest for record in read_records(path / "records.jsonl")}
-        for path in (folder, tmp_path / "unpaced")
-    ]
-    assert texts[0] == texts[1] and len(texts[0]) == 4

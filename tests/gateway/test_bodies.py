@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
-from semspec_bench.stalls import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from semspec_gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
 from semspec_gateway.api.shared.errors import TGI_PATHS
 from semspec_gateway.api.shared.middleware import BodyGuard, Drain
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.settings import GatewaySettings
+from tests.gateway.costly import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from tests.gateway.processes import gateway_process
 from tests.gateway.support import (
     GENEROUS_S,

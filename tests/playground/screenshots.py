@@ -1,12 +1,13 @@
-"""The pictures of docs/playground.md, taken of a pair of real checkpoints: `scripts/screenshots`."""
+"""The pictures of README.md and docs/playground.md, taken of a named pair: `scripts/screenshots`."""
 
 import asyncio
-import tempfile
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.async_api import Browser, expect
 
+from semspec.commands.options import pair_config
 from semspec.stack import Stack
 from tests.playground.browser import (
     PHONE,
@@ -19,9 +20,10 @@ from tests.playground.browser import (
     send,
     settings,
 )
-from tests.playground.real import real_config
+from tests.playground.real import FOLDER as MODELS
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
+PAIR = "qwen2.5-coder"
 PATIENCE_MS = 600_000
 
 
@@ -51,11 +53,11 @@ PICTURES = (
 
 async def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as release:
-        async with launched() as browser, Stack(real_config(Path(release))) as stack:
-            for picture in PICTURES:
-                path = FOLDER / f"playground-{picture.name}.png"
-                path.write_bytes(await _take(picture, browser, Site(stack.base_url, stack.api_key)))
+    config = pair_config(PAIR, Path(os.environ[MODELS]), None)
+    async with launched() as browser, Stack(config) as stack:
+        for picture in PICTURES:
+            path = FOLDER / f"playground-{picture.name}.png"
+            path.write_bytes(await _take(picture, browser, Site(stack.base_url, stack.api_key)))
 
 
 async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
@@ -63,6 +65,8 @@ async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
         expect.set_options(timeout=PATIENCE_MS)
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
         async with settings(page) as dialog:
+            await dialog.get_by_label("Model and strategy").select_option(label="likelihood")
+            await dialog.get_by_label("Temperature").fill("0")
             await dialog.get_by_label("Max tokens").fill("220")
         await send(page, picture.question)
         await finished(page)

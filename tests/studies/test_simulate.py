@@ -1,19 +1,21 @@
 """The simulator against closed forms and conservation laws, and what it refuses."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from semspec.errors import InvalidRequest
 from semspec.types import Writer
-from semspec_bench.pace.table import load_pace
+from semspec_bench.gpu.shapes import PAPER
 from studies.simulate.engines import Host
-from studies.simulate.layouts import measured_times
+from studies.simulate.layouts import MEASUREMENTS, measured_times, setup_of
+from studies.simulate.roofline import H100, drafting, fitted_times, step_ms
 from studies.simulate.simulator import Setup, simulate
-from studies.simulate.workload import Answer, Planned, Workload, recorded
+from studies.simulate.times import StepTimes
+from studies.simulate.workload import Answer, Planned, Workload
 
-PACE = load_pace("h100-1.5b-32b")
+SEPARATE = setup_of("separate", 2048, 4.1).layout
 HOST = Host(call_ms=3.0, judge_ms=5.0, answer_ms=7.0)
 PROMPT, LENGTH, NUM = 50, 20, 6
 
@@ -24,16 +26,17 @@ def answer(is_accepted: bool = True, rewritten: int = LENGTH) -> Answer:
 
 def one(strategy: str, is_accepted: bool = True, **changes: object) -> float:
     """Latency of one answer in ms."""
-    setup = replace(Setup(PACE, strategy, host=HOST), **changes)  # type: ignore[arg-type]
-    return 1e3 * simulate(setup, [answer(is_accepted)]).mean_latency_s
+    setup = replace(Setup(SEPARATE, strategy, host=HOST), **changes)  # type: ignore[arg-type]
+    [latency_s] = simulate(setup, [answer(is_accepted)]).latencies_s
+    return 1e3 * latency_s
 
 
 def draft_ms(num_tokens: int = 1) -> float:
-    return PACE.draft.step_ms(1, num_tokens)
+    return SEPARATE.draft.step_ms(1, num_tokens)
 
 
 def target_ms(num_tokens: int = 1) -> float:
-    return PACE.target.step_ms(1, num_tokens)
+    return SEPARATE.target.step_ms(1, num_tokens)
 
 
 @pytest.mark.parametrize(("strategy", "step_ms"), [("target", target_ms), ("draft", draft_ms)])
@@ -74,34 +77,28 @@ def test_drafting_ahead_hides_behind_reading_and_judging() -> None:
 def test_steps_on_a_shared_gpu_add_but_for_idle_time() -> None:
     """Beside reading, the draft is delayed by what the target takes of the GPU; reading ends before the draft."""
     reads = target_ms(PROMPT + LENGTH) + (NUM - 2) * target_ms(LENGTH)
-    colocated = replace(PACE, is_colocated=True)
-    assert one("semantic", pace=colocated) == pytest.approx(one("semantic") + reads)
-    assert one("semantic") < one("semantic", pace=colocated, idle_ms=1.0) < one("semantic") + reads
-    assert one("semantic", pace=colocated, draft_ahead=False) == pytest.approx(
+    colocated = replace(SEPARATE, is_colocated=True)
+    assert one("semantic", layout=colocated) == pytest.approx(one("semantic") + reads)
+    assert (
+        one("semantic") < one("semantic", layout=colocated, idle_ms=1.0) < one("semantic") + reads
+    )
+    assert one("semantic", layout=colocated, draft_ahead=False) == pytest.approx(
         one("semantic", draft_ahead=False)
     )
 
 
 def test_answers_that_do_not_fit_wait() -> None:
-    setup = Setup(PACE, "target", 4, host=HOST, num_fitting=2)
+    setup = Setup(SEPARATE, "target", 4, host=HOST, num_fitting=2)
     two = simulate(replace(setup, num_sessions=2), [answer()] * 2).latencies_s
     assert simulate(setup, [answer()] * 4).latencies_s == pytest.approx(
         [*two, *(2 * one for one in two)]
     )
 
 
-def test_two_segments_a_round_halve_reads_and_judgements() -> None:
-    prompts = draft_ms(PROMPT) + target_ms(PROMPT + 2 * LENGTH) - target_ms(2 * LENGTH)
-    each = 2 * HOST.call_ms + 2 * LENGTH * draft_ms() + target_ms(2 * LENGTH) + HOST.judge_ms
-    assert one("semantic", gamma=2, draft_ahead=False) == pytest.approx(
-        HOST.answer_ms + prompts + NUM / 2 * each
-    )
-
-
 def test_sessions_in_step_share_the_steps_of_the_target() -> None:
-    setup = Setup(PACE, "target", 8, host=Host(0.0, 0.0, 0.0))
+    setup = Setup(SEPARATE, "target", 8, host=Host(0.0, 0.0, 0.0))
     result = simulate(setup, [answer()] * 8)
-    expected = PACE.target.step_ms(8, 8 * PROMPT) + NUM * LENGTH * PACE.target.step_ms(8, 8)
+    expected = SEPARATE.target.step_ms(8, 8 * PROMPT) + NUM * LENGTH * SEPARATE.target.step_ms(8, 8)
     assert result.latencies_s == pytest.approx([expected / 1e3] * 8)
     assert result.num_steps == {Writer.DRAFT: 0, Writer.TARGET: 1 + NUM * LENGTH}
     assert result.utilisation[Writer.TARGET] == pytest.approx(1)
@@ -115,20 +112,11 @@ def test_all_tokens_are_written_once_and_no_engine_works_more_than_all_the_time(
     answers = Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(
         2 * num_sessions
     )
-    result = simulate(Setup(PACE, strategy, num_sessions, host=HOST), answers)
+    result = simulate(Setup(SEPARATE, strategy, num_sessions, host=HOST), answers)
     assert result.num_tokens == 2 * num_sessions * 200
     assert len(result.latencies_s) == 2 * num_sessions
     assert all(0 <= share <= 1 + 1e-9 for share in result.utilisation.values())
     assert sum(result.latencies_s) <= num_sessions * result.wall_s + 1e-9
-    assert (result.target_ratio == 1) is (strategy == "target") and (result.target_ratio == 0) is (
-        strategy == "draft"
-    )
-
-
-def test_host_counts_less_in_a_dilated_run() -> None:
-    engines_s = one("semantic", host=Host(0.0, 0.0, 0.0), draft_ahead=False)
-    whole, dilated = (one("semantic", dilation=k, draft_ahead=False) for k in (1.0, 4.0))
-    assert dilated - engines_s == pytest.approx((whole - engines_s) / 4)
 
 
 def test_stated_lengths_and_acceptance_are_met() -> None:
@@ -157,6 +145,44 @@ def test_measured_steps_are_the_medians_of_the_run(
     assert measured_times(role).step_ms(num_sequences, num_tokens) == pytest.approx(step_ms)
 
 
-def test_label_without_traces_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no traces of likelihood"):
-        recorded([], "likelihood")
+def test_times_between_points_are_linear_and_constant_beyond() -> None:
+    times = StepTimes(
+        1, {1: [(0, 10), (512, 30)], 2: [(0, 12), (512, 32)], 256: [(0, 50), (512, 70)]}
+    )
+    assert times.step_ms(1, 1) == 10 and times.step_ms(256, 768) == 70
+    assert times.step_ms(1, 257) == 20  # half of the points' tokens beyond one a sequence
+    assert times.step_ms(129, 129) == pytest.approx(12 + 38 / 2)
+    assert times.step_ms(1, 9999) == 30
+
+
+def test_roofline_is_the_larger_of_reading_and_multiplying() -> None:
+    rates, shape = (
+        replace(H100, context_tokens=0, fixed_ms=0.5, chunk_ms=0.0, eager_ms=0.0),
+        PAPER.target,
+    )
+    num_weights = shape.num_body_parameters + shape.num_head_parameters
+    read_ms = 2e3 * num_weights / (H100.copy_bytes_per_s * H100.bandwidth_share)
+    product_ms = 2e3 * num_weights / (H100.flops_per_s * H100.flops_share)
+    assert step_ms(shape, rates, 1, 1, 1) == pytest.approx(read_ms + 0.5)
+    assert step_ms(shape, rates, 1, 1, 512) == pytest.approx(512 * product_ms + 0.5)
+    all_reduces_ms = step_ms(shape, rates, 2, 1, 1) - read_ms / 2 - 0.5
+    assert all_reduces_ms == pytest.approx(2 * 64 * (0.01 + 2e3 * 5120 / 450e9))
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_fitted_steps_are_the_measured_ones_of_single_sequences(role: str) -> None:
+    shape, rates = {
+        "target": (PAPER.target, H100),
+        "draft": (PAPER.draft, drafting(4.1)),
+    }[role]
+    times = fitted_times(shape, rates, 1)
+    stages = json.loads(MEASUREMENTS.read_text())["stages"]
+    measured = {
+        row["tokens"]: row["ms"]["median"]
+        for row in stages[role]["facts"]["rows"]
+        if (row["what"], row.get("streams"), row.get("context"), row.get("states", True))
+        in {("decode", 1, 900, True), ("read", 1, 1024, True)}
+    }
+    assert {1, 20, 40, 128} <= measured.keys()
+    for num_tokens, expected_ms in measured.items():
+        assert times.step_ms(1, num_tokens) == pytest.approx(expected_ms, rel=0.07)

@@ -1,7 +1,6 @@
 """Writes the report of one or several runs: a page, tables for other pages, and all numbers."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -108,17 +107,12 @@ def _tradeoff(run: Run) -> list[Panel]:
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "settings": run.settings,
-        "environment": run.environment,
-        "not_applicable": run.not_applicable,
-        "rows": [row.as_json() for row in run.rows],
-    }
-    if run.steps:
-        steps = {
-            label: {role: asdict(counts) for role, counts in roles.items()}
-            for label, roles in run.steps.items()
+    facts: dict[str, Any] = plain(
+        {
+            "settings": run.settings,
+            "environment": run.environment,
+            "not_applicable": run.not_applicable,
+            "rows": [row.as_json() for row in run.rows],
         }
-        facts |= {"paced": tables.paced_label(run), "steps": steps}
-    facts = plain(facts)
+    )
     return facts

@@ -15,19 +15,17 @@ def main_table(run: Run) -> Table:
     rows = [_cells(run, row) for row in run.rows]
     columns = [column for column in rows[0] if any(row[column] != NONE for row in rows)]
     reasons = {label: f"not applicable: {reason}" for label, reason in run.not_applicable.items()}
-    for label, reason in run.late.items():
-        reasons[label] = f"no result, the host was too slow: {reason}"
     refused = [(label, reason, *(NONE,) * (len(columns) - 2)) for label, reason in reasons.items()]
     return Table(columns, [*(tuple(row[column] for column in columns) for row in rows), *refused])
 
 
 def _cells(run: Run, row: Row) -> dict[str, str]:
     """Return a row's cells by their column; times only if they are results."""
-    label, p = paced_label(run), row.mcnemar_p
+    p = row.mcnemar_p
     test = "" if p is None else " (p < 0.001)" if p < 0.001 else f" (p = {p:.2g})"
     difference, discordant, speedup = COMPARED
     cells = {
-        f"configuration ({label})" if label else "configuration": row.label,
+        "configuration": row.label,
         "right": f"{row.num_right:,} of {row.num_answers:,}",
         "pass@1 in % (95%)": _percent(row.pass_at_1.value, row.pass_at_1_95),
         difference: _percent(row.difference.value, row.difference_95),
@@ -50,19 +48,9 @@ def _percent(value: float, interval: Interval) -> str:
     return f"{100 * value:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
-def paced_label(run: Run) -> str:
-    """Return what a paced run emulates, and for how many sessions; empty if it is not paced."""
-    paced, num_sessions = run.settings.get("paced"), run.settings["sessions"]
-    if not paced:
-        return ""
-    dilated = f", dilated {paced['dilation']:g}x" if paced["dilation"] != 1 else ""
-    return f"paced: {paced['name']}, {num_sessions} session{'s'[: num_sessions > 1]}{dilated}"
-
-
 def setting(run: Run) -> str:
-    """Return task and temperature; for a paced run also what it emulates."""
-    temperature = f"T {run.settings['temperature']:g}"
-    return ", ".join(filter(None, (run.settings["task"], temperature, paced_label(run))))
+    """Return task and temperature."""
+    return f"{run.settings['task']}, T {run.settings['temperature']:g}"
 
 
 def sample_size(run: Run) -> str:
