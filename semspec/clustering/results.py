@@ -4,8 +4,11 @@
 with numbers that a model wrote.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Literal
 
@@ -189,14 +192,9 @@ def _unclosed(parts: Sequence[str]) -> list[int]:
 
 def _value(expression: str) -> Result:
     """Return the value of an expression of numbers; else the expression, without signs of multiplication."""
-    tokens = _TOKEN.findall(expression)
     if len(expression) <= MAX_CHARACTERS:
-        try:
-            value = _Evaluation(tokens).value()
-        except (ValueError, ZeroDivisionError):
-            pass
-        else:
-            return value
+        with suppress(ValueError, SyntaxError, ZeroDivisionError):
+            return _evaluated(expression)
     return _without_outer_parentheses(expression.replace("*", ""))
 
 
@@ -214,63 +212,36 @@ def _without_outer_parentheses(expression: str) -> str:
     return expression
 
 
-class _Evaluation:
-    """Recursive descent through an expression of numbers. Raises: ValueError for anything else."""
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._parts, self._next = [*tokens, ""], 0
 
-    def value(self) -> Fraction:
-        value = self._sum()
-        if self._part:
-            raise ValueError(self._part)
-        return value
+def _evaluated(expression: str) -> Fraction:
+    """Return the value of an expression of numbers. Raises: ValueError, SyntaxError, ZeroDivisionError."""
+    if re.search(r"[^\d.()+*/^-]|\*\*|\.(?!\d)", expression):
+        raise ValueError(expression)
+    source = re.sub(r"(?<![\d.])0+(?=\d)", "", expression)
+    source = re.sub(r"(?<=[\d)])\(", "*(", source).replace("^", "**")
+    return _value_of(ast.parse(source, mode="eval").body, source)
 
-    @property
-    def _part(self) -> str:
-        return self._parts[self._next]
 
-    def _take(self) -> str:
-        self._next += 1
-        return self._parts[self._next - 1]
-
-    def _sum(self) -> Fraction:
-        value = self._product()
-        while self._part in ("+", "-"):
-            value += self._product() if self._take() == "+" else -self._product()
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._signed()
-        while self._part in ("*", "/", "("):
-            if self._part == "(":
-                value *= self._power()
-            elif self._take() == "*":
-                value *= self._signed()
-            else:
-                value /= self._signed()
-        return value
-
-    def _signed(self) -> Fraction:
-        if self._part in ("+", "-"):
-            return self._signed() if self._take() == "+" else -self._signed()
-        return self._power()
-
-    def _power(self) -> Fraction:
-        base = self._atom()
-        if self._part != "^":
-            return base
-        self._take()
-        exponent = self._signed()
-        if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-            raise ValueError("the power is not computed")
-        return base ** int(exponent)
-
-    def _atom(self) -> Fraction:
-        part = self._take()
-        if part == "(":
-            value = self._sum()
-            if self._take() != ")":
-                raise ValueError("the parenthesis is not closed")
-            return value
-        return Fraction(part)
+def _value_of(node: ast.expr, source: str) -> Fraction:
+    match node:
+        case ast.Constant():
+            return Fraction(ast.get_source_segment(source, node) or "")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value_of(operand, source)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value_of(operand, source)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            exponent = _value_of(right, source)
+            if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
+                raise ValueError("the power is not computed")
+            return _value_of(left, source) ** int(exponent)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value_of(left, source), _value_of(right, source))
+    raise ValueError(source)

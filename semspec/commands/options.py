@@ -56,6 +56,8 @@ def stack_config(
     files of a named pair that are missing are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if key := os.environ.get(API_KEY):
+        given["api_key"] = checked_key(key)
     if arguments.pair is not None:
         return replace(pair_config(arguments.pair, arguments.models, tell), **given)
     if arguments.models is not None:
@@ -95,7 +97,16 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation"
     )
-    _gateway_options(parser, DEFAULT_URL)
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help=f"a gateway that runs (default {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--api-key",
+        type=api_key,
+        metavar="KEY",
+        default=os.environ.get(API_KEY),
+        help=f"its key (default: ${API_KEY})",
+    )
     parser.add_argument(
         "--model",
         metavar="NAME[:STRATEGY]",
@@ -160,7 +171,6 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:
     serve_options(parser)
-    _gateway_options(parser, None)
     parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
 
 
@@ -194,18 +204,6 @@ def health_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--key", type=Path, metavar="FILE", help="private key of that certificate, PEM"
-    )
-
-
-def _gateway_options(parser: argparse.ArgumentParser, default: str | None) -> None:
-    usual = f"default {default}" if default else "default: none is asked"
-    parser.add_argument("--url", default=default, help=f"a gateway that runs ({usual})")
-    parser.add_argument(
-        "--api-key",
-        type=api_key,
-        metavar="KEY",
-        default=os.environ.get(API_KEY),
-        help=f"its key (default: ${API_KEY})",
     )
 
 

@@ -1,17 +1,14 @@
 """`semspec serve`: runs the whole stack until Ctrl-C."""
 
 import argparse
-import os
 import shlex
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from semspec.commands import BAD_VERDICT, BUNDLED, EXAMPLE, KNOWN, program
 from semspec.commands.options import API_KEY, stack_config
 from semspec.engine.hub import fetch
-from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
 from semspec.stack.supervisor import keep_running
@@ -31,8 +28,8 @@ This pair has no probes: requests that name no strategy are answered by {}.
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        key, tell = os.environ.get(API_KEY), partial(print, flush=True)
-        config = replace(stack_config(arguments, tell), api_key=checked_key(key) if key else None)
+        tell = partial(print, flush=True)
+        config = stack_config(arguments, tell)
         for role, model in (("DRAFT", config.draft_model), ("TARGET", config.target_model)):
             if model is not None:  # before the start's time runs
                 fetch(str(model), config.given(f"SEMSPEC_{role}_REVISION") or None, tell)

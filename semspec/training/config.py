@@ -214,9 +214,6 @@ class PipelineConfig(WorkConfig):
         None,
         description="function (question id, reasoning, segment) -> whether it is right here, or None; for reports only",
     )
-    reference: PythonObject | None = Field(
-        None, description="equivalence to compare the clusters with; for the report only"
-    )
     probes: FitRecipe = FitRecipe()
     report: ReportConfig = ReportConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()

@@ -332,10 +332,6 @@ class Export:
             facts["entailment forwards a context"] = round(
                 counted["num_forwards"] / num_contexts, 1
             )
-        if "adjusted_rand" in counted:
-            facts["clusters against the reference (adjusted Rand)"] = round(
-                counted["adjusted_rand"] / num_contexts, 4
-            )
         return facts
 
     def _texts(self, shard: int, row: int) -> tuple[str, str]:

@@ -1,63 +1,17 @@
-"""Checks of Python, packages, CPU and GPU."""
+"""Checks of Python, CPU and GPU."""
 
 import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
 
-from packaging.requirements import Requirement
-
-from semspec.commands.checks import Check, attempt, fail, ok, warn
-from semspec.installation import install_command
-
-NEEDED_EXTRAS = ("", "gateway", "engine", "cli")
-"""Extras that the stack requires."""
+from semspec.commands.checks import Check, attempt, ok, warn
 
 
 def check_environment() -> Iterator[Check]:
     yield ok("python", platform.python_version())
-    yield from check_packages()
     yield attempt("torch", _torch)
     yield attempt("cores", _cores)
-
-
-def check_packages() -> Iterator[Check]:
-    """One check per missing or outdated package, or one for all if there are none."""
-    try:
-        requirements = requires("semspec") or []
-    except PackageNotFoundError:
-        yield warn(
-            "packages",
-            "semspec is not installed, so its requirements are unknown",
-            "pip install -e .",
-        )
-        return
-    problems = [check for requirement in requirements if (check := check_requirement(requirement))]
-    yield from problems or [ok("packages", "all there, none older than its floor")]
-
-
-def check_requirement(text: str) -> Check | None:
-    """The problem with one requirement of the package's metadata.
-
-    None if it is satisfied, or if it belongs to an extra that the stack does not require.
-    """
-    requirement = Requirement(text)
-    name, marker = requirement.name, requirement.marker
-    extra = next(
-        (extra for extra in NEEDED_EXTRAS if marker is None or marker.evaluate({"extra": extra})),
-        None,
-    )
-    if extra is None:
-        return None
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        return fail("packages", f"{name} is not installed", install_command(extra or "serve"))
-    if not requirement.specifier.contains(found, prereleases=True):
-        wanted = requirement.specifier
-        return fail("packages", f"{name} {found} is not {wanted}", f"pip install '{name}{wanted}'")
-    return None
 
 
 def _torch() -> Check:

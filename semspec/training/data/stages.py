@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 
 from semspec.clustering.equivalence import (
     WHOLE,
@@ -241,12 +240,9 @@ class ClustersStage(Stage):
         self.contexts = samples.contexts
         self._equivalence: Equivalence | None = None
         self._truth: Truth | None = resolve(config.truth) if config.truth else None
-        self._reference: Equivalence | None = (
-            resolve(config.reference)() if config.reference else None
-        )
 
     def recipe(self) -> dict[str, Any]:
-        recipe = self._config.model_dump(mode="json", include={"equivalence", "truth", "reference"})
+        recipe = self._config.model_dump(mode="json", include={"equivalence", "truth"})
         for name in ("device", "dtype", "batch_size"):
             recipe["equivalence"].pop(name, None)
         return recipe
@@ -270,16 +266,11 @@ class ClustersStage(Stage):
         ]
         write_rows(self.folder.file(number, ".parquet"), rows)
         advance(len(groups))
-        facts: dict[str, float] = {
+        facts = {
             "num_clusters": sum(len(set(own) - {None}) for own in clusters),
             "num_contexts": len(groups),
             "num_cut": sum(end not in WHOLE for own in ends for end in own),
         }
-        if self._reference:
-            references = clusters_of_whole(self._reference, groups, ends)
-            facts["adjusted_rand"] = sum(
-                _agreement(*pair) for pair in zip(references, clusters, strict=True)
-            )
         take_counts = getattr(
             equivalence, "take_counts", dict
         )  # such as forward passes of an NLI model
@@ -316,12 +307,6 @@ class ClustersStage(Stage):
         if self._truth is None or end not in WHOLE:
             return None
         return self._truth(group.question_id, group.reasoning, segment)
-
-
-def _agreement(reference: Sequence[int | None], clusters: Sequence[int | None]) -> float:
-    """Adjusted Rand index over the segments that both have a cluster of."""
-    pairs = [pair for pair in zip(reference, clusters, strict=True) if None not in pair]
-    return float(adjusted_rand_score([one for one, _ in pairs], [other for _, other in pairs]))
 
 
 def _sampling(config: PipelineConfig) -> dict[str, Any]:
