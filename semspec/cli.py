@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             arguments
         )
     except SemspecError as error:
-        print(f"semspec {name}: {error.message}", file=sys.stderr)
+        print(f"semspec {name}: {error}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -47,10 +47,10 @@ def gateway_url(text: str) -> httpx.URL:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
         raise InvalidRequest(
-            f"{text} is not the address of a gateway ({error}); {remedy}", "url"
+            f"{text} is not the address of a gateway ({error})", "url", remedy=remedy
         ) from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidRequest(f"{text} is not the address of a gateway; {remedy}", "url")
+        raise InvalidRequest(f"{text} is not the address of a gateway", "url", remedy=remedy)
     return url
 
 
@@ -206,7 +206,7 @@ class Gateway:
                 ):
                     raise
                 on_break(
-                    f"the gateway let go ({error.message}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                    f"the gateway let go ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
                 )
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
@@ -229,7 +229,7 @@ class Gateway:
                 if request.method == "GET" and isinstance(
                     error, Unavailable | Overloaded
                 ):  # starting or overloaded
-                    raise httpx.RemoteProtocolError(error.message)
+                    raise httpx.RemoteProtocolError(error.text)
                 raise error
             async with aclosing(read_events(response, last)) as events:
                 async for event in events:
@@ -254,14 +254,14 @@ class Gateway:
         if not last.data:
             raise self._unreachable(error) from error
         raise Unavailable(
-            f"the connection to {self._http.base_url} broke ({_reason(error)}); what was kept of the answer: "
-            f"GET {_path(str(last.data.get('id')))}"
+            f"the connection to {self._http.base_url} broke ({_reason(error)})",
+            remedy=f"what was kept of the answer: GET {_path(str(last.data.get('id')))}",
         ) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
         return Unavailable(
-            f"no gateway answers at {self._http.base_url} ({_reason(error)}); start one with `semspec serve`, or give "
-            "the address of another with --url"
+            f"no gateway answers at {self._http.base_url} ({_reason(error)})",
+            remedy="start one with `semspec serve`, or give the address of another with --url",
         )
 
 
@@ -271,7 +271,7 @@ def refusal(response: httpx.Response) -> SemspecError:
         return _known(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
         said = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
-        return InternalError(f"{response.url} answers {said}; give the URL of a gateway")
+        return InternalError(f"{response.url} answers {said}", remedy="give the URL of a gateway")
 
 
 def _path(id: str, part: str = "") -> str:
@@ -284,9 +284,8 @@ def _known(detail: Json) -> SemspecError:
     if code == "model_not_found":
         return NotFound(message, parameter)
     kind = next((kind for kind, row in TABLE.items() if row.code == code), InternalError)
-    if kind is Unauthenticated:
-        message += "; give it with --api-key or in SEMSPEC_API_KEY"
-    return kind(message, parameter)
+    remedy = "give it with --api-key or in SEMSPEC_API_KEY" if kind is Unauthenticated else ""
+    return kind(message, parameter, remedy=remedy)
 
 
 def _reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ def device_of(name: str, user: str) -> str:
             if torch.backends.cuda.is_built()
             else "this torch is built without CUDA"
         )
-        raise Mismatch(f"no device {name!r} for {user}: {seen}; take 'cpu' or 'auto'")
+        raise Mismatch(f"no device {name!r} for {user}: {seen}", remedy="take 'cpu' or 'auto'")
     return name
 
 

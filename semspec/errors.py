@@ -3,29 +3,61 @@
 Only the calls in `semspec.rpc.calls`, the Python client and the gateway's error handler read the table.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from json import dumps
+from typing import Self
 
 MAX_MESSAGE, NUM_KEPT_AT_END = 1200, 300
-"""Characters of a message. A longer one quotes a long value: what it is about stands before, the remedy after it."""
+"""Characters of a message. A longer one quotes a long value: what it is about stands before, what is wrong after it."""
 
 
 class SemspecError(Exception):
-    """Base of all errors a caller may receive, in one line. `parameter` names the invalid request field, if any."""
+    """Base of all errors a caller may receive. `str()` is all of it in one line, for operators; `text` is for clients.
 
-    def __init__(self, message: str, parameter: str | None = None) -> None:
-        message = one_line(message)
-        if len(message) > MAX_MESSAGE:
-            message = (
-                f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
-            )
+    `parameter`: the invalid request field, if any. `remedy`: how to solve the problem. `operator_hint`: the settings
+    that solve it, which no client is told.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        parameter: str | None = None,
+        *,
+        remedy: str = "",
+        operator_hint: str = "",
+    ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = _bounded(one_line(message))
         self.parameter = parameter
+        self.remedy = one_line(remedy)
+        self.operator_hint = operator_hint
+
+    @property
+    def text(self) -> str:
+        """Message and remedy."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.operator_hint})" if self.operator_hint else self.text
+
+    def about(self, parameter: str | None) -> Self:
+        """Return the same error of another `parameter`. Each raise of one object would add to its traceback."""
+        error = copy(self)
+        error.parameter = parameter
+        return error
 
 
 class InvalidRequest(SemspecError):
     """The request is invalid; a retry cannot succeed."""
+
+
+class InvalidField(InvalidRequest):
+    """The value of one field is invalid: the text begins with the field's name, whatever the client calls it."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.parameter}: {super().text}"
 
 
 class ContextTooLong(InvalidRequest):
@@ -49,11 +81,10 @@ class Unauthenticated(SemspecError):
 
 
 class Overloaded(SemspecError):
-    """No capacity; retry later. `retry_after_s` is the suggested delay."""
+    """No capacity; retry later."""
 
-    def __init__(self, message: str, parameter: str | None = None, retry_after_s: int = 1) -> None:
-        super().__init__(message, parameter)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 1
+    """Suggested delay."""
 
 
 class Unavailable(SemspecError):
@@ -121,6 +152,12 @@ def one_line(text: str) -> str:
     return "".join(
         character if character.isprintable() else dumps(character)[1:-1] for character in text
     )
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
 
 
 def is_utf8(text: str) -> bool:

@@ -34,8 +34,8 @@ def checked_key(key: str) -> str:
     """`key`, if it can be sent in a header as it is. Raises: InvalidRequest, without the key."""
     if not _KEY.fullmatch(key):
         raise InvalidRequest(
-            f"an API key is 1 to {MAX_KEY_LENGTH} letters, digits and signs of ASCII, without white space; check "
-            "SEMSPEC_API_KEY or --api-key"
+            f"an API key is 1 to {MAX_KEY_LENGTH} letters, digits and signs of ASCII, without white space",
+            remedy="check SEMSPEC_API_KEY or --api-key",
         )
     return key
 

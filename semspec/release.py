@@ -83,24 +83,29 @@ class Release:
 
     def foreign_model(
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
-    ) -> str | None:
-        """Why a model is not the release's, in one line; None if it is. `tokenizer`: empty: not compared."""
+    ) -> Mismatch | None:
+        """Why a model is not the release's; None if it is. `tokenizer`: empty: not compared."""
         own: ReleasedModel = getattr(self, role)
         found = f"but the {role} service serves {name}"
         if fingerprint != own.fingerprint:
-            told = f"({own.fingerprint}), {found} ({fingerprint}): serve that model, or the release of this one"
+            reason = f"({own.fingerprint}), {found} ({fingerprint})"
+            remedy = "serve that model, or the release of this one"
         elif tokenizer not in ("", own.tokenizer):
-            told = f"with the tokenizer {own.tokenizer}, {found} with {tokenizer}: put its own tokenizer files back"
+            reason = f"with the tokenizer {own.tokenizer}, {found} with {tokenizer}"
+            remedy = "put its own tokenizer files back"
         elif dtype != own.dtype and "auto" not in (dtype, own.dtype):
-            told = f"in {own.dtype}, {found} in {dtype}: set that dtype"
+            reason, remedy = f"in {own.dtype}, {found} in {dtype}", "set that dtype"
         else:
             return None
-        return f"the release {self.label} has the {role} {own.model} {told}"
+        message = f"the release {self.label} has the {role} {own.model} {reason}"
+        return Mismatch(
+            message, remedy=remedy, operator_hint=f"SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR"
+        )
 
     def foreign_reason(
         self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
-    ) -> str | None:
-        """Why what the services serve is not the release, in one line with the remedy; None if it is."""
+    ) -> Mismatch | None:
+        """Why what the services serve is not the release; None if it is."""
         for role, one in (("draft", draft), ("target", target)):
             if one.has_model and (
                 reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
@@ -108,14 +113,16 @@ class Release:
                 return reason
         return self.foreign_probes(verifier)
 
-    def foreign_probes(self, served: VerifierInfo) -> str | None:
-        """Why the verifier's probes are not the release's, in one line; None if they are."""
+    def foreign_probes(self, served: VerifierInfo) -> Mismatch | None:
+        """Why the verifier's probes are not the release's; None if they are."""
         if self.with_probes(served) == self:
             return None
         probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
         told = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
-        return (
-            f"the verifier has {told}: start it with the release's folder (SEMSPEC_VERIFIER_PAIR)"
+        return Mismatch(
+            f"the verifier has {told}",
+            remedy="start it with the release's folder",
+            operator_hint="SEMSPEC_VERIFIER_PAIR",
         )
 
 
@@ -129,10 +136,10 @@ def load_release(path: Path) -> Release:
         release = _RELEASE.validate_python(read_json(file))
     except ValidationError as error:
         raise Mismatch(
-            f"cannot read release {file}: {first_error(error, 'the file')}; {_REMEDY}"
+            f"cannot read release {file}: {first_error(error, 'the file')}", remedy=_REMEDY
         ) from None
     except (OSError, ValueError) as error:
-        raise Mismatch(f"cannot read release {file}: {error}; {_REMEDY}") from error
+        raise Mismatch(f"cannot read release {file}: {error}", remedy=_REMEDY) from error
     return replace(release, folder=file.parent.absolute())
 
 
@@ -151,5 +158,5 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
         {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype},
     )
     reasons = [load_release(one).foreign_model(role, **own) for one in folders]
-    if None not in reasons:
-        raise Mismatch(f"{reasons[0]} (SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR)")
+    if None not in reasons and (reason := reasons[0]):
+        raise reason

@@ -56,7 +56,7 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
             if value:
                 check(value)
         except SemspecError as error:
-            raise ValueError(error.message) from error
+            raise ValueError(str(error)) from error
         return value
 
     return AfterValidator(unchanged)
@@ -240,7 +240,7 @@ def load_settings(settings_class: type[S]) -> S:
     try:
         return read_settings(settings_class)
     except InvalidRequest as error:
-        sys.stderr.write(f"cannot start: {error.message}\n")
+        sys.stderr.write(f"cannot start: {error}\n")
         raise SystemExit(EXIT_BAD_SETTINGS) from None
 
 

@@ -67,7 +67,9 @@ class Process:
                     self.child.check_alive()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise StackError(f"{self.name} does not serve", self.child.log_tail()) from None
+            raise StackError(
+                f"{self.name} does not serve", log_tail=self.child.log_tail()
+            ) from None
 
     async def kill(self) -> None:
         """As the kernel does when memory runs out."""

@@ -51,7 +51,7 @@ def test_damaged_file_is_refused_by_name(
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Mismatch) as caught:
         load_calibration(path)
-    message = caught.value.message
+    message = str(caught.value)
     assert (
         str(path) in message
         and reason in message

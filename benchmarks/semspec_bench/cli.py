@@ -9,13 +9,12 @@ from pathlib import Path
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.reporting.progress import Reporter
-from semspec.stack import BUNDLED_PAIR, StackError
+from semspec.stack import BUNDLED_PAIR
 from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
 from semspec_bench.reproduce import add_parser
 from semspec_bench.run import Plan, default_folder, perform
-from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
 
@@ -40,9 +39,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         options.command(options, reporter)
     except (InvalidRequest, Mismatch) as error:
-        reporter.say(f"semspec bench: {error.message}")
+        reporter.say(f"semspec bench: {error}")
         sys.exit(2)
-    except (RunnerError, StackError, SemspecError) as error:
+    except SemspecError as error:
         reporter.say(
             f"{getattr(error, 'log_tail', '')}\nsemspec bench: {error}; {options.after}".lstrip()
         )
@@ -117,7 +116,7 @@ def _num_sessions(options: argparse.Namespace) -> int:
     """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InvalidRequest(
-            f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions"
+            f"--sessions is {options.sessions}", remedy=f"choose 1 to {MAX_SESSIONS}"
         )
     others = [
         one.label
@@ -126,7 +125,7 @@ def _num_sessions(options: argparse.Namespace) -> int:
     ]
     if others and options.sessions > 1:
         raise InvalidRequest(
-            f"{others[0]} answers one question at a time; leave --sessions out", "sessions"
+            f"{others[0]} answers one question at a time", remedy="leave --sessions out"
         )
     return int(options.sessions)
 
@@ -143,8 +142,8 @@ def _configurations(texts: Sequence[str]) -> list[Configuration]:
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if len(configurations) > 1 and configurations[0].method != "target":
         raise InvalidRequest(
-            f"{labels[0]} cannot be the baseline; name the target alone first, e.g. target,{labels[0]}",
-            "strategy",
+            f"{labels[0]} cannot be the baseline",
+            remedy=f"name the target alone first, e.g. target,{labels[0]}",
         )
     return configurations
 

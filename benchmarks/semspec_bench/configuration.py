@@ -100,7 +100,7 @@ def parse(text: str) -> Configuration:
     )
     if knobs.get("rule") == "sample" and "threshold" in knobs:
         raise InvalidRequest(
-            f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy"
+            f"{text}: the rule 'sample' takes no threshold", remedy="leave one of them out"
         )
     return Configuration(text.strip(), name, method, knobs)
 
@@ -115,13 +115,11 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
     try:
         return name, known[name](value)
     except ValueError as error:
-        raise InvalidRequest(
-            f"{text}: {name}={value!r} is not valid: {error}", "strategy"
-        ) from None
+        raise InvalidRequest(f"{text}: {name}={value!r} is not valid: {error}") from None
 
 
 def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise InvalidRequest(
-            f"{text}: unknown {what} {name!r}; choose from {', '.join(known)}", "strategy"
+            f"{text}: unknown {what} {name!r}", remedy=f"choose from {', '.join(known)}"
         )

@@ -74,7 +74,8 @@ def _window(model: Path) -> int:
     path = model / "config.json"
     if not path.is_file():
         raise InvalidRequest(
-            f"{path} is not there; give a folder with draft/, target/ and probes/ as --pair", "pair"
+            f"{path} is not there",
+            remedy="give a folder with draft/, target/ and probes/ as --pair",
         )
     return context_window(AutoConfig.from_pretrained(model, trust_remote_code=False))
 

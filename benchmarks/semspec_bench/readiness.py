@@ -122,7 +122,7 @@ def _engines(wanted: Wanted) -> Iterator[Check]:
             check_installed()
             yield ok("vLLM", "installed")
         except Mismatch as error:
-            yield fail("vLLM", *error.message.split("; ", 1))
+            yield fail("vLLM", error.message, error.remedy)
 
 
 def _devices(wanted: Wanted) -> Iterator[Check]:
@@ -153,7 +153,7 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
         try:
             found[name] = look_up(model, revision)
         except Mismatch as error:
-            yield fail(name, *error.message.split("; ", 1))
+            yield fail(name, error.message, error.remedy)
             continue
         if not found[name].weight_bytes:
             yield fail(
@@ -177,8 +177,7 @@ def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
             try:
                 loaded[name, data] = load_task(name, data)
             except InvalidRequest as error:
-                message, _, remedy = error.message.partition("; ")
-                yield fail("questions", message, remedy)
+                yield fail("questions", error.message, error.remedy)
                 continue
             yield ok("questions", f"{name}: {len(loaded[name, data].questions)}")
         found.append(loaded[name, data])
@@ -189,8 +188,7 @@ def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) 
         try:
             questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
         except InvalidRequest as error:
-            message, _, remedy = error.message.partition("; ")
-            yield fail("training", message, remedy)
+            yield fail("training", error.message, error.remedy)
             return
         work.append(
             _training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus))

@@ -88,7 +88,7 @@ def _record(path: Path, line: bytes) -> Record:
         return Record(**parse_json(line.decode()))
     except (ValueError, TypeError) as error:
         raise InvalidRequest(
-            f"{path} is damaged: {error}; run this part of the bench again"
+            f"{path} is damaged: {error}", remedy="run this part of the bench again"
         ) from error
 
 

@@ -88,7 +88,7 @@ def count_runs(folders: Sequence[Path]) -> list[Repeats]:
     if not judging:
         names = ", ".join(map(str, folders))
         raise InvalidRequest(
-            f"{names} holds no drafted segment; run a strategy that judges segments", "runs"
+            f"{names} holds no drafted segment", remedy="run a strategy that judges segments"
         )
     return judging
 
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         counted = count_runs(options.runs)
     except InvalidRequest as error:
-        print(f"semspec_bench.repeats: {error.message}", file=sys.stderr)
+        print(f"semspec_bench.repeats: {error}", file=sys.stderr)
         return 2
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ class PairConfig(Part):
             try:
                 first, *_ = [parse(label) for label in run.strategies]
             except InvalidRequest as error:
-                raise ValueError(f"runs: {error.message}") from error
+                raise ValueError(f"runs: {error}") from error
             if first.method != "target":
                 raise ValueError(
                     f"runs: {run.name} begins with {first.label}; name the target alone first"
@@ -141,7 +141,7 @@ def reproduce(options: argparse.Namespace, reporter: Reporter) -> None:
     )
     if not path.is_file():
         raise InvalidRequest(
-            f"there is no {path}; give --pair one of {_names()}, or a YAML file", "pair"
+            f"there is no {path}", remedy=f"give --pair one of {_names()}, or a YAML file"
         )
     config = read_config(path, PairConfig)
     output = (options.output or Path(".work/reproduce") / config.name).absolute()
@@ -228,7 +228,8 @@ class Reproduction:
             self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
         if num_failed := sum(result.level == "fail" for result in found.checks):
             raise InvalidRequest(
-                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun; see the lines above"
+                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun",
+                remedy="see the lines above",
             )
         return tasks
 
@@ -289,7 +290,8 @@ class Reproduction:
         if self._is_trained(name):
             if path.read_text() != text:
                 raise InvalidRequest(
-                    f"{self.pair(name)} has probes of other settings, see {path}; give another --output"
+                    f"{self.pair(name)} has probes of other settings, see {path}",
+                    remedy="give another --output",
                 )
             return
         with replacing(path) as partial:

@@ -98,8 +98,8 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM lives in an environment of its own; name its interpreter with --vllm",
-                    "vllm",
+                    "vLLM lives in an environment of its own",
+                    remedy="name its interpreter with --vllm",
                 )
             return open_vllm(plan.pair, plan.vllm)
 
@@ -239,7 +239,7 @@ def claim(folder: Path, plan: Plan) -> None:
         names = ", ".join(_differing(facts["settings"], plan.settings))
         if names:
             raise InvalidRequest(
-                f"{folder} holds a run with {names}; give another --output", "output"
+                f"{folder} holds a run with {names}", remedy="give another --output"
             )
         write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return

@@ -99,8 +99,8 @@ def turn_after(rendered: str) -> str:
     _, separator, turn = rendered.rpartition(_STEP)
     if not separator or QUESTION not in turn:
         raise InvalidRequest(
-            "the chat template drops earlier turns, so the model cannot grade a step; choose another strategy",
-            "strategy",
+            "the chat template drops earlier turns, so the model cannot grade a step",
+            remedy="choose another strategy",
         )
     return turn + (PREFILL.removeprefix(THINK.opening) if opened_form(turn) else PREFILL)
 
@@ -116,8 +116,8 @@ async def question_turn(model: Target) -> str:
     for digit, tokens in zip(DIGITS, await together(map(model.tokenize, DIGITS)), strict=True):
         if len(tokens) != 1:
             raise InvalidRequest(
-                f"{digit!r} is {len(tokens)} tokens, so the model cannot grade a step; choose another strategy",
-                "strategy",
+                f"{digit!r} is {len(tokens)} tokens, so the model cannot grade a step",
+                remedy="choose another strategy",
             )
     return turn
 

@@ -66,7 +66,7 @@ async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Segme
                 progress = progress.after(record.segment)
                 yield record
         if len(progress.segments) == num_kept:
-            raise Unavailable("the target ended its stream without a segment; retry")
+            raise Unavailable("the target ended its stream without a segment", remedy="retry")
 
 
 async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:

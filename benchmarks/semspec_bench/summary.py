@@ -104,13 +104,13 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         )
         if facts is None:
             text = f"{folder} cannot be reported on: {summary} must name it"
-            raise InvalidRequest(text, "run")
+            raise InvalidRequest(text)
         labels = [row["label"] for row in facts["rows"]]
         return {**facts, "labels": labels}, read_records(folder)
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(
-            f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run"
+            f"{folder} is not a run: it has no run.json", remedy="make one with `semspec bench run`"
         )
     return read_json(path), read_records(folder / RECORDS)
 
@@ -142,13 +142,13 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
         by_label[record.label][record.question, record.sample] = record
     if not by_label[labels[0]]:
         raise InvalidRequest(
-            f"the run has no answers of its baseline {labels[0]}; let it go on", "run"
+            f"the run has no answers of its baseline {labels[0]}", remedy="let it go on"
         )
     answered = [own for own in by_label.values() if own]
     keys = sorted(set.intersection(*(set(own) for own in answered)))
     if not keys:
         raise InvalidRequest(
-            "no question has been answered by all configurations; let the run go on", "run"
+            "no question has been answered by all configurations", remedy="let the run go on"
         )
     rows = [[own[key] for key in keys] for own in answered]
     return [_row(own, rows[0], num_sessions) for own in rows]

@@ -154,7 +154,7 @@ class Defaults(StrategyOptions):
         try:
             STRATEGIES[self._own](self.options(self._own))
         except InvalidRequest as error:
-            raise ValueError(error.message) from None
+            raise ValueError(str(error)) from None
         return self
 
     def with_rule(self, release: Release) -> "Defaults":
@@ -163,7 +163,7 @@ class Defaults(StrategyOptions):
             return Defaults.model_validate(self.model_dump(exclude_unset=True) | release.rule)
         except ValidationError as error:
             raise Mismatch(
-                f"the release {release.label}: rule.{first_error(error)}; correct it"
+                f"the release {release.label}: rule.{first_error(error)}", remedy="correct it"
             ) from None
 
     @property

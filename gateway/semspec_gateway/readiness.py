@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -58,11 +59,11 @@ class Readiness:
         """What is served. Raises: Unavailable, Mismatch."""
         served, error = self.status.served, self.status.error
         if error is not None:
-            raise type(error)(
-                error.message
-            )  # a new instance: one raised repeatedly would accumulate tracebacks
+            raise copy(error)  # one that is raised repeatedly would accumulate tracebacks
         if served is None:
-            raise Unavailable("the gateway has not reached its services yet; retry in a moment")
+            raise Unavailable(
+                "the gateway has not reached its services yet", remedy="retry in a moment"
+            )
         return served
 
     def known(self) -> Served:
@@ -83,7 +84,7 @@ class Readiness:
     def require_place(self) -> None:
         """Raises Unavailable or Mismatch when load balancers should not send requests here."""
         if self.is_draining:
-            raise Unavailable("this gateway is shutting down; use another")
+            raise Unavailable("this gateway is shutting down", remedy="use another")
         self.require()
 
     @property
@@ -116,8 +117,8 @@ class Readiness:
         Until then the status names it, so that no one who has seen the fallback reads that all is well.
         """
         self._suspected.set()
-        if self.status.missing is None:
-            self.status = replace(self.status, missing=missing)
+        if missing and self.status.missing is None:
+            self.status = replace(self.status, missing=Unavailable(missing))
 
     def recover(self) -> None:
         """Repeat the handshake immediately: a call reached a service that was unavailable."""
@@ -128,7 +129,8 @@ class Readiness:
         """Repeat the handshake until cancelled."""
         while True:
             await self.check()
-            if describe(self.status) == "ready":
+            status = self.status
+            if status.served and not (status.error or status.missing or status.store):
                 await _within(HANDSHAKE_INTERVAL_S, self._suspected)
             await _within(RECHECK_S, self._returned)
             self._returned.clear()
@@ -197,24 +199,24 @@ class Readiness:
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing, store=store)
         served = self._served(draft, target, verifier)
-        error = Mismatch(reason) if (reason := self._mismatch(served)) else None
+        error = self._mismatch(served)
         if error is None and missing is None:
             await self._store_handshake(served)
-        return Status(served, error, missing.message if missing else None, store)
+        return Status(served, error, missing, store)
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> Served:
         return Served(draft, target, verifier, self._backends, self.table, self._release)
 
-    def _mismatch(self, served: Served) -> str | None:
+    def _mismatch(self, served: Served) -> Mismatch | None:
         """What does not match; what was found to match once is not compared again."""
         was_checked = self.status.error is None and served == self.status.served
         return None if was_checked else mismatch(served, self._settings)
 
-    async def _store_failure(self) -> str | None:
+    async def _store_failure(self) -> Unavailable | None:
         try:
             self._metrics.of_services.memory(*await self._store.check())
         except Unavailable as error:
-            return error.message
+            return error
         return None
 
     async def _stored_handshake(self, target: ModelInfo) -> Served | None:
@@ -246,7 +248,7 @@ class Readiness:
             async with asyncio.timeout(self._settings.health_timeout_s):
                 return await ask()
         except (SemspecError, TimeoutError) as error:
-            reason = error.message if isinstance(error, SemspecError) else "no answer in time"
+            reason = error.text if isinstance(error, SemspecError) else "no answer in time"
             return Unavailable(f"no handshake with the {role} service: {reason}")
 
 

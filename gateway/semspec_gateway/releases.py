@@ -35,7 +35,7 @@ def load_served_release(path: Path | None, defaults: Defaults) -> ServedRelease 
     try:
         return _merged(load_release(path), defaults)
     except Mismatch as error:
-        raise ValueError(error.message) from error
+        raise ValueError(str(error)) from error
 
 
 def _merged(release: Release, defaults: Defaults) -> ServedRelease:
@@ -44,7 +44,8 @@ def _merged(release: Release, defaults: Defaults) -> ServedRelease:
     if likelihood is not None and likelihood.digest != release.likelihood:
         remedy = "put its own back, or make the release again with `semspec train export`"
         raise Mismatch(
-            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names; {remedy}"
+            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names",
+            remedy=remedy,
         )
     if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
         raise ValueError(

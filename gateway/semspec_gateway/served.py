@@ -1,12 +1,12 @@
 """What is served: the models and probes of a handshake, whether they match, and what they support."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
-from semspec.errors import SemspecError
+from semspec.errors import Mismatch, SemspecError
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
@@ -37,7 +37,10 @@ class Lack:
     name: str
     """Description in a few words, such as "no probes"."""
     reason: str
-    """Why the strategy needs it, and the remedy; a sentence that begins after the strategy's name."""
+    """Why the strategy needs it; a sentence that begins after the strategy's name."""
+    remedy: str
+    setting: str = ""
+    """The setting that adds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,8 @@ class Served:
         )
         return f"this pair supports {supported}{unsupported and f', but not {unsupported}'}"
 
-    def unsupported_reason(self, strategy: Strategy) -> str | None:
-        """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
+    def unsupported_reason(self, strategy: Strategy) -> Mismatch | None:
+        """Why this pair does not support the strategy; None if it does."""
         lack = next(self._lacks(strategy), None)
         if lack is None:
             return None
@@ -149,7 +152,8 @@ class Served:
         by_rewrite = (
             f" with the rewrite {rewrite!r}" if strategy.uses_probes and rewrite != "target" else ""
         )
-        return f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
+        message = f"the strategy {strategy.name!r}{by_rewrite} {lack.reason}"
+        return Mismatch(message, remedy=lack.remedy, operator_hint=lack.setting)
 
     def _lacks(self, strategy: Strategy) -> Iterator[Lack]:
         draft, target, probes = self.draft.tokenizer, self.target.tokenizer, strategy.options.probes
@@ -157,32 +161,36 @@ class Served:
         if Writer.DRAFT in strategy.writers and not self.draft.has_model:
             yield Lack(
                 "no draft model",
-                "needs a draft model, which the draft service does not have: serve one (SEMSPEC_DRAFT_MODEL)",
+                "needs a draft model, which the draft service does not have",
+                "serve one",
+                "SEMSPEC_DRAFT_MODEL",
             )
         elif strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             yield Lack(
                 "no common vocabulary",
                 "proposes tokens to the target, so both models need the same ordinary tokens (special tokens may "
-                f"differ), but the draft has {draft} and the target {target}: serve a pair with one "
-                f"vocabulary{or_target}",
+                f"differ), but the draft has {draft} and the target {target}",
+                f"serve a pair with one vocabulary{or_target}",
             )
         if strategy.needs_datastore and not self.draft.datastore:
             yield Lack(
                 "no datastore",
-                "needs a datastore of the target's answers, which the draft service does not have: build one with "
-                f"`semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE){or_target}",
+                "needs a datastore of the target's answers, which the draft service does not have",
+                f"build one with `semspec train datastore` and serve it{or_target}",
+                "SEMSPEC_DRAFT_DATASTORE",
             )
         if strategy.uses_probes and not self.verifier.has_probes:
             yield Lack(
                 "no probes",
-                "needs probes, but the pair is served without: train some with `semspec train run` and start the "
-                "verifier",
+                "needs probes, but the pair is served without",
+                "train some with `semspec train run` and start the verifier",
             )
         if strategy.needs_calibration and self.likelihood is None:
             yield Lack(
                 "no calibration",
-                "needs a calibration for this pair: make one with `semspec train calibrate` and serve its release "
-                "(SEMSPEC_GATEWAY_PAIR)",
+                "needs a calibration for this pair",
+                "make one with `semspec train calibrate` and serve its release",
+                "SEMSPEC_GATEWAY_PAIR",
             )
         if (
             strategy.uses_probes
@@ -194,7 +202,9 @@ class Served:
             yield Lack(
                 f"no probes {probes!r}",
                 f"judges by the probes {probes!r}, which the verifier does not serve next to the main ones, only: "
-                f"{known}; leave probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_PAIR)",
+                f"{known}",
+                "leave probes out, or add them to the verifier's alternatives",
+                "SEMSPEC_VERIFIER_PAIR",
             )
 
     def supports_logprobs(self, strategy: Strategy) -> bool:
@@ -229,24 +239,25 @@ class Status:
     """None until the first handshake that succeeded in full."""
     error: SemspecError | None
     """Why no generation can be served now."""
-    missing: str | None = None
+    missing: SemspecError | None = None
     """Which service is unavailable while the target generates alone."""
-    store: str | None = None
+    store: SemspecError | None = None
     """Why nothing is stored in Redis; generations continue without it."""
 
 
-def describe(status: Status) -> str:
-    """The status in one line."""
+def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
+    """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
     if status.error is not None:
-        return status.error.message
+        return (reason or str)(status.error)
     if status.served is None:
         return "no handshake yet"
-    alone = "" if status.missing is None else f", with the target alone: {status.missing}"
-    return f"ready{alone}" + ("" if status.store is None else f", without Redis: {status.store}")
+    losses = {"with the target alone": status.missing, "without Redis": status.store}
+    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
+    return ", ".join(["ready", *parts])
 
 
-def mismatch(served: Served, settings: GatewaySettings) -> str | None:
-    """What does not match, with the remedy, in one line; None if everything matches."""
+def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
+    """What does not match; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
     services: dict[str, ModelInfo | VerifierInfo] = {
         "draft": draft,
@@ -255,7 +266,10 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     }
     for role, service in services.items():
         if (used := service.state_convention) != STATE_CONVENTION:
-            return f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+            return Mismatch(
+                f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}",
+                remedy="upgrade the older one",
+            )
     if served.release and (reason := served.release.pair.foreign_reason(draft, target, verifier)):
         return reason
     for role, info, expected, tokenizer in (
@@ -265,56 +279,68 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
         if not info.has_model:
             continue
         if info.max_context_tokens < MIN_CONTEXT_TOKENS:
-            return (
-                f"the {role} service reports a context window of {info.max_context_tokens} tokens: serve "
-                f"{info.model} with at least {MIN_CONTEXT_TOKENS}"
+            return Mismatch(
+                f"the {role} service reports a context window of {info.max_context_tokens} tokens",
+                remedy=f"serve {info.model} with at least {MIN_CONTEXT_TOKENS}",
             )
         if verifier.has_probes and info.fingerprint != expected:
-            return (
+            return Mismatch(
                 f"the verifier's {role} probe was trained on model {expected}, but the {role} service "
-                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
+                f"serves {info.fingerprint} ({info.model})",
+                remedy="start the verifier with that model's probe",
             )
         if tokenizer and info.tokenizer != tokenizer:
-            return (
+            return Mismatch(
                 f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service "
-                f"has {info.tokenizer}: put the model's own tokenizer files back"
+                f"has {info.tokenizer}",
+                remedy="put the model's own tokenizer files back",
             )
     if reason := _unaudited_reason(verifier, settings):
         return reason
     if draft.datastore and draft.datastore_model != target.fingerprint:
-        return (
+        return Mismatch(
             f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service "
-            f"serves {target.fingerprint} ({target.model}): build a datastore of this "
-            "target, or serve none (SEMSPEC_DRAFT_DATASTORE)"
+            f"serves {target.fingerprint} ({target.model})",
+            remedy="build a datastore of this target, or serve none",
+            operator_hint="SEMSPEC_DRAFT_DATASTORE",
         )
     common = {*draft.segmentations} & {*target.segmentations} & {*verifier.segmentations}
     if not common:
-        return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
+        return Mismatch(
+            "draft, target and verifier have no segmentation in common",
+            remedy="use probes trained for one the engines have",
+        )
     defaults = served.defaults(settings.defaults)
     strategy, segmentation = served.default(defaults), defaults.segmentation
-    if unsupported_reason := served.unsupported_reason(strategy):
-        support = served.support(defaults)
-        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported, {support}: {unsupported_reason}"
+    if lack := served.unsupported_reason(strategy):
+        return Mismatch(
+            f"the default strategy is unsupported, {served.support(defaults)}: {lack.message}",
+            remedy=lack.remedy,
+            operator_hint=", ".join(filter(None, ("SEMSPEC_GATEWAY_DEFAULTS", lack.operator_hint))),
+        )
     if segmentation not in (supported := served.segmentations(strategy)):
-        return (
-            f"the default segmentation (SEMSPEC_GATEWAY_DEFAULTS) is {segmentation.value}, but the "
-            f"services support only {', '.join(sorted(supported))} for {strategy.name}: set it, or use probes trained "
-            f"for {segmentation.value}"
+        return Mismatch(
+            f"the default segmentation is {segmentation.value}, but the "
+            f"services support only {', '.join(sorted(supported))} for {strategy.name}",
+            remedy=f"set it, or use probes trained for {segmentation.value}",
+            operator_hint="SEMSPEC_GATEWAY_DEFAULTS",
         )
     return None
 
 
-def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str | None:
-    """Why the audit that the settings ask for is impossible, with the remedy; None if it is possible or off."""
+def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> Mismatch | None:
+    """Why the audit that the settings ask for is impossible; None if it is possible or off."""
     if settings.audit.share and not verifier.equivalence:
-        return (
-            "an audit is asked for (SEMSPEC_GATEWAY_AUDIT), but the verifier has no equivalence of meaning: "
-            "give it the card's (SEMSPEC_VERIFIER_EQUIVALENCE), or ask for none"
+        return Mismatch(
+            "an audit is asked for, but the verifier has no equivalence of meaning",
+            remedy="give it the card's, or ask for none",
+            operator_hint="SEMSPEC_VERIFIER_EQUIVALENCE, SEMSPEC_GATEWAY_AUDIT",
         )
     has_curve = any(point.threshold is not None for point in verifier.operating_points)
     if settings.audit.share and settings.audit.strictness is not None and not has_curve:
-        return (
-            "the audit's strictness (SEMSPEC_GATEWAY_AUDIT) needs a curve of thresholds, but the probes' "
-            "report has none: unset it, or train probes with a report"
+        return Mismatch(
+            "the audit's strictness needs a curve of thresholds, but the probes' report has none",
+            remedy="unset it, or train probes with a report",
+            operator_hint="SEMSPEC_GATEWAY_AUDIT",
         )
     return None

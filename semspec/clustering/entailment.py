@@ -53,8 +53,8 @@ class EntailmentEquivalence:
         longest = model.longest_text(config.with_context)
         if longest < max(1, max_segment_tokens / 4):
             raise Mismatch(
-                f"{config.model} compares texts of at most {longest} tokens, segments have up to {max_segment_tokens}; "
-                "raise equivalence.max_tokens, lower context_tokens, or take an NLI model with a longer window"
+                f"{config.model} compares texts of at most {longest} tokens, segments have up to {max_segment_tokens}",
+                remedy="raise equivalence.max_tokens, lower context_tokens, or take an NLI model with a longer window",
             )
         return cls(model, config.with_context)
 

@@ -83,5 +83,6 @@ def resolve(path: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(
-            f"cannot find {path}: {error}; give module:attribute within reach of PYTHONPATH"
+            f"cannot find {path}: {error}",
+            remedy="give module:attribute within reach of PYTHONPATH",
         ) from error

@@ -153,7 +153,7 @@ class LanguageModelEquivalence:
         try:
             prompt = EntailmentPrompt(lm, config.batch_size)
         except InvalidRequest as error:
-            raise Mismatch(f"equivalence.model: {error.message}") from error
+            raise Mismatch(f"equivalence.model: {error.message}", remedy=error.remedy) from error
         return cls(prompt, config.threshold)
 
     def take_counts(self) -> Counter[str]:

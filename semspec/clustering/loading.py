@@ -54,24 +54,27 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
         fields = training.get("equivalence")
         if fields is None:
             raise Mismatch(
-                f"the card of the target's probe names no equivalence of meaning; {_REMEDY}"
+                "the card of the target's probe names no equivalence of meaning", remedy=_REMEDY
             )
     else:
         try:
             fields = read_json(Path(source))
         except (OSError, ValueError) as error:
             raise Mismatch(
-                f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}"
+                f"cannot read the equivalence of meaning {source}: {error}", remedy=_REMEDY
             ) from error
     try:
         config = _CONFIG.validate_python(fields)
         return _name(config), load_equivalence(config)
     except ValidationError as error:
         raise Mismatch(
-            f"equivalence of meaning {source}: {first_error(error, 'all of it')}; {_REMEDY}"
+            f"equivalence of meaning {source}: {first_error(error, 'all of it')}", remedy=_REMEDY
         ) from error
     except InvalidRequest as error:
-        raise Mismatch(f"equivalence of meaning {source}: {error.message}; or {_REMEDY}") from error
+        raise Mismatch(
+            f"equivalence of meaning {source}: {error.message}",
+            remedy=f"{error.remedy}, or {_REMEDY}",
+        ) from error
 
 
 def _name(config: AnyEquivalence) -> str:

@@ -74,7 +74,8 @@ class PairFormat:
         """The format of the tokenizer's own pairs. Raises: Mismatch when it does not report each text's position."""
         if not tokenizer.is_fast:
             raise Mismatch(
-                "the NLI model's tokenizer is a slow tokenizer; convert it to a tokenizer.json"
+                "the NLI model's tokenizer is a slow tokenizer",
+                remedy="convert it to a tokenizer.json",
             )
         encoding = tokenizer("1", "1", return_token_type_ids=True)
         tokens = list(zip(encoding["input_ids"], encoding["token_type_ids"], strict=True))
@@ -188,12 +189,15 @@ def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
         if len(found) == 1:
             return found[0]
         raise Mismatch(
-            f"there is no entailment label among {dict(labels)}; set entailment_label, or take an NLI model"
+            f"there is no entailment label among {dict(labels)}",
+            remedy="set entailment_label, or take an NLI model",
         )
     for index, name in labels.items():
         if wanted == index or str(wanted).lower() == name.lower():
             return index
-    raise Mismatch(f"there is no label {wanted!r} among {dict(labels)}; correct entailment_label")
+    raise Mismatch(
+        f"there is no label {wanted!r} among {dict(labels)}", remedy="correct entailment_label"
+    )
 
 
 def _window(
@@ -202,6 +206,7 @@ def _window(
     limit = min(int(model.config.max_position_embeddings), int(tokenizer.model_max_length))
     if max_tokens is not None and max_tokens > limit:
         raise Mismatch(
-            f"max_tokens is {max_tokens}, but the NLI model allows {limit}; lower max_tokens"
+            f"max_tokens is {max_tokens}, but the NLI model allows {limit}",
+            remedy="lower max_tokens",
         )
     return max_tokens or min(limit, WINDOW_LIMIT)

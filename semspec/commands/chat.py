@@ -73,7 +73,7 @@ class Chat:
                 if question:
                     self._runner.run(self.answer(question))
             except SemspecError as error:
-                print(f"semspec chat: {error.message}", file=sys.stderr)
+                print(f"semspec chat: {error}", file=sys.stderr)
 
     async def answer(self, prompt: str) -> int:
         """Send one question, show the answer and return the exit code. Raises: SemspecError."""
@@ -170,6 +170,6 @@ def _given_prompt(arguments: argparse.Namespace) -> str | None:
     prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     if not prompt.strip():
         raise InvalidRequest(
-            "the prompt is empty; give one as an argument or on standard input", "prompt"
+            "the prompt is empty", remedy="give one as an argument or on standard input"
         )
     return prompt.strip()

@@ -43,7 +43,7 @@ def _address(text: str) -> SplitResult:
     except ValueError:
         known = False
     if not known:
-        raise InvalidRequest(f"{text!r} is no address; {REMEDY}", "address")
+        raise InvalidRequest(f"{text!r} is no address", remedy=REMEDY)
     return address
 
 

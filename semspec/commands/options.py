@@ -62,8 +62,8 @@ def stack_config(
         return replace(pair_config(arguments.pair, arguments.models, tell), **given)
     if arguments.models is not None:
         raise InvalidRequest(
-            "--models: only with --pair NAME, whose files it has; `semspec pairs` lists names",
-            "models",
+            "--models: only with --pair NAME, whose files it has",
+            remedy="`semspec pairs` lists names",
         )
     if not given.keys().isdisjoint({"draft_model", "target_model"}):
         given["pair"] = None
@@ -212,4 +212,4 @@ def api_key(text: str) -> str | None:
     try:
         return checked_key(text) if text else None
     except InvalidRequest as error:
-        raise argparse.ArgumentTypeError(error.message) from None
+        raise argparse.ArgumentTypeError(str(error)) from None

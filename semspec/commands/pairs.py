@@ -30,7 +30,7 @@ def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]
         try:
             place = find(file, models)
         except Mismatch as error:
-            yield role, error.message
+            yield role, str(error)
         else:
             yield (
                 role,

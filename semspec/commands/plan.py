@@ -102,7 +102,8 @@ def read_model(name: str) -> Model:
     if name.endswith(".gguf"):
         message = f"cannot plan for {name}: vLLM does not serve a GGUF file"
         raise Mismatch(
-            f"{message}; {safetensors_advice(name)}, or serve it as it is on a CPU, without a plan"
+            message,
+            remedy=f"{safetensors_advice(name)}, or serve it as it is on a CPU, without a plan",
         )
     file_bytes = look_up(name).weight_bytes
     try:
@@ -118,7 +119,8 @@ def read_model(name: str) -> Model:
     except Exception as error:  # of transformers, which may also lack a package
         reason = " ".join(str(error).split())[:200]
         raise Mismatch(
-            f"cannot plan for {name}: {reason}; give a language model of Qwen2's or Llama's kind"
+            f"cannot plan for {name}: {reason}",
+            remedy="give a language model of Qwen2's or Llama's kind",
         ) from error
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return Model(name, text, num_parameters, sum(tables.values()), file_bytes)
@@ -177,14 +179,12 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
 def run(arguments: argparse.Namespace) -> int:
     for field in ("gpus", "gpu_gib", "context", "sessions"):
         if getattr(arguments, field) < 1:
-            raise InvalidRequest(f"--{field.replace('_', '-')}: give at least 1", field)
+            raise InvalidRequest(f"--{field.replace('_', '-')}: give at least 1")
     draft, target = read_model(arguments.draft_model), read_model(arguments.target_model)
     context, sessions = arguments.context, arguments.sessions
     for model in (draft, target):
         if context > (window := context_window(model.config)):
-            raise InvalidRequest(
-                f"--context: the window of {model.name} has {window} tokens", "context"
-            )
+            raise InvalidRequest(f"--context: the window of {model.name} has {window} tokens")
         weights = f"{model.weight_bytes(False) / 1e9:.1f} GB of weights"
         print(
             f"{model.name}: {weights}, {model.token_bytes(1, False):,} bytes of keys and values a token"
@@ -206,7 +206,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mismatch(
             f"{sessions} answers of {context:,} tokens do not fit; the most is {best.num_tokens // context} of them, "
             f"or {sessions} of {best.num_tokens // sessions:,} tokens ({best.name}, weights {best.precision[0]}, "
-            f"KV {best.precision[1]}); give less --context or --sessions, or more GPUs"
+            f"KV {best.precision[1]})",
+            remedy="give less --context or --sessions, or more GPUs",
         )
     if chosen.is_fp8 or chosen.is_kv_fp8:
         print(

@@ -6,7 +6,7 @@ from typing import Generic, Literal, TypeVar
 
 from semspec.decoding import repeats
 from semspec.decoding.backends import Backends
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidField
 from semspec.types import (
     NO_PENALTIES,
     Acceptance,
@@ -249,5 +249,5 @@ class Limits(Generic[Number]):
         if self.least <= value <= self.most:
             return value
         bound = f"at least {self.least:g}" if value < self.least else f"at most {self.most:g}"
-        message = f"{self.option}: {value:g} should be {bound} for the strategy {self.strategy!r}"
-        raise InvalidRequest(message, self.option)
+        message = f"{value:g} should be {bound} for the strategy {self.strategy!r}"
+        raise InvalidField(message, self.option)

@@ -284,7 +284,7 @@ def _of_alternative(params: GenerationParams, index: int, number: int) -> Genera
 
 def _states(generated: GeneratedSegment) -> States:
     if generated.states is None:
-        raise Mismatch("the draft sent no states; serve it with an engine that pools them")
+        raise Mismatch("the draft sent no states", remedy="serve it with an engine that pools them")
     return generated.states
 
 

@@ -108,7 +108,7 @@ def backend_failures(
         reason = next(
             text for error_type, text in BACKEND_FAILURES.items() if isinstance(error, error_type)
         )
-        log.warning("the %s %s: %s", role, reason, error.message)
+        log.warning("the %s %s: %s", role, reason, error)
         raise BackendUnavailable(f"the {role} {reason}") from error
 
 
@@ -240,7 +240,7 @@ async def rewritten(
                     logprobs=step.logprobs,
                 )
                 return
-    raise Unavailable("the target ended its stream without a segment; retry")
+    raise Unavailable("the target ended its stream without a segment", remedy="retry")
 
 
 def written_by_target(

@@ -30,20 +30,22 @@ logger = logging.getLogger(__name__)
 def check_architecture(name: str, config: PretrainedConfig) -> None:
     """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with one that can."""
     if refusal := _refusal(config):
-        raise Mismatch(f"cannot load model {name!r}: {refusal}")
+        reason, remedy = refusal
+        raise Mismatch(f"cannot load model {name!r}: {reason}", remedy=remedy)
 
 
-def _refusal(config: PretrainedConfig) -> str | None:
-    """Return why these engines cannot run a model, and which engine can; None if they can."""
+def _refusal(config: PretrainedConfig) -> tuple[str, str] | None:
+    """Return why these engines cannot run a model, and the remedy; None if they can."""
     kind = (config.architectures or [type(config).__name__])[0]
     if method := _quantization(config):
         reason = f"its weights are quantised ({method}), which the engines transformers and fast do not run"
-        return f"{reason}; set the engine to vllm on a GPU, or give the unquantised checkpoint"
+        return reason, "set the engine to vllm on a GPU, or give the unquantised checkpoint"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return f"transformers has no causal language model for {kind}; give a checkpoint of a language model alone"
+        reason = f"transformers has no causal language model for {kind}"
+        return reason, "give a checkpoint of a language model alone"
     if _keeps_other_state(config):
         reason = f"{kind} keeps a state that cannot be rolled back to an earlier token, such as a recurrent one"
-        return f"{reason}; give a model whose layers are all attention with keys and values"
+        return reason, "give a model whose layers are all attention with keys and values"
     return None
 
 

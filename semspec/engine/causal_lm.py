@@ -64,7 +64,8 @@ class CausalLM:
         )
         if reason and engine == "fast":
             raise Mismatch(
-                f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers"
+                f"the fast engine cannot run {info.model}: {reason}",
+                remedy="set the engine to auto or transformers",
             )
         self.decoder = None if reason else Decoder(model, info.max_context_tokens)
         """Of the models that it supports."""
@@ -235,7 +236,8 @@ def _blocks(model: PreTrainedModel) -> nn.ModuleList:
     if not candidates:
         kind = type(model).__name__
         raise Mismatch(
-            f"{kind} has no list of {num_layers} blocks whose hidden states can be read; give another model"
+            f"{kind} has no list of {num_layers} blocks whose hidden states can be read",
+            remedy="give another model",
         )
     return next(filter(_are_layers, candidates), candidates[0])
 

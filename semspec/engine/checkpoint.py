@@ -60,7 +60,7 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
         raise
     except Exception as error:
         raise Mismatch(
-            f"cannot load model {name!r}: {_reason(error)}; {_remedy_for(error)}"
+            f"cannot load model {name!r}: {_reason(error)}", remedy=_remedy_for(error)
         ) from error
 
 
@@ -97,7 +97,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         raise
     except Exception as error:  # the Rust tokenizers raise plain exceptions
         raise Mismatch(
-            f"cannot read the tokenizer of {folder}: {error}; fetch its files again"
+            f"cannot read the tokenizer of {folder}: {error}", remedy="fetch its files again"
         ) from error
     _check_tokenizer(tokenizer, folder)
     return tokenizer
@@ -107,7 +107,8 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises: Mismatch when the tokenizer knows special tokens only (missing files), or its template is malformed."""
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens) + 1:
         raise Mismatch(
-            f"the tokenizer of {name} knows no text; put the model's tokenizer.json beside its weights"
+            f"the tokenizer of {name} knows no text",
+            remedy="put the model's tokenizer.json beside its weights",
         )
     if tokenizer.chat_template is None:
         return
@@ -119,7 +120,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         message = (
             f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
         )
-        raise Mismatch(f"{message}; correct it, or fetch it again") from error
+        raise Mismatch(message, remedy="correct it, or fetch it again") from error
     except Exception as error:  # templates may raise any error, also for a conversation like this
         logger.info("the chat template of %s refuses a first user turn: %s", name, error)
 
@@ -196,7 +197,8 @@ def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int
     ends = frozenset(id for id in stated if id < num_embeddings)
     if not ends:
         raise Mismatch(
-            "the model names no end-of-sequence token; set eos_token_id in generation_config.json"
+            "the model names no end-of-sequence token",
+            remedy="set eos_token_id in generation_config.json",
         )
     return ends
 
@@ -208,7 +210,8 @@ def _named_ids(eos_token_id: Any, file: str) -> list[int]:
     ids: list[int] = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     if not ids or any(type(id) is not int or id < 0 for id in ids):
         raise Mismatch(
-            f"eos_token_id in {file} is {eos_token_id!r}; name a token's id, or a list of them"
+            f"eos_token_id in {file} is {eos_token_id!r}",
+            remedy="name a token's id, or a list of them",
         )
     return ids
 

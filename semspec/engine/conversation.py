@@ -11,7 +11,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from semspec.errors import InvalidRequest, is_utf8
+from semspec.errors import InvalidField, InvalidRequest, is_utf8
 from semspec.types import Message
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ def render(
     or call, has another format of calls, or does not read one of the variables.
     """
     if tokenizer.chat_template is None:
-        raise InvalidRequest(f"{model} has no chat template; use /v1/completions", "messages")
+        raise InvalidRequest(
+            f"{model} has no chat template", "messages", remedy="use /v1/completions"
+        )
     if not any(message.content.strip() for message in messages):
-        raise InvalidRequest("the messages are empty; send some text", "messages")
+        raise InvalidRequest("the messages are empty", "messages", remedy="send some text")
     offered = _offered(tools) if tools else None
     if offered and (flaw := tools_flaw(tokenizer, str(tokenizer.chat_template))):
-        raise InvalidRequest(f"tools: the chat template of {model} {flaw}; leave them out", "tools")
+        raise InvalidField(f"the chat template of {model} {flaw}", "tools", remedy="leave them out")
     options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
     text, arguments = _rendered(tokenizer, messages, options)
     if not is_utf8(text):
@@ -60,8 +62,10 @@ def render(
     if any(message.role == "tool" or message.tool_calls for message in messages):
         marked = [_turn(tokenizer, message, arguments, is_marked=True) for message in messages]
         if _applied(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
-            reason = "does not show tool calls, or messages of the role 'tool'; leave them out"
-            raise InvalidRequest(f"the chat template of {model} {reason}", "messages")
+            reason = "does not show tool calls, or messages of the role 'tool'"
+            raise InvalidRequest(
+                f"the chat template of {model} {reason}", "messages", remedy="leave them out"
+            )
     return text
 
 
@@ -112,14 +116,12 @@ def _set_by(tokenizer: "PreTrainedTokenizerBase", variables: str, model: str) ->
     if not isinstance(given, dict) or any(
         isinstance(value, dict | list) for value in given.values()
     ):
-        raise InvalidRequest(
-            f"{_VARIABLES}: not a JSON object of texts, numbers, true, false and null", _VARIABLES
-        )
+        raise InvalidField("not a JSON object of texts, numbers, true, false and null", _VARIABLES)
     if unknown := sorted(given.keys() - template_variables(tokenizer)):
         message = (
             f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
         )
-        raise InvalidRequest(f"{_VARIABLES}: {message}; leave it out", _VARIABLES)
+        raise InvalidField(message, _VARIABLES, remedy="leave it out")
     return given
 
 
@@ -133,7 +135,7 @@ def _offered(tools: str) -> list[dict[str, Any]]:
             return offered
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    raise InvalidRequest("tools: not a JSON list of functions in OpenAI's format", "tools")
+    raise InvalidField("not a JSON list of functions in OpenAI's format", "tools")
 
 
 @lru_cache(maxsize=8)

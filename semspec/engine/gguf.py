@@ -116,7 +116,7 @@ def weights_file(folder: str | Path) -> Path | None:
     file = Path(link["file"])
     if not file.is_file():
         raise Mismatch(
-            f"{file} is not there any more; put it back, or give the place where it is now"
+            f"{file} is not there any more", remedy="put it back, or give the place where it is now"
         )
     return file
 
@@ -135,12 +135,14 @@ def check_weights(file: Path, header: Header) -> None:
         or architecture == "clip"
     ):
         raise Mismatch(
-            f"{file} is not a language model but a part for one; give the GGUF file of the model itself"
+            f"{file} is not a language model but a part for one",
+            remedy="give the GGUF file of the model itself",
         )
     if architecture not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise Mismatch(
-            f"{file} has the architecture {architecture!r}, but only {known} are read; {SAFETENSORS}"
+            f"{file} has the architecture {architecture!r}, but only {known} are read",
+            remedy=SAFETENSORS,
         )
     foreign = [
         what for key, what in FOREIGN.items() if header.metadata.get(f"{architecture}.{key}")
@@ -148,13 +150,19 @@ def check_weights(file: Path, header: Header) -> None:
     if "rope_freqs.weight" in header.tensors:
         foreign.append("rotary frequencies in a tensor")
     if foreign:
-        raise Mismatch(f"{file} has {' and '.join(foreign)}, which are not read; {SAFETENSORS}")
+        raise Mismatch(
+            f"{file} has {' and '.join(foreign)}, which are not read", remedy=SAFETENSORS
+        )
     kinds = {tensor.type for tensor in header.tensors.values()}
     if unreadable := sorted(kind.name for kind in kinds if not _can_read(kind)):
         message = f"{file} has weights in {' and '.join(unreadable)}, which cannot be read"
-        raise Mismatch(f"{message}; give a file in another quantisation, such as Q4_K_M or Q8_0")
+        raise Mismatch(
+            message, remedy="give a file in another quantisation, such as Q4_K_M or Q8_0"
+        )
     if not header.tensors:
-        raise Mismatch(f"{file} has no weights; give a GGUF file of a whole language model")
+        raise Mismatch(
+            f"{file} has no weights", remedy="give a GGUF file of a whole language model"
+        )
 
 
 def _can_read(kind: GGMLQuantizationType) -> bool:
@@ -197,7 +205,8 @@ def _config(file: Path, header: Header, num_tokens: int) -> dict[str, Any]:
         value = header.metadata.get(f"{architecture}.{key}", default)
         if not accepts(value):
             raise Mismatch(
-                f"{file} has {value!r} as {architecture}.{key}; fetch it again, or {SAFETENSORS}"
+                f"{file} has {value!r} as {architecture}.{key}",
+                remedy=f"fetch it again, or {SAFETENSORS}",
             )
         return value
 
@@ -252,7 +261,7 @@ def _cache_folder() -> Path:
         return cache_home() / "gguf"
     except RuntimeError as error:
         raise Mismatch(
-            f"there is no folder for a cache: {error}; set XDG_CACHE_HOME to one"
+            f"there is no folder for a cache: {error}", remedy="set XDG_CACHE_HOME to one"
         ) from error
 
 
@@ -315,9 +324,11 @@ def _remove_abandoned(parent: Path) -> None:
 def _write_refusal(file: Path, parent: Path, error: OSError) -> Mismatch:
     if error.errno == errno.ENOSPC:
         remedy = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
-        return Mismatch(f"no room in {parent} for configuration and tokenizer of {file}; {remedy}")
+        return Mismatch(
+            f"no room in {parent} for configuration and tokenizer of {file}", remedy=remedy
+        )
     reason = error.strerror or error
     remedy = "set XDG_CACHE_HOME to a folder that can be written"
     return Mismatch(
-        f"cannot write configuration and tokenizer of {file} into {parent}: {reason}; {remedy}"
+        f"cannot write configuration and tokenizer of {file} into {parent}: {reason}", remedy=remedy
     )

@@ -72,17 +72,19 @@ def read_header(file: Path) -> Header:
             if (magic := opened.read(len(MAGIC))) != MAGIC:
                 found = f"begins with {magic!r}, not with {MAGIC!r}" if magic else "is empty"
                 raise Mismatch(
-                    f"{file} is not a GGUF file: it {found}; fetch it again, or give another file"
+                    f"{file} is not a GGUF file: it {found}",
+                    remedy="fetch it again, or give another file",
                 )
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(file, content, num_bytes).read()
     except OSError as error:
         raise Mismatch(
-            f"cannot read {file}: {error.strerror or error}; give a GGUF file that can be read"
+            f"cannot read {file}: {error.strerror or error}",
+            remedy="give a GGUF file that can be read",
         ) from error
     except UnicodeDecodeError as error:
         raise Mismatch(
-            f"{file} is damaged: a text in its header is not UTF-8; fetch it again"
+            f"{file} is damaged: a text in its header is not UTF-8", remedy="fetch it again"
         ) from error
 
 
@@ -185,4 +187,4 @@ class _Reader:
         return place
 
     def _refuse(self, reason: str, remedy: str) -> NoReturn:
-        raise Mismatch(f"{self._file} {reason}; {remedy}")
+        raise Mismatch(f"{self._file} {reason}", remedy=remedy)

@@ -84,7 +84,9 @@ def _packed(name: str, model: Any, tensors: Tensors) -> PreTrainedModel:
         is_product = len(tensor.shape) == 2 and (key != EMBEDDING or HEAD not in tensors)
         if is_product and not tensor.is_packable:
             reason = f"its {key} has the type {tensor.type.name}, which cannot be computed with"
-            raise Mismatch(f"dtype packed: {name}: {reason}; set dtype to float32 or bfloat16")
+            raise Mismatch(
+                f"dtype packed: {name}: {reason}", remedy="set dtype to float32 or bfloat16"
+            )
     from semspec.engine.products import (  # imports ONNX Runtime, which few models need
         LayerWeights,
         finish_layer,

@@ -217,4 +217,4 @@ class GgufTokenizer:
         return value
 
     def _refusal(self, reason: str, remedy: str) -> Mismatch:
-        return Mismatch(f"{self.name} {reason}; {remedy}")
+        return Mismatch(f"{self.name} {reason}", remedy=remedy)

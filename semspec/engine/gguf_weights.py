@@ -163,7 +163,8 @@ def _name(file: Path, gguf_name: str) -> str:
     *block, module, kind = gguf_name.split(".")
     if module not in NAMES:
         raise Mismatch(
-            f"{file} has a tensor {gguf_name}, which is not read; give the safetensors checkpoint"
+            f"{file} has a tensor {gguf_name}, which is not read",
+            remedy="give the safetensors checkpoint",
         )
     layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{NAMES[module]}.{kind}"

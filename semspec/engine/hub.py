@@ -57,7 +57,8 @@ def look_up(model: str, revision: str | None = None) -> Checkpoint:
     folder = Path(model)
     if is_path and not folder.is_dir():
         raise Mismatch(
-            f"there is no folder {model}; give a checkpoint's folder, a GGUF file or a hub id"
+            f"there is no folder {model}",
+            remedy="give a checkpoint's folder, a GGUF file or a hub id",
         )
     if folder.is_dir():
         return _of_folder(folder)
@@ -102,7 +103,8 @@ def _look_up_file(model: str, revision: str | None) -> Checkpoint:
         place = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
         name = model.partition(":")[2]
         raise Mismatch(
-            f"{repository} has no file {name}; give the name of one that it has, see {place}"
+            f"{repository} has no file {name}",
+            remedy=f"give the name of one that it has, see {place}",
         )
     [file] = files
     if file.will_download:
@@ -149,7 +151,8 @@ def _of_file(file: Path) -> Checkpoint:
 
     if not file.is_file():
         raise Mismatch(
-            f"there is no file {file}; give a GGUF file, or REPOSITORY:FILE.gguf for one on the hub"
+            f"there is no file {file}",
+            remedy="give a GGUF file, or REPOSITORY:FILE.gguf for one on the hub",
         )
     return Checkpoint(checkpoint_of(file), file.stat().st_size)
 
@@ -182,7 +185,8 @@ def fetch_file(model: str, revision: str | None, tell: Callable[[str], object]) 
     file = _download(model, revision, missing, tell) / model.partition(":")[2]
     if not file.is_file():
         raise Mismatch(
-            f"{repository} has no file {file.name} at {revision or 'main'}; see {constants.ENDPOINT}/{repository}"
+            f"{repository} has no file {file.name} at {revision or 'main'}",
+            remedy=f"see {constants.ENDPOINT}/{repository}",
         )
     return file
 
@@ -197,7 +201,8 @@ def _download(
     ).free
     if missing > free:
         raise Mismatch(
-            f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free; {MAKE_ROOM}"
+            f"{model} takes {size_of(missing)} in {cache}, where {size_of(free)} are free",
+            remedy=MAKE_ROOM,
         )
     tell(f"downloading {model}: {size_of(missing)}")
     repository, wanted = _wanted(model)
@@ -236,24 +241,30 @@ def size_of(num_bytes: float) -> str:
 
 
 def _absence(model: str, revision: str | None, error: BaseException) -> Mismatch:
-    """Problem and remedy in one line."""
+    """Return why a model is neither on this machine nor fetched."""
     repository = model.partition(":")[0]
     page = f"{constants.ENDPOINT}/{repository}"
     match error:
         case GatedRepoError():
-            said = f"{model} is gated; ask for access at {page}, and log in with `hf auth login`"
+            message = f"{model} is gated"
+            remedy = f"ask for access at {page}, and log in with `hf auth login`"
         case RevisionNotFoundError():
-            said = f"{model} has no revision {revision}; correct it, see {page}/commits/main"
+            message = f"{model} has no revision {revision}"
+            remedy = f"correct it, see {page}/commits/main"
         case RepositoryNotFoundError() | HFValidationError():
-            said = f"the hub has no {repository}; correct the name; for a private model log in with `hf auth login`"
+            message = f"the hub has no {repository}"
+            remedy = "correct the name; for a private model log in with `hf auth login`"
         case OSError(errno=errno.ENOSPC):
-            said = f"no room for {model} in {constants.HF_HUB_CACHE}; {MAKE_ROOM}"
+            message, remedy = f"no room for {model} in {constants.HF_HUB_CACHE}", MAKE_ROOM
         case _:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             kind = "file" if model.endswith(".gguf") else "folder"
-            said = (
+            message = (
                 f"{model} is neither a {kind} nor in the hub's cache, and {constants.ENDPOINT} does not answer "
-                f"({reason}); connect, set HF_ENDPOINT to a mirror, or give the {kind} of a copy: "
+                f"({reason})"
+            )
+            remedy = (
+                f"connect, set HF_ENDPOINT to a mirror, or give the {kind} of a copy: "
                 f"`hf download {model.replace(':', ' ')} --local-dir FOLDER` elsewhere"
             )
-    return Mismatch(said)
+    return Mismatch(message, remedy=remedy)

@@ -17,7 +17,7 @@ from semspec.engine.speculative import (
     shared_part,
 )
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
-from semspec.errors import InternalError, InvalidRequest
+from semspec.errors import InternalError, InvalidField
 from semspec.protocols import Engine
 from semspec.reasoning import FORMS, unknown_marks
 from semspec.types import (
@@ -50,14 +50,16 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
         ("min_p", params.sampling.min_p and not info.supports_min_p),
     ):
         if is_unsupported:
-            raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
+            raise InvalidField("this model takes none", field, remedy="leave it out")
     last, limit = (
         max((token for token, _ in params.penalties.logit_bias), default=-1),
         info.num_token_ids,
     )
     if last >= limit:
-        raise InvalidRequest(
-            f"logit_bias: {last} is no token of this model; its ids are below {limit}", "logit_bias"
+        raise InvalidField(
+            f"{last} is no token of this model",
+            "logit_bias",
+            remedy=f"its ids are below {limit}",
         )
 
 
@@ -209,4 +211,6 @@ class LocalEngine(Engine):
         async with aclosing(self._results(tokens, request, session)) as results:
             async for result in results:
                 return result
-        raise InternalError("the engine ended a request without a result; see the service's log")
+        raise InternalError(
+            "the engine ended a request without a result", remedy="see the service's log"
+        )

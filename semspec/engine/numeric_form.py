@@ -57,11 +57,13 @@ def _check_packed(name: str, folder: str, device: str) -> None:
     """Raises: Mismatch when the weights cannot be served packed."""
     if device != "cpu":
         raise Mismatch(
-            f"dtype packed: {name} is on {device}, and packed weights are for CPUs; set dtype to auto"
+            f"dtype packed: {name} is on {device}, and packed weights are for CPUs",
+            remedy="set dtype to auto",
         )
     if weights_file(folder) is None:
         raise Mismatch(
-            f"dtype packed: {name} has no packed weights; give a GGUF file, or set dtype to auto"
+            f"dtype packed: {name} has no packed weights",
+            remedy="give a GGUF file, or set dtype to auto",
         )
 
 

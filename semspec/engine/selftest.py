@@ -53,7 +53,7 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
     ) as error:  # of the model's code, which may need what no engine of ours gives it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         remedy = "give another checkpoint, or set another engine"
-        raise Mismatch(f"self-test: the model does not run: {reason}; {remedy}") from error
+        raise Mismatch(f"self-test: the model does not run: {reason}", remedy=remedy) from error
 
 
 async def _compare(engine: Engine, settings: "ModelSettings") -> str:
@@ -79,14 +79,14 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
     ) as error:  # of PyTorch, which names a lack of memory in words alone on a CPU
         remedy = "lower max_context_tokens, or free memory"
         raise Mismatch(
-            f"self-test: a context of {num_tokens} tokens cannot be read: {error}; {remedy}"
+            f"self-test: a context of {num_tokens} tokens cannot be read: {error}", remedy=remedy
         ) from error
     prefix = [token for piece in before.pieces for token in piece.token_ids]
     scores = {"by one call": together[-1], "by two calls": alone}
     try:
         lm, compared = await asyncio.to_thread(_reference, engine, settings)
     except Mismatch as error:
-        compared = f"not with plain transformers: {error.message}"
+        compared = f"not with plain transformers: {error}"
     else:
         scores["by plain transformers"] = await asyncio.to_thread(
             _plain_score, lm, prefix, list(last.token_ids)
@@ -124,7 +124,8 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
         faults["two calls write other tokens than one"] = again.segment.token_ids != last.token_ids
     if found := [fault for fault, is_there in faults.items() if is_there]:
         raise Mismatch(
-            f"self-test: {found[0]}; report it, and set the engine to transformers until then"
+            f"self-test: {found[0]}",
+            remedy="report it, and set the engine to transformers until then",
         )
     words = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
     return f"self-test in {time.perf_counter() - began:.1f} s: {words}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from semspec.engine.requests import Generate
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.errors import InternalError, InvalidRequest
+from semspec.errors import InternalError, InvalidField, InvalidRequest
 from semspec.grammars.compiler import Compiled, Compiler
 from semspec.grammars.limits import check_grammar
 from semspec.grammars.turns import Turns
@@ -91,7 +91,9 @@ class Matcher:
                 self._matcher.get_error() or "its masks take too long",
             )
             raise InvalidRequest(
-                f"{GRAMMAR}: it has too many continuations at a token; make it simpler", GRAMMAR
+                "the grammar has too many continuations at a token",
+                GRAMMAR,
+                remedy="make it simpler",
             )
 
 
@@ -137,7 +139,7 @@ class Grammars:
         matcher = self._first(grammar).deep_copy()
         tokens = [token for token in written if token not in self._tokenizer.eos_ids]
         if matcher.try_consume_tokens(tokens) < len(tokens):
-            raise InvalidRequest("context: its segments do not follow the grammar", "context")
+            raise InvalidField("its segments do not follow the grammar", "context")
         return Matcher(matcher, self._tokenizer)
 
     def is_compiled(self, grammar: str, num_bytes: int) -> bool:
@@ -206,9 +208,9 @@ class Grammars:
         try:
             check_grammar(grammar)
         except ValueError as error:
-            raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
+            raise InvalidField(str(error), GRAMMAR) from None
         if flaw := (await self._found(grammar, owner)).flaw:
-            raise InvalidRequest(f"{GRAMMAR}: {flaw.reason}", GRAMMAR)
+            raise InvalidField(flaw.reason, GRAMMAR)
 
     async def size(self, grammar: str, owner: str) -> int:
         """Return the bytes that a compiled grammar takes. Raises: Overloaded."""

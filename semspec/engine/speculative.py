@@ -14,7 +14,7 @@ from semspec.engine.logits import after_end, draw_each, draw_token, filtered, pi
 from semspec.engine.requests import Verify
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidField, InvalidRequest, Mismatch
 from semspec.stops import StopSearch
 from semspec.types import (
     Distribution,
@@ -47,20 +47,20 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
         proposal.tokenizer, tokenizer.info.tokenizer
     ):
         raise Mismatch(
-            "draft and target have different ordinary tokens, so tokens cannot be verified one by one; "
-            "choose a strategy that verifies segments, such as semantic",
+            "draft and target have different ordinary tokens, so tokens cannot be verified one by one",
             "proposal.tokenizer",
+            remedy="choose a strategy that verifies segments, such as semantic",
         )
     for index, (token, distribution) in enumerate(
         zip(proposal.token_ids, proposal.distributions, strict=True)
     ):
         if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
-            raise InvalidRequest(f"{field}: {complaint}", field)
+            raise InvalidField(complaint, field)
     layer, last = proposal.state_layer, tokenizer.info.num_layers
     if layer is not None and not 0 <= layer <= last:
         field = "proposal.state_layer"
-        raise InvalidRequest(f"{field}: {layer}, but the states have rows 0 to {last}", field)
+        raise InvalidField(f"{layer}, but the states have rows 0 to {last}", field)
 
 
 def segmenter_of(
@@ -79,7 +79,7 @@ def segmenter_of(
     tokenizer.check_room(len(context_ids) + len(open_ids), "context")
     segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids, stops)
     if segmenter.num_left < 1:
-        raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
+        raise InvalidField("they already fill max_tokens", "open_token_ids")
     return segmenter
 
 
@@ -87,7 +87,9 @@ def check_no_retrieval(params: GenerationParams) -> None:
     """Raises: Mismatch when tokens are to be retrieved, which a model cannot do."""
     if params.retrieval is not None:
         raise Mismatch(
-            "this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval"
+            "this service has no datastore",
+            "retrieval",
+            remedy="build one and set SEMSPEC_DRAFT_DATASTORE",
         )
 
 

@@ -121,7 +121,7 @@ class ModelTokenizer:
         if isinstance(prompt, TokenIds):
             self.check_room(len(prompt.ids), "prompt")
             if not prompt.ids:
-                raise InvalidRequest("the prompt is empty; send some token ids", "prompt")
+                raise InvalidRequest("the prompt is empty", "prompt", remedy="send some token ids")
             if (largest := max(prompt.ids)) >= len(self.raw):
                 message = (
                     f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
@@ -149,7 +149,9 @@ class ModelTokenizer:
             text = render(self.raw, messages, self.info.model, tools, variables)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
-            raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))
+            raise InvalidRequest(
+                "the prompt is empty", parameter_of(prompt), remedy="send some text"
+            )
         self.check_embedded(ids, parameter_of(prompt))
         return Piece(text, tuple(ids), self.info.tokenizer)
 
@@ -256,7 +258,9 @@ class ModelTokenizer:
         """Token ids of each of `segments`, which are `owned`. Raises: InvalidRequest when there are none to score."""
         ids = [list(token_ids) for token_ids in self.read_all(segments)]
         if not ids or not all(ids):
-            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+            raise InvalidRequest(
+                "nothing to score", "segments", remedy="send segments that contain text"
+            )
         return ids
 
     async def owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
@@ -287,7 +291,7 @@ class ModelTokenizer:
         """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
         ids = [token for piece_ids in self.read_all(context.pieces) for token in piece_ids]
         if not ids:
-            raise InvalidRequest("the context is empty; send a prompt", "context")
+            raise InvalidRequest("the context is empty", "context", remedy="send a prompt")
         return ids
 
     def check_room(self, num_tokens: int, parameter: str) -> None:
@@ -295,8 +299,9 @@ class ModelTokenizer:
         window = self.info.max_context_tokens
         if num_tokens >= window:
             raise ContextTooLong(
-                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}",
+                f"{num_tokens} tokens leave no room in the window of {window}",
                 parameter,
+                remedy=f"shorten the {parameter}",
             )
 
     def check_length(self, num_characters: int, parameter: str) -> None:
@@ -304,8 +309,9 @@ class ModelTokenizer:
         window = self.info.max_context_tokens
         if num_characters > window * MAX_TOKEN_CHARACTERS:
             raise ContextTooLong(
-                f"{num_characters} characters are too many for the window of {window} tokens; shorten the {parameter}",
+                f"{num_characters} characters are too many for the window of {window} tokens",
                 parameter,
+                remedy=f"shorten the {parameter}",
             )
 
     def check_embedded(self, token_ids: Sequence[int], parameter: str) -> None:
@@ -322,7 +328,7 @@ class ModelTokenizer:
         named = f"the token {text!r} (id {foreign})" if text else f"the token id {foreign}"
         limit = f"the vocabulary of {self.num_embeddings} tokens that the model has embeddings for"
         raise InvalidRequest(
-            f"{named} is outside {limit}; leave it out of the {parameter}", parameter
+            f"{named} is outside {limit}", parameter, remedy=f"leave it out of the {parameter}"
         )
 
     def without_bos(self, text: str) -> str:
@@ -447,7 +453,7 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
     Mismatch when the tokenizer does not return offsets."""
     if not tokenizer.is_fast:
         raise Mismatch(
-            "the model's tokenizer returns no token offsets; save it with a tokenizer.json"
+            "the model's tokenizer returns no token offsets", remedy="save it with a tokenizer.json"
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)

@@ -89,7 +89,8 @@ def _check_complete(
     else:
         return
     raise Mismatch(
-        f"cannot load model {name!r}: {words}; fetch the checkpoint's files again, or correct config.json"
+        f"cannot load model {name!r}: {words}",
+        remedy="fetch the checkpoint's files again, or correct config.json",
     )
 
 

@@ -226,9 +226,9 @@ class Worker:
         Raises: Unavailable when closed, Overloaded when there are too many calls.
         """
         if self._is_closed:
-            raise Unavailable("the engine is shut down; retry on another replica")
+            raise Unavailable("the engine is shut down", remedy="retry on another replica")
         if self._num_calls >= MAX_CALLS:
-            raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
+            raise Overloaded(f"{MAX_CALLS} calls are under way", remedy="retry later")
         call = _Call(steps, is_ahead)
         self._num_calls += 1
         self._arrivals.put(call)  # type: ignore[arg-type]
@@ -254,8 +254,8 @@ class Worker:
                 self._make_steps()
             except Exception:
                 _log.exception("the engine's thread failed and goes on; its calls fail")
-                self._end_all(InternalError("the engine failed; its log has the details"))
-        self._end_all(Unavailable("the engine is shut down; retry on another replica"))
+                self._end_all(InternalError("the engine failed", remedy="its log has the details"))
+        self._end_all(Unavailable("the engine is shut down", remedy="retry on another replica"))
 
     @torch.inference_mode()
     def _make_steps(self) -> None:
@@ -357,7 +357,8 @@ class Worker:
             self._free_memory()
             call.end(
                 Overloaded(
-                    "the engine has no memory left for this call; retry later, or on another replica"
+                    "the engine has no memory left for this call",
+                    remedy="retry later, or on another replica",
                 )
             )
         else:

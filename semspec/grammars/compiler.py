@@ -99,13 +99,13 @@ class Compiler:
                 answer = await asyncio.to_thread(process.ask, task)
         except TimeoutError:
             process.kill()
-            raise Overloaded("no time to check this grammar; retry later") from None
+            raise Overloaded("no time to check this grammar", remedy="retry later") from None
         except BaseException:
             process.kill()
             raise
         if not answer:
             if process.kill() >= 0:  # it was not ended by its limits
-                raise InternalError("a process that compiles grammars has failed; retry")
+                raise InternalError("a process that compiles grammars has failed", remedy="retry")
             return Compiled(Flaw(None, TOO_COSTLY), 0)
         self._idle.append(process)
         flaw, num_bytes = json.loads(answer)

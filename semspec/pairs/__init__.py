@@ -94,7 +94,8 @@ def find(file: PairFile, models: Path | None) -> Path | None:
     if models is not None:
         if not models.is_dir():
             raise Mismatch(
-                f"there is no folder {models}; give --models the folder with the pair's files"
+                f"there is no folder {models}",
+                remedy="give --models the folder with the pair's files",
             )
         if (named := models / file.file).exists():
             _check_digest(
@@ -148,9 +149,10 @@ def _download(
         listed = ", ".join(
             f"{one.file} ({size_of(one.num_bytes)}, SHA-256 {one.sha256})" for one in missing
         )
-        reason = error.message.partition("; ")[0]
         remedy = f"put into a folder what is missing, and give it with --models FOLDER: {listed}"
-        raise Mismatch(f"the pair {pair.name} cannot be fetched: {reason}; {remedy}") from error
+        raise Mismatch(
+            f"the pair {pair.name} cannot be fetched: {error.message}", remedy=remedy
+        ) from error
     changed = f"{file.repository} has changed it; put the file of that digest into a folder, and give --models FOLDER"
     _check_digest(file, place, changed)
     return place
@@ -163,10 +165,10 @@ def _check_digest(file: PairFile, place: Path, remedy: str) -> None:
     try:
         [digest] = file_digests([place])
     except OSError as error:
-        raise Mismatch(f"cannot read {place}: {error.strerror}; {remedy}") from error
+        raise Mismatch(f"cannot read {place}: {error.strerror}", remedy=remedy) from error
     if digest != file.sha256:
         raise Mismatch(
-            f"{place} has the SHA-256 {digest}, but {file.file} has {file.sha256}; {remedy}"
+            f"{place} has the SHA-256 {digest}, but {file.file} has {file.sha256}", remedy=remedy
         )
 
 
@@ -174,6 +176,6 @@ def unknown_pair(name: str) -> InvalidRequest:
     """The refusal of a name that is neither a pair nor a path."""
     known = ", ".join(pair.name for pair in named_pairs())
     return InvalidRequest(
-        f"--pair: there is no pair {name!r} and no such path; give a release's path, or {known}",
-        "pair",
+        f"--pair: there is no pair {name!r} and no such path",
+        remedy=f"give a release's path, or {known}",
     )

@@ -36,9 +36,9 @@ def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]
         or any(not 0 <= index < num_layers_plus_one for index in layers)
     ):
         raise InvalidRequest(
-            f"layers {layers!r} of states that have layers 0 to {num_layers_plus_one - 1}; "
-            'name some of these, or "all", or "last"',
+            f"layers {layers!r} of states that have layers 0 to {num_layers_plus_one - 1}",
             "layers",
+            remedy='name some of these, or "all", or "last"',
         )
     return layers
 
@@ -181,9 +181,10 @@ def load_card(path: Path) -> ProbeCard:
         fields = read_json(path.with_suffix(".json"))
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
-                f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
+                f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}",
+                remedy="train it "
                 "again with `semspec train run` and another `output` "
-                "(the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)"
+                "(the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)",
             )
         return _card(fields)
 
@@ -205,13 +206,14 @@ def load_probe(path: Path) -> Artifact:
         probe = _built(card, {name: value.float() for name, value in tensors.items()})
     except (RuntimeError, KeyError, IndexError) as error:
         raise Mismatch(
-            f"probe {path} does not have the size its card says; train it again"
+            f"probe {path} does not have the size its card says", remedy="train it again"
         ) from error
     if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(
         probe.scale.all()
     ):
         raise Mismatch(
-            f"probe {path} has weights that are not finite, or a scale of 0; train it again"
+            f"probe {path} has weights that are not finite, or a scale of 0",
+            remedy="train it again",
         )
     return Artifact(probe.eval().requires_grad_(False), card, digest)
 
@@ -222,8 +224,9 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise Mismatch(
-            f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's: "
-            "`--config examples/demo/semspec_demo/probes.yaml`) or fetch it again"
+            f"cannot read probe {path}: {error}",
+            remedy="train it with `semspec train run` (the bundled pair's: "
+            "`--config examples/demo/semspec_demo/probes.yaml`) or fetch it again",
         ) from error
 
 
@@ -235,22 +238,26 @@ def _check(card: ProbeCard, path: Path) -> None:
     """Raises: Mismatch when this build cannot serve the probe of the card."""
     if card.state_convention != STATE_CONVENTION:
         raise Mismatch(
-            f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}; retrain it"
+            f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}",
+            remedy="retrain it",
         )
     if re.fullmatch("[0-9a-f]{16}", card.fingerprint):
         raise Mismatch(
             f"probe {path} names its model {card.fingerprint}, a fingerprint of an earlier definition, which covered a "
-            f"part of the weights (now {FINGERPRINT}:...); train it again with `semspec train run`, or fetch it again"
+            f"part of the weights (now {FINGERPRINT}:...)",
+            remedy="train it again with `semspec train run`, or fetch it again",
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(
-            f"probe {path} knows other surprisal statistics than this build computes; retrain it"
+            f"probe {path} knows other surprisal statistics than this build computes",
+            remedy="retrain it",
         )
     try:
         num_features(card.features, card.layers, card.shape)
     except InvalidRequest as error:
         raise Mismatch(
-            f"the card of probe {path} names {error.message}; or train the probe again"
+            f"the card of probe {path} names {error.message}",
+            remedy=f"{error.remedy}, or train the probe again",
         ) from error
 
 

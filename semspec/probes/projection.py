@@ -122,12 +122,14 @@ class ServedProbe:
             if one.model != card.fingerprint:
                 raise Mismatch(
                     f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of "
-                    f"{one.model}; serve that model or train a probe for this one"
+                    f"{one.model}",
+                    remedy="serve that model or train a probe for this one",
                 )
             if one.projection and (own is None or one.projection != own.digest):
                 raise Mismatch(
                     f"{role} states are projected by {one.projection}, the projection of the probe is "
-                    f"{own.digest if own else 'none'}; send states, or projections by that"
+                    f"{own.digest if own else 'none'}",
+                    remedy="send states, or projections by that",
                 )
             shape = (1, own.width) if own and one.projection else card.shape
             if one.shape != shape:

@@ -17,7 +17,7 @@ from semspec import __version__
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.clustering.loading import served_equivalence
 from semspec.device import device_of
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidField, InvalidRequest, Mismatch
 from semspec.files import first_error
 from semspec.observability import Durations, Metric
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
@@ -49,12 +49,13 @@ class ProbePair:
         """`device`: a torch device or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
-                f"the draft probe wants {draft.card.features!r}, but a draft sends states only; "
-                "if the two probes are swapped give them the other way round, else train this one on states"
+                f"the draft probe wants {draft.card.features!r}, but a draft sends states only",
+                remedy="if the two probes are swapped give them the other way round, else train this one on states",
             )
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch(
-                "the two probes were trained on different segmentations; train them together"
+                "the two probes were trained on different segmentations",
+                remedy="train them together",
             )
         device = device_of(device, "the probes")
         self.draft, self.target = ServedProbe(draft, device), ServedProbe(target, device)
@@ -76,8 +77,8 @@ class ProbePair:
     @torch.inference_mode()
     def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore]
-    ) -> list[Judgement | InvalidRequest]:
-        """One judgement per segment, or the error of one with a value that is no number or too large."""
+    ) -> list[Judgement | str]:
+        """Return a judgement for each segment, or the field of its call whose value is not a number or too large."""
         surprisal = torch.tensor([score.surprisal for score in scores])
         is_valid = (surprisal.abs() <= MAX_MAGNITUDE).all(1).tolist()
         draft = self.draft.probabilities(draft_states, surprisal)
@@ -87,18 +88,14 @@ class ProbePair:
 
 def _judgement(
     draft_probability: float, target_probability: float, has_valid_surprisal: bool
-) -> Judgement | InvalidRequest:
+) -> Judgement | str:
     if math.isnan(draft_probability):
-        field = "draft_states[{}].pooled"
-    elif not has_valid_surprisal:
-        field = "readings[{}].surprisal"
-    elif math.isnan(target_probability):
-        field = "readings[{}].states.pooled"
-    else:
-        return Judgement(max(draft_probability, LEAST_PROBABILITY), target_probability)
-    return InvalidRequest(
-        f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field
-    )
+        return "draft_states[{}].pooled"
+    if not has_valid_surprisal:
+        return "readings[{}].surprisal"
+    if math.isnan(target_probability):
+        return "readings[{}].states.pooled"
+    return Judgement(max(draft_probability, LEAST_PROBABILITY), target_probability)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,12 +107,11 @@ class _Call:
     scores: Sequence[SegmentScore]
     result: Future[list[Judgement]] = field(default_factory=Future)
 
-    def finish(self, judgements: Sequence[Judgement | InvalidRequest]) -> None:
-        for index, error in enumerate(judgements):
-            if isinstance(error, InvalidRequest):
-                self.result.set_exception(
-                    InvalidRequest(error.message.format(index), str(error.parameter).format(index))
-                )
+    def finish(self, judgements: Sequence[Judgement | str]) -> None:
+        for index, found in enumerate(judgements):
+            if isinstance(found, str):
+                reason = f"holds a value that is not a number or above {MAX_MAGNITUDE:g}"
+                self.result.set_exception(InvalidField(reason, found.format(index)))
                 return
         self.result.set_result([one for one in judgements if isinstance(one, Judgement)])
 
@@ -204,8 +200,9 @@ class ProbeVerifier:
     ) -> list[Judgement]:
         if not draft_states or len(draft_states) != len(scores):
             raise InvalidRequest(
-                f"{len(draft_states)} draft states and {len(scores)} scores; send one of each per segment",
+                f"{len(draft_states)} draft states and {len(scores)} scores",
                 "draft_states",
+                remedy="send one of each per segment",
             )
         pair = self._pair(probes)
         pair.check(draft_states, scores)
@@ -222,7 +219,8 @@ class ProbeVerifier:
         """See `semspec.clustering.equivalence.Clusterer`."""
         if self._equivalence is None:
             raise Mismatch(
-                "this verifier has no equivalence of meaning; set SEMSPEC_VERIFIER_EQUIVALENCE"
+                "this verifier has no equivalence of meaning",
+                remedy="set SEMSPEC_VERIFIER_EQUIVALENCE",
             )
         equivalence = self._equivalence[1]
         (clusters,) = await get_running_loop().run_in_executor(
@@ -263,9 +261,9 @@ class ProbeVerifier:
         if probes not in self._alternatives:
             names = ", ".join(self._alternatives) or "none"
             raise InvalidRequest(
-                f"there are no probes named {probes!r} beside the pair's own: {names}; "
-                "name one of these, or add them to the release's folder `alternatives`",
+                f"there are no probes named {probes!r} beside the pair's own: {names}",
                 "probes",
+                remedy="name one of these, or add them to the release's folder `alternatives`",
             )
         return self._alternatives[probes]
 
@@ -283,13 +281,15 @@ def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not paths:
-        raise Mismatch(f"{folder} holds no folder of probes; remove it, or put some there")
+        raise Mismatch(f"{folder} holds no folder of probes", remedy="remove it, or put some there")
     pairs = dict[str, ProbePair]()
     for path in paths:
         try:
             pairs[path.name] = ProbePair.load(path, device)
         except Mismatch as error:
-            raise Mismatch(f"alternative probes {path.name!r}: {error.message}") from error
+            raise Mismatch(
+                f"alternative probes {path.name!r}: {error.message}", remedy=error.remedy
+            ) from error
     return pairs
 
 
@@ -302,11 +302,13 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
         if card.fingerprint != expected.fingerprint:
             raise Mismatch(
                 f"alternative probes {name!r}: the {role} probe was trained on {card.model} ({card.fingerprint}), "
-                f"the pair's own on {expected.model} ({expected.fingerprint}); {remedy}"
+                f"the pair's own on {expected.model} ({expected.fingerprint})",
+                remedy=remedy,
             )
     if pair.target.card.segmentations != own.target.card.segmentations:
         raise Mismatch(
-            f"alternative probes {name!r} were trained on other segmentations than the pair's own; {remedy}"
+            f"alternative probes {name!r} were trained on other segmentations than the pair's own",
+            remedy=remedy,
         )
 
 
@@ -322,5 +324,6 @@ def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
     except ValidationError as error:
         raise Mismatch(
             f"cannot read metrics.strictness in the card of the probe of {card.model}: "
-            f"{first_error(error, 'a row')}; train the probes again, or take it out"
+            f"{first_error(error, 'a row')}",
+            remedy="train the probes again, or take it out",
         ) from error

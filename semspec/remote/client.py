@@ -95,7 +95,7 @@ def translated(server: Server) -> Iterator[None]:
         kind = _kind(error)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         remedy = "retry later" if kind is Overloaded else server.remedy
-        raise kind(f"{server.url} does not write segments: {reason}; {remedy}") from error
+        raise kind(f"{server.url} does not write segments: {reason}", remedy=remedy) from error
 
 
 async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:

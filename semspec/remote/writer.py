@@ -113,7 +113,9 @@ class RemoteWriter:
                     end = delta.end
             if end is None:
                 break
-        raise Unavailable("the server that writes for this model broke off without an end; retry")
+        raise Unavailable(
+            "the server that writes for this model broke off without an end", remedy="retry"
+        )
 
     async def info(self) -> ModelInfo:
         return _written_by_server(await self._engine.info())
@@ -169,13 +171,11 @@ async def _check(model: str, server: Server) -> None:
         async with aclosing(connect(server)) as client:
             served = await client.served()
     except (Unavailable, Overloaded, DeadlineExceeded) as error:
-        logger.warning(
-            "the model of the server that writes could not be checked: %s", error.message
-        )
+        logger.warning("the model of the server that writes could not be checked: %s", error)
         return
     if server.api == "openai" and server.model not in served:
         names = ", ".join(served) or "nothing"
-        raise Mismatch(f"{server.url} serves {names}, not {server.model}; {server.remedy}")
+        raise Mismatch(f"{server.url} serves {names}, not {server.model}", remedy=server.remedy)
     name = server.model if server.api == "openai" else served[0]
     is_same = name is not None and Path(name).name == Path(model).name
     doubt = "" if is_same else f", states are those of {model}: it must be the same model"

@@ -40,8 +40,8 @@ def replacing(path: Path) -> Iterator[Path]:
         if _is_full(error):
             free = shutil.disk_usage(path.parent).free / 1e9
             raise Unavailable(
-                f"no room to write {path} ({free:.2f} GB free): make room and run the same command again; "
-                "finished shards are kept"
+                f"no room to write {path} ({free:.2f} GB free): make room and run the same command again",
+                remedy="finished shards are kept",
             ) from error
         raise
 
@@ -68,11 +68,11 @@ def read_json(path: Path, remedy: str = "") -> Any:
         reason = "no JSON object"
     except (OSError, ValueError) as error:
         reason = str(error)
-    raise Mismatch(f"{path} is damaged: {reason}; {remedy or AGAIN.format(path)}")
+    raise Mismatch(f"{path} is damaged: {reason}", remedy=remedy or AGAIN.format(path))
 
 
-def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
-    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest about `parameter`."""
+def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -83,20 +83,20 @@ def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
                     value = parse_json(line)
                 except ValueError as error:
                     raise InvalidRequest(
-                        f"{place} is not JSON: {error}; one question a line", parameter
+                        f"{place} is not JSON: {error}", remedy="one question a line"
                     ) from error
                 if not isinstance(value, dict):
                     raise InvalidRequest(
-                        f"{place} is not a JSON object; one question a line", parameter
+                        f"{place} is not a JSON object", remedy="one question a line"
                     )
                 yield place, value
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{path} is not UTF-8 text; give a JSON lines file", parameter
+            f"{path} is not UTF-8 text", remedy="give a JSON lines file"
         ) from error
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter
+            f"cannot read {path}: {error.strerror}", remedy="give a JSON lines file"
         ) from error
 
 

@@ -246,10 +246,10 @@ async def _send(context: Context, request: Any, response: Any) -> None:
 async def _abort(context: Context, error: Exception) -> Never:
     if not isinstance(error, SemspecError):
         logger.error("unhandled error", exc_info=error)
-        error = InternalError("internal error; the service's log has the details")
+        error = InternalError("internal error", remedy="the service's log has the details")
     trailer = ((PARAMETER, error.parameter or ""),)
     status = grpc.StatusCode[represent(error).grpc_status]
-    await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
+    await context.abort(status, error.text[:_MAX_DETAILS_LENGTH], trailer)
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Mismatch(
-            f"the service has another version of the gRPC contract ({details}); upgrade it"
+            f"the service has another version of the gRPC contract ({details})", remedy="upgrade it"
         )
     parameters = [str(value) for key, value in trailer if key == PARAMETER]
     if error.code() in _OF_TRANSPORT and not parameters:  # whose details have addresses
@@ -299,5 +299,5 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
             f"{error.code().name} is not a status of the gRPC contract: {details}", parameter
         )
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return InvalidRequest(f"too large for the link: {details}; send less")
+        return InvalidRequest(f"too large for the link: {details}", remedy="send less")
     return from_grpc_status(error.code().name, details, parameter)

@@ -5,7 +5,6 @@ has no call, or opens one, and gives it back after its last response; an error o
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -38,24 +37,6 @@ T = TypeVar("T")
 
 MAX_IDLE = 128
 """Streams of a method that are kept for later calls."""
-_SERVICES = [{"service": f"semspec.v2.{name}"} for name in ("Draft", "Target", "Verifier")]
-_RETRIES = {
-    "maxAttempts": 3,
-    "initialBackoff": "0.05s",
-    "maxBackoff": "0.5s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
-}
-_METHODS = [
-    {
-        "name": _SERVICES,
-        "retryPolicy": _RETRIES,
-    },  # of a stream: until its first call has a response
-    {
-        "name": [{**service, "method": "Generate"} for service in _SERVICES]
-    },  # goes on elsewhere instead
-]
-
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 _log = logging.getLogger(__name__)
@@ -99,11 +80,6 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        (
-            "grpc.per_rpc_retry_buffer_size",
-            MAX_MESSAGE_BYTES,
-        ),  # a larger request would not be retried
-        ("grpc.service_config", json.dumps({"methodConfig": _METHODS})),
         ("grpc.initial_reconnect_backoff_ms", 100),
         (
             "grpc.max_reconnect_backoff_ms",
@@ -303,4 +279,4 @@ def _checked_response() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise InternalError(f"malformed answer: {error.message}") from error
+        raise InternalError(f"malformed answer: {error.text}") from error

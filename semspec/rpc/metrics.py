@@ -51,7 +51,8 @@ class MetricsServer(ThreadingTCPServer, Collector):
             super().__init__((settings.host, port), _Handler)
         except OSError as error:
             raise Unavailable(
-                f"SEMSPEC_METRICS_PORT: cannot listen on {port}: {error}; choose another port"
+                f"SEMSPEC_METRICS_PORT: cannot listen on {port}: {error}",
+                remedy="choose another port",
             ) from error
         if settings.tls_certificate and settings.tls_key:
             context = renewing_context(settings.tls_certificate, settings.tls_key)

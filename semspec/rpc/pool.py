@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from operator import attrgetter
@@ -122,15 +123,13 @@ class Pool:
     def _failure(self, errors: Sequence[SemspecError]) -> SemspecError:
         """Return the last of the replicas' `errors`, with the role, since clients see it."""
         if errors and not isinstance(last := errors[-1], Unavailable):
-            return type(last)(
-                last.message, last.parameter
-            )  # a new one: each raise adds to an error's traceback
-        reason = f": {errors[-1].message}" if errors else ""
+            return copy(last)  # each raise adds to an error's traceback
+        reason = f": {errors[-1].text}" if errors else ""
         if self.num_hung:
             return Unavailable(
                 f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}"
             )
-        return Unavailable(f"no replica of the {self._spec.role} answers{reason}; retry")
+        return Unavailable(f"no replica of the {self._spec.role} answers{reason}", remedy="retry")
 
     def _candidates(self, tried: Container[Replica], model: object) -> list[Replica]:
         return [
@@ -151,7 +150,7 @@ class Pool:
                 self._adopt(await self._resolver.resolve())
                 await self._close_idle()
             except SemspecError as error:  # unreadable certificates; the next attempt may succeed
-                _log.error("cannot call %s: %s", self._spec.service, error.message)
+                _log.error("cannot call %s: %s", self._spec.service, error)
             self._is_resolved.set()
             self._report_mismatched()
             await asyncio.sleep(self._options.resolve_s)

@@ -165,7 +165,7 @@ class Replica:
     def _failed(self, error: SemspecError) -> None:
         """Prefer other replicas until the next health check."""
         if isinstance(error, InternalError):
-            _log.warning("%s at %s is broken: %s", self._spec.service, self.address, error.message)
+            _log.warning("%s at %s is broken: %s", self._spec.service, self.address, error)
         if isinstance(error, Overloaded):
             self._overloaded_until = asyncio.get_running_loop().time() + OVERLOAD_S
         elif self.health is Health.SERVING:
@@ -232,7 +232,7 @@ class Replica:
         try:
             self.connection = Connection(self.address, self._options, self._spec.descriptor)
         except SemspecError as error:
-            _log.error("cannot call %s at %s: %s", self._spec.service, self.address, error.message)
+            _log.error("cannot call %s at %s: %s", self._spec.service, self.address, error)
 
     async def _pause(self) -> None:
         interval_s = self._options.health_interval_s

@@ -89,7 +89,7 @@ class ServiceServer:
                 self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
             raise Unavailable(
-                f"cannot listen on {self.address}; choose another host or port", "port"
+                f"cannot listen on {self.address}", "port", remedy="choose another host or port"
             ) from error
         await self._server.start()
 
@@ -164,7 +164,7 @@ def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
         with exported_traces(servicer.name.lower().replace("semspec.v2.", "semspec-")):
             asyncio.run(serve(servicer, settings))
     except SemspecError as error:
-        logger.critical("cannot serve %s: %s", servicer.name, error.message)
+        logger.critical("cannot serve %s: %s", servicer.name, error)
         raise SystemExit(EXIT_CANNOT_SERVE) from error
 
 
@@ -209,7 +209,7 @@ def _metrics_server(settings: ServiceSettings) -> "MetricsServer | None":
         from semspec.rpc.metrics import MetricsServer
     except ModuleNotFoundError as error:
         raise Unavailable(
-            f"{error.name} is not installed; install it, or unset SEMSPEC_METRICS_PORT"
+            f"{error.name} is not installed", remedy="install it, or unset SEMSPEC_METRICS_PORT"
         ) from error
     return MetricsServer(settings, settings.metrics_port)
 

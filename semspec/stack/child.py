@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.errors import SemspecError
 from semspec.stack import parent_death
 
 NUM_TAIL_LINES = 15
 
 
-class StackError(Exception):
-    """The stack cannot start or continue. `str()` is one line; `log_tail` is the end of the failed process's log."""
+class StackError(SemspecError):
+    """The stack cannot start or continue. `log_tail` is the end of the failed process's log."""
 
-    def __init__(self, message: str, log_tail: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, log_tail: str = "", **fields: str) -> None:
+        super().__init__(message, **fields)
         self.log_tail = log_tail
 
 
@@ -68,7 +69,7 @@ class Child:
     def check_alive(self) -> None:
         """Raises: StackError when the process has ended."""
         if not self.is_alive:
-            raise StackError(f"{self.name} ended with {self.status}", self.log_tail())
+            raise StackError(f"{self.name} ended with {self.status}", log_tail=self.log_tail())
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()

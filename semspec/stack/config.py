@@ -149,7 +149,8 @@ class StackConfig:
             ]
         except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
             raise Mismatch(
-                f"cannot read the card {path} of the target's probe: {error}; fetch it again"
+                f"cannot read the card {path} of the target's probe: {error}",
+                remedy="fetch it again",
             ) from error
 
     @property

@@ -27,10 +27,10 @@ class PrivateFolder:
             self._lock = (self.path / _LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:
-            reason = (
-                f"no folder for logs and sockets: {error}; set TMPDIR to one that can be written"
-            )
-            raise StackError(reason) from error
+            raise StackError(
+                f"no folder for logs and sockets: {error}",
+                remedy="set TMPDIR to one that can be written",
+            ) from error
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

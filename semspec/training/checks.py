@@ -24,8 +24,8 @@ def check_output(folder: Path) -> None:
         card = weights.with_suffix(".json")
         if card.exists() and (found := card_format(read_json(card))) != PROBE_FORMAT:
             raise Mismatch(
-                f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}; "
-                "name another folder, or move them"
+                f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}",
+                remedy="name another folder, or move them",
             )
 
 
@@ -37,7 +37,8 @@ def check_models(
         name, window = f"the {writer}'s", tokenizer.info.max_context_tokens
         if config.max_segment_tokens >= window:
             raise Mismatch(
-                f"max_segment_tokens is {config.max_segment_tokens}, {name} window has {window} tokens; lower it"
+                f"max_segment_tokens is {config.max_segment_tokens}, {name} window has {window} tokens",
+                remedy="lower it",
             )
         _check_round_trip(
             name, tokenizer, [question.text for question in questions[:NUM_QUESTIONS]]
@@ -69,7 +70,8 @@ def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]
         start = max(start - 8, 0)
         raise Mismatch(
             f"{name} tokenizer does not keep text: {before[start : start + 24]!r} becomes "
-            f"{after[start : start + 24]!r}; take a model that keeps case, white space and the questions' words"
+            f"{after[start : start + 24]!r}",
+            remedy="take a model that keeps case, white space and the questions' words",
         )
 
 
@@ -85,15 +87,16 @@ def _check_turns(name: str, tokenizer: ModelTokenizer) -> None:
         rendered = str(tokenizer.raw.apply_chat_template(turns, tokenize=False))
     except Exception as error:  # templates may raise any error
         raise Mismatch(
-            f"{name} chat template refuses an assistant's turn: {error}; {REMEDY}"
+            f"{name} chat template refuses an assistant's turn: {error}", remedy=REMEDY
         ) from error
     _, separator, suffix = rendered.rpartition(EARLIER_TURN)
     if not separator:
-        raise Mismatch(f"{name} chat template drops the assistant's turn; {REMEDY}")
+        raise Mismatch(f"{name} chat template drops the assistant's turn", remedy=REMEDY)
     if len(tokenizer.eos_ids) > 1 and not tokenizer.eos_ids & set(tokenizer.ids_of(suffix)):
         raise Mismatch(
             f"{name} chat template ends the assistant's turn with none of the {len(tokenizer.eos_ids)} end-of-sequence "
-            f"tokens, so the end of a turn is unknown; correct eos_token_id in generation_config.json, or {REMEDY}"
+            "tokens, so the end of a turn is unknown",
+            remedy=f"correct eos_token_id in generation_config.json, or {REMEDY}",
         )
 
 
@@ -105,11 +108,14 @@ def _check_prompt(
 ) -> None:
     if tokenizer.raw.chat_template is None:
         raise Mismatch(
-            f"{name} has no chat template; set prompt.chat: false, or take a model that has one"
+            f"{name} has no chat template",
+            remedy="set prompt.chat: false, or take a model that has one",
         )
     try:
         rendered = prompts(question, config.prompt, tokenizer, tokenizer).target.text
     except InvalidRequest as error:
-        raise Mismatch(f"{name} cannot render a question: {error.message}; {REMEDY}") from error
+        raise Mismatch(
+            f"{name} cannot render a question: {error.message}", remedy=REMEDY
+        ) from error
     if question.text.strip() not in rendered:
-        raise Mismatch(f"{name}'s chat template drops or changes the user's turn; {REMEDY}")
+        raise Mismatch(f"{name}'s chat template drops or changes the user's turn", remedy=REMEDY)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         sys.exit(_run(options, reporter))
     except SemspecError as error:
-        code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, error.message
+        code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, str(error)
     except (
         OSError
     ) as error:  # a folder of another user, a full disk under a library's temporary files
@@ -62,14 +62,13 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.command == "calibrate" and options.from_prompts is not None:
         if options.config is not None or options.shard != (0, 1):
             raise InvalidRequest(
-                "--from-prompts: it takes no --config and no --shard; leave them out",
-                "from_prompts",
+                "--from-prompts: it takes no --config and no --shard", remedy="leave them out"
             )
         print(from_prompts.run(options, reporter))
         return 0
     if options.config is None:
         raise InvalidRequest(
-            "--config: missing; give a configuration, or prompts alone by --from-prompts", "config"
+            "--config: missing", remedy="give a configuration, or prompts alone by --from-prompts"
         )
     torch.set_num_threads(options.threads or max(os.cpu_count() or 1, 1))
     if options.command == "datastore":

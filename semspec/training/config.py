@@ -320,10 +320,12 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a YAML file") from error
+        raise InvalidRequest(
+            f"cannot read {path}: {error.strerror}", remedy="give a YAML file"
+        ) from error
     except RecursionError:
         raise InvalidRequest(
-            f"{path} has too many levels of lists and objects; correct it"
+            f"{path} has too many levels of lists and objects", remedy="correct it"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
@@ -356,5 +358,6 @@ def _problem(detail: Any) -> str:
     name = str(detail["loc"][-1]) if detail["loc"] else ""
     if detail["type"] in ("missing", "union_tag_not_found", "too_short") and name in EXAMPLES:
         return f"missing; for example `{name}: {EXAMPLES[name]}`"
-    unknown = detail["type"] == "extra_forbidden"
-    return "no such setting" if unknown else str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return "no such setting"
+    return str(detail["ctx"]["error"] if detail["type"] == "value_error" else detail["msg"])

@@ -164,9 +164,9 @@ class DatastoreBuild:
     def _given(self, question: Question) -> list[int]:
         if not question.trace:
             raise InvalidRequest(
-                f"question {question.id} has no answer; name the field that holds it (questions.trace), or have the "
+                f"question {question.id} has no answer",
+                remedy="name the field that holds it (questions.trace), or have the "
                 "target write it (answers.source: target)",
-                "questions.trace",
             )
         return self._lm.tokenizer.ids_of(question.trace)
 
@@ -218,8 +218,8 @@ class DatastoreBuild:
                 break
         if num_tokens < self.config.width:
             raise InvalidRequest(
-                f"width: {self.config.width} components of {num_tokens} tokens of answers; give more questions",
-                "width",
+                f"width: {self.config.width} components of {num_tokens} tokens of answers",
+                remedy="give more questions",
             )
         fitted = Projection.fitted(torch.cat(parts).numpy(), self.config.width)
         tensors = {"mean": torch.from_numpy(fitted.mean), "weight": torch.from_numpy(fitted.weight)}

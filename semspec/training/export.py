@@ -91,7 +91,8 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
             else "neither probes nor a calibration"
         )
         raise Mismatch(
-            f"{output} holds {what}; name another `output`, or make them with `semspec train run`"
+            f"{output} holds {what}",
+            remedy="name another `output`, or make them with `semspec train run`",
         )
     [prints] = found
     draft, target = (
@@ -214,8 +215,8 @@ class Export:
         for role, fields in first.items():
             if any(other[role]["fingerprint"] != fields["fingerprint"] for other in others):
                 raise Mismatch(
-                    f"the {role}'s weights changed between two shards of {folder.path}; "
-                    "delete the shards of the one that is not to be served and run the same command again"
+                    f"the {role}'s weights changed between two shards of {folder.path}",
+                    remedy="delete the shards of the one that is not to be served and run the same command again",
                 )
         return {role: info_of(fields) for role, fields in first.items()}
 
@@ -253,7 +254,7 @@ class Export:
         try:
             return self._calibrated(cost)
         except InvalidRequest as error:
-            self._reporter.say(f"no calibration of likelihood: {error.message}")
+            self._reporter.say(f"no calibration of likelihood: {error}")
             return None
 
     def _export_likelihood(self, found: LikelihoodReport) -> None:
@@ -303,7 +304,9 @@ class Export:
         try:
             return Cost(**read_json(path))
         except TypeError as error:
-            raise Mismatch(f"{path} is damaged: it holds no costs; {AGAIN.format(path)}") from error
+            raise Mismatch(
+                f"{path} is damaged: it holds no costs", remedy=AGAIN.format(path)
+            ) from error
 
     def _facts(self) -> dict[str, str | int | float]:
         """Facts about the data's origin, for the report."""

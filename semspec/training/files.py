@@ -82,8 +82,8 @@ def check_format(work: Path) -> None:
     for path in sorted(work.glob("*/recipe.json")):
         if (found := read_json(path, _RECIPE.format(path.parent)).get("format", 1)) != DATA_FORMAT:
             raise Mismatch(
-                f"{work} has format {found!r}, this version makes format {DATA_FORMAT}; it is left as it is: run "
-                "`semspec train run` with another --work"
+                f"{work} has format {found!r}, this version makes format {DATA_FORMAT}",
+                remedy="it is left as it is: run `semspec train run` with another --work",
             )
 
 
@@ -100,8 +100,8 @@ class StageFolder:
             write_json(self.recipe, {"format": DATA_FORMAT, **recipe})
         elif differing := self.differing(recipe):
             raise Mismatch(
-                f"{self.path} was made with other settings ({'; '.join(differing)}); "
-                f"give another --work, or delete {self.path} to make it again"
+                f"{self.path} was made with other settings ({'; '.join(differing)})",
+                remedy=f"give another --work, or delete {self.path} to make it again",
             )
 
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
@@ -129,7 +129,9 @@ class StageFolder:
         try:
             return _MANIFEST.validate_python(read_json(path))
         except ValidationError as error:
-            raise Mismatch(f"{path} is damaged: it is no manifest; {AGAIN.format(path)}") from error
+            raise Mismatch(
+                f"{path} is damaged: it is no manifest", remedy=AGAIN.format(path)
+            ) from error
 
     def manifests(self, numbers: Iterable[int]) -> list[Manifest]:
         """Those of the finished shards among `numbers`."""
@@ -155,7 +157,8 @@ class StageFolder:
         for path in (self.file(number, suffix) for suffix in suffixes):
             if _differs(path, manifest.files.get(path.name)):
                 raise Mismatch(
-                    f"{path} is damaged: it is not what its manifest says; {AGAIN.format(path)}"
+                    f"{path} is damaged: it is not what its manifest says",
+                    remedy=AGAIN.format(path),
                 )
 
     def is_done(self, number: int, inputs: str = "") -> bool:

@@ -125,10 +125,10 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
     """Raises: InvalidRequest when options are missing or exclude each other."""
     given = {role: getattr(options, f"{role}_model") for role in ROLES}
     if options.output is None:
-        raise InvalidRequest("--output: missing; give the folder of the release", "output")
+        raise InvalidRequest("--output: missing", remedy="give the folder of the release")
     if options.pair is not None:
         if any(given.values()):
-            raise InvalidRequest("--pair: give a named pair or two models, not both", "pair")
+            raise InvalidRequest("--pair: give a named pair or two models, not both")
         pair = named_pair(options.pair)
         if pair is None:
             raise unknown_pair(options.pair)
@@ -143,8 +143,7 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
         name = pair.name
     elif None in given.values():
         raise InvalidRequest(
-            "--from-prompts: name the models, by --pair NAME or by --draft-model and --target-model",
-            "from_prompts",
+            "--from-prompts: name the models, by --pair NAME or by --draft-model and --target-model"
         )
     else:
         models = {role: ModelChoice(str(model)) for role, model in given.items()}
@@ -169,14 +168,14 @@ def _questions(path: Path, num_prompts: int) -> list[str]:
         text = next((row[name] for name in PROMPT_FIELDS if row.get(name)), None)
         if not isinstance(text, str):
             raise InvalidRequest(
-                f"{place} has neither `problem` nor `question`; one prompt a line", "from_prompts"
+                f"{place} has neither `problem` nor `question`", remedy="one prompt a line"
             )
         return text
 
-    rows = islice(json_lines(path, "from_prompts"), num_prompts)
+    rows = islice(json_lines(path), num_prompts)
     found = [question(place, row) for place, row in rows]
     if not found:
-        raise InvalidRequest(f"{path} has no prompt; give one a line", "from_prompts")
+        raise InvalidRequest(f"{path} has no prompt", remedy="give one a line")
     return found
 
 
@@ -184,7 +183,8 @@ def _check_output(output: Path) -> None:
     """Raises: Mismatch when the folder has probes, which its new `pair.json` would not name."""
     if (output / "target.safetensors").exists():
         raise Mismatch(
-            f"output: {output} contains probes; name another folder for the release without probes"
+            f"output: {output} contains probes",
+            remedy="name another folder for the release without probes",
         )
 
 

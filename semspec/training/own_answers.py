@@ -157,8 +157,7 @@ class Answers:
         if not rows:
             raise InvalidRequest(
                 "the target's answers have no segment to learn from; give more prompts or a larger "
-                "max_tokens",
-                "from_prompts",
+                "max_tokens"
             )
         column = {name: [row[name] for _, row in rows] for name in rows[0][1]}
         return OwnContexts(
@@ -201,7 +200,8 @@ class Answers:
                 self._take(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise Mismatch(
-                f"{self._path} is damaged: {error}; delete it and run the same command again"
+                f"{self._path} is damaged: {error}",
+                remedy="delete it and run the same command again",
             ) from error
         if whole != data:
             os.truncate(self._path, len(whole))

@@ -98,11 +98,11 @@ def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
         others = "`semspec train calibrate --from-prompts` gives a rule in minutes"
         if not sys.stdin.isatty():
             raise InvalidRequest(
-                f"the run takes {kept['time']}; say --yes to begin it; {others}", "yes"
+                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {others}"
             )
         reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
         if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
-            raise InvalidRequest(f"not begun; the same command asks again; {others}", "yes")
+            raise InvalidRequest("not begun", remedy=f"the same command asks again; {others}")
     reporter.say("Ctrl-C stops; the same command continues")
     write_json(work / "preset.json", kept | {"is_agreed": True})
 

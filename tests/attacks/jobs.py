@@ -51,7 +51,6 @@ def _send_result(sink: Connection, job: str, path: str) -> None:
     import torch
 
     from semspec.errors import SemspecError
-    from semspec.stack import StackError
 
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -59,7 +58,7 @@ def _send_result(sink: Connection, job: str, path: str) -> None:
     try:
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
             sink.send({"end": "loaded", **JOBS[job](path)})
-    except (SemspecError, StackError) as error:
+    except SemspecError as error:
         sink.send({"end": "refused", "why": str(error)})
     except SystemExit:
         sink.send({"end": "refused", "why": told.getvalue().strip()})
@@ -115,7 +114,7 @@ def probes(path: str) -> Json:
         try:
             return {"identity": [str(info)], "said": [str(await verifier.judge([draft], [score]))]}
         except SemspecError as error:
-            return {"identity": [str(info)], "said": [error.message]}
+            return {"identity": [str(info)], "said": [str(error)]}
 
     return asyncio.run(judged())
 

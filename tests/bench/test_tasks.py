@@ -53,7 +53,7 @@ def mathematics(tmp_path_factory: pytest.TempPathFactory) -> Task:
 def refusal(name: str, **arguments: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
         load_task(name, **arguments)
-    return caught.value.message
+    return str(caught.value)
 
 
 def test_demo_asks_the_split_by_seed_and_grades_exactly() -> None:

@@ -200,7 +200,7 @@ async def told_of(asking: Asking, request: Request) -> Outcome:
     except TimeoutError:
         complaint = f"no answer within {BOUND_S:g} s"
     except SemspecError as error:
-        complaint = f"{type(error).__name__}: {error.message}"
+        complaint = f"{type(error).__name__}: {error}"
     return Outcome(request.seed, answer, monotonic() - begin, complaint)
 
 

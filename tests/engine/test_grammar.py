@@ -150,7 +150,7 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(
         ("start: ]", "."),
         (grammar_of(COSTLY["patterns"]), "it takes too much time"),
         (grammar_of(COUNTED["required"][0]), ".*requires 30000 properties"),
-        (grammar_of(MANY), "it has too many continuations"),
+        (grammar_of(MANY), "has too many continuations"),
     ],
     ids=["no end", "no beginning", "syntax", "costly", "large", "costly at each token"],
 )
@@ -160,9 +160,9 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     """Also one that a call over gRPC may have, which no gateway has checked."""
     refused = asyncio.create_task(answered(engine, params(1, grammar=grammar)))
     assert await answered(engine, params(5))
-    with pytest.raises(InvalidRequest, match=f"grammar: {complaint}") as refusal:
+    with pytest.raises(InvalidRequest, match=f"grammar:? {complaint}") as refusal:
         await refused
-    assert refusal.value.parameter == "grammar" and "\n" not in refusal.value.message
+    assert refusal.value.parameter == "grammar" and "\n" not in str(refusal.value)
 
 
 async def test_compiled_grammars_are_bounded_in_number_and_bytes(

@@ -204,7 +204,7 @@ async def test_token_without_an_embedding_is_refused_with_its_field(
 ) -> None:
     with pytest.raises(InvalidRequest, match=NAMED) as refused:
         await call(smaller)
-    assert refused.value.parameter == parameter and refused.value.message.endswith(
+    assert refused.value.parameter == parameter and str(refused.value).endswith(
         f"; leave it out of the {parameter}"
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,7 +215,7 @@ class FakeVerifier(fakes.FakeVerifier):
 def raise_anew(error: SemspecError | None) -> None:
     """An error that is raised twice would keep the first traceback."""
     if error is not None:
-        raise type(error)(error.message, error.parameter)
+        raise copy(error)
 
 
 @dataclass(frozen=True)

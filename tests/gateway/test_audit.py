@@ -68,7 +68,7 @@ async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(
         (
             FakeVerifier(),
             {"share": 0.1},
-            "the verifier has no equivalence of meaning: give it the card's",
+            "the verifier has no equivalence of meaning; give it the card's",
         ),
         (no_curve, {"share": 0.1, "strictness": 0.5}, "the audit's strictness needs a curve"),
     ):

@@ -94,7 +94,7 @@ async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(
 ) -> None:
     async def too_complex(*_: Any) -> AsyncIterator[GeneratedSegment]:
         raise InvalidRequest(
-            "grammar: it has too many continuations at a token; make it simpler", "grammar"
+            "the grammar has too many continuations at a token", "grammar", remedy="make it simpler"
         )
         yield
 

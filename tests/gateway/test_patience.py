@@ -1,6 +1,7 @@
 """A target that is lost while a generation runs: the gateway waits for it, and goes on from the last segment."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,21 @@ async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> No
         gateway.fakes.told(target={"fingerprint": "another"})
     error = chunks(running.response)[-1]["error"]
     assert error["code"] == "configuration_mismatch" and "another model" in error["message"]
+
+
+async def test_target_that_fails_without_progress_ends_the_stream_which_can_be_resumed(
+    start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec_gateway.generation.runner.LONGEST_PAUSE_S", 0.05)
+    fields: dict[str, Any] = {"semspec": {"strategy": "target"}, "stream": True}
+    undisturbed = await (await start_gateway()).chat(**fields)
+    gateway = await start_gateway(target_patience_s=60)
+    gateway.fakes.target.lost_at = 3
+    events = chunks(await gateway.chat(**fields))
+    assert events[-1]["error"]["code"] == "service_unavailable"
+    gateway.fakes.target.lost_at = None
+    await gateway.app.state.readiness.check()
+    assert text(await gateway.events(events[0]["id"])) == text(undisturbed)
 
 
 async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory) -> None:

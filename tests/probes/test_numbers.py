@@ -73,7 +73,7 @@ def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None
         load_probe(path)
     assert (
         len(refusal.value.message) == MAX_MESSAGE
-        and "semspec_demo/probes.yaml" in refusal.value.message
+        and "semspec_demo/probes.yaml" in refusal.value.remedy
     )
 
 

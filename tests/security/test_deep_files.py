@@ -57,7 +57,7 @@ READERS: dict[str, tuple[str, Read]] = {
     "equivalence": ("equivalence.json", lambda path: served_equivalence(str(path), {})),
     "configuration of training": ("training.yaml", read_yaml),
     "stage of training": ("stage.json", read_stage),
-    "questions": ("questions.jsonl", lambda path: list(json_lines(path, "data"))),
+    "questions": ("questions.jsonl", lambda path: list(json_lines(path))),
     "run of a bench": ("run.json", lambda path: read_run(path.parent)),
     "answers of a bench": ("records.jsonl", lambda path: read_records(path)),
     "report of probes": ("report.json", read_probes),

@@ -41,7 +41,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     {writer}(Path(sys.argv[1]), {content})
 except Unavailable as error:
-    print(error.message)
+    print(error)
 """
 
 

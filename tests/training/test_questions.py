@@ -107,4 +107,4 @@ def test_unusable_source_is_refused_by_name(
     Path("questions.jsonl").write_text(content)
     with pytest.raises(InvalidRequest) as caught:
         gather([QuestionSource.model_validate({"file": "questions.jsonl", **source})], (), SHARES)
-    assert complaint in caught.value.message
+    assert complaint in str(caught.value)

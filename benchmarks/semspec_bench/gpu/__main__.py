@@ -107,7 +107,7 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
         try:
             pair = linked(chosen.pair, folder)
         except Mismatch as error:
-            return {"status": "skipped", "reason": error.message}
+            return {"status": "skipped", "reason": str(error)}
         own += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
     with (folder / f"{name}.log").open("w") as log:
         code = _run_group([sys.executable, "-m", "semspec_bench.gpu", *own], log.fileno(), limit_s)

@@ -96,7 +96,7 @@ class Started:
         try:
             said, holds = await self_test(engine, self._settings), True
         except Mismatch as error:
-            said, holds = error.message, False
+            said, holds = str(error), False
         results.row("self-test", said=without_secrets(said), holds=holds)
 
     async def compare(self, results: Results) -> None:

@@ -46,9 +46,8 @@ def read_probes(path: Path) -> dict[str, Any]:
         return about_probes(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
-            f"{path} is no report of probes ({type(error).__name__}: {error}); "
-            "give the report.json that `semspec train run` writes",
-            "probes",
+            f"{path} is no report of probes ({type(error).__name__}: {error})",
+            remedy="give the report.json that `semspec train run` writes",
         ) from None
 
 
@@ -57,12 +56,12 @@ def _check(runs: Sequence[Run]) -> None:
     for run in runs:
         if names.count(run.name) > 1:
             text = f"no two files can be called {run.name}.md; rename a run's folder"
-            raise InvalidRequest(text, "run")
+            raise InvalidRequest(text)
         if run.rows[0].configuration.method != "target":
             raise InvalidRequest(
                 f"{run.folder} has no baseline: its first configuration is {run.rows[0].label}, "
-                "not the target alone; run again with `target` first",
-                "run",
+                "not the target alone",
+                remedy="run again with `target` first",
             )
 
 

@@ -55,7 +55,8 @@ class _Model:
             )
         except (OSError, ValueError, Mismatch) as error:
             raise RunnerError(
-                f"transformers cannot load {folder}: {_one_line(error)}; give another --pair"
+                f"transformers cannot load {folder}: {_one_line(error)}",
+                remedy="give another --pair",
             ) from error
         pad_id = ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # Replaces the checkpoint's own, whose sampling settings would apply where a request sets none.

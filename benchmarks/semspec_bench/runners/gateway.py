@@ -87,7 +87,8 @@ def runner_errors() -> Iterator[None]:
         url = error.request.url.copy_with(path="/")
         reason = str(error) or type(error).__name__
         raise RunnerError(
-            f"the gateway at {url} does not answer ({reason}); start it, or give another --gateway"
+            f"the gateway at {url} does not answer ({reason})",
+            remedy="start it, or give another --gateway",
         ) from error
 
 

@@ -12,13 +12,13 @@ from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calib
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 from semspec_bench.configuration import Configuration
-from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome
 from semspec_bench.strategies import STRATEGIES
 from semspec_gateway.generation.preparation import answer_strategy
 from semspec_gateway.options import Defaults, StrategyOptions
@@ -35,9 +35,7 @@ class InProcessRunner:
         try:
             return await self._ask(ask)
         except (Mismatch, InvalidRequest) as error:
-            raise NotApplicable(error.message) from error
-        except SemspecError as error:
-            raise RunnerError(error.message) from error
+            raise NotApplicable(str(error)) from error
 
     def processes(self) -> Mapping[str, int]:
         return {"in-process": os.getpid()}
@@ -50,7 +48,7 @@ class InProcessRunner:
         options, segmentation = read_options(self._defaults, ask.configuration)
         strategy = STRATEGIES[ask.configuration.method](options)
         if reason := served.unsupported_reason(strategy):
-            raise NotApplicable(reason)
+            raise reason
         is_exact = ask.configuration.options.get("exact_answer")
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = Generation(
@@ -111,7 +109,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
         if release and (reason := release.foreign_reason(*infos)):
-            raise Mismatch(reason)
+            raise reason
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield InProcessRunner(backends, Defaults().with_rule(release) if release else Defaults())
     finally:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from semspec.errors import SemspecError
 from semspec.types import Message
 from semspec_bench.configuration import Configuration
 
 
-class RunnerError(Exception):
-    """A runner cannot start or failed; the message is one line with the remedy."""
+class RunnerError(SemspecError):
+    """A runner cannot start or failed."""
 
 
 class NotApplicable(RunnerError):
@@ -47,7 +48,7 @@ class Runner(Protocol):
     """Answers one question at a time."""
 
     async def ask(self, ask: Ask) -> Outcome:
-        """Raises: RunnerError, NotApplicable."""
+        """Raises: SemspecError; NotApplicable when this pair does not support the configuration."""
         ...
 
     def processes(self) -> Mapping[str, int]:

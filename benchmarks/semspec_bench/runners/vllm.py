@@ -210,7 +210,9 @@ def write_tokenizer(model: Path, folder: Path) -> None:
     try:
         load_tokenizer(str(model)).save_pretrained(folder, save_jinja_files=False)
     except (OSError, ValueError) as error:
-        raise RunnerError(f"cannot read the tokenizer of {model}; give another --pair") from error
+        raise RunnerError(
+            f"cannot read the tokenizer of {model}", remedy="give another --pair"
+        ) from error
     path = folder / "tokenizer_config.json"
     if (folder / "tokenizer.json").exists():
         path.write_text(
@@ -278,11 +280,11 @@ async def sees_gpu(python: Path) -> bool:
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        raise RunnerError(f"cannot run {python}: {error.strerror}; {remedy}") from error
+        raise RunnerError(f"cannot run {python}: {error.strerror}", remedy=remedy) from error
     output, errors = await process.communicate()
     if process.returncode:
         raise RunnerError(
-            f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}"
+            f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}", remedy=remedy
         )
     return bool(json.loads(output))
 

@@ -19,7 +19,7 @@ __all__ = ["TASKS", "Question", "Task", "load_task"]
 def load_demo(name: str, split: Literal["tune", "report"], data: str | None) -> Task:
     """All problems of a split. Raises: InvalidRequest when given data."""
     if data is not None:
-        raise InvalidRequest(f"the task {name} makes its own questions; leave --data out", "data")
+        raise InvalidRequest(f"the task {name} makes its own questions", remedy="leave --data out")
     return Task(name, [_question(seed) for seed in SPLITS[split]], _is_right, max_tokens=MAX_TOKENS)
 
 
@@ -51,7 +51,7 @@ def load_task(name: str, data: str | None = None, limit: int | None = None, skip
     Raises: InvalidRequest when the name is unknown, the data cannot be read, or there are not that many questions.
     """
     if name not in TASKS:
-        raise InvalidRequest(f"unknown task {name!r}; choose from {', '.join(TASKS)}", "task")
+        raise InvalidRequest(f"unknown task {name!r}", remedy=f"choose from {', '.join(TASKS)}")
     task = TASKS[name](data)
     return replace(task, questions=_window(name, task.questions, limit, skip))
 
@@ -61,9 +61,10 @@ def _window(
 ) -> Sequence[Question]:
     num_left = len(questions) - skip
     if skip < 0 or num_left < 1:
-        raise InvalidRequest(f"cannot skip {skip} of {name}'s {len(questions)} questions", "skip")
+        raise InvalidRequest(f"cannot skip {skip} of {name}'s {len(questions)} questions")
     if limit is not None and not 1 <= limit <= num_left:
         raise InvalidRequest(
-            f"limit is {limit}; {name} has {num_left} questions here: give 1 to {num_left}", "limit"
+            f"limit is {limit}",
+            remedy=f"{name} has {num_left} questions here: give 1 to {num_left}",
         )
     return questions[skip : None if limit is None else skip + limit]

@@ -79,7 +79,9 @@ class _Worker:
         self.stop = finalize(self, _stop, self._process)
         if self._read_line(START_LIMIT_S) != "ready":
             self.stop()
-            raise InternalError(f"the grader does not start; try `{sys.executable} -P {script}`")
+            raise InternalError(
+                "the grader does not start", remedy=f"try `{sys.executable} -P {script}`"
+            )
 
     def ask(self, line: str, limit_s: float) -> str | None:
         """The reply, or None after a timeout."""
@@ -109,7 +111,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
     """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
-        raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}", "task")
+        raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}")
     questions = make_questions(read_rows(own, data), id_field, _parts)
     judge = Judge()
     return Task(

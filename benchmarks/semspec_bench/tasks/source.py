@@ -38,7 +38,7 @@ class Row:
         if name is None:
             fields = ", ".join(self.values) or "none"
             raise InvalidRequest(
-                f"{self.place} has no field {' or '.join(names)}; its fields are {fields}", "data"
+                f"{self.place} has no field {' or '.join(names)}", remedy=f"its fields are {fields}"
             )
         value = self.values[name]
         if (
@@ -47,7 +47,7 @@ class Row:
             or not str(value).strip()
         ):
             raise InvalidRequest(
-                f"{self.place}: field {name} must be text or a number, not {value!r}", "data"
+                f"{self.place}: field {name} must be text or a number, not {value!r}"
             )
         # A table with a column of floats writes 27 as 27.0.
         return (
@@ -68,7 +68,7 @@ def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
     if data is None:
         return _checked(list(_hub_rows(own)), own.id)
     if _is_file(data):
-        return _checked([Row(*one) for one in json_lines(Path(data), "data")], data)
+        return _checked([Row(*one) for one in json_lines(Path(data))], data)
     is_own = data == own.id
     return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
 
@@ -89,7 +89,7 @@ def _is_file(data: str) -> bool:
 def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(
-            f"{title} holds no question; give a JSON lines file, one question a line", "data"
+            f"{title} holds no question", remedy="give a JSON lines file, one question a line"
         )
     return rows
 
@@ -104,7 +104,7 @@ def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
     except (
         Exception
     ) as error:  # what its readers raise: pyarrow's errors, the hub's client's and its own
-        raise InvalidRequest(_unavailable(dataset, error), "data") from error
+        raise _unavailable(dataset, error) from error
     rows = splits[_split(dataset, list(splits))]
     for number, row in enumerate(rows, 1):
         yield Row(f"{dataset.id}, row {number}", row)
@@ -115,13 +115,12 @@ def _split(dataset: HubDataset, known: list[str]) -> str:
     if dataset.split in known or len(known) == 1:
         return dataset.split if dataset.split in known else known[0]
     raise InvalidRequest(
-        f"dataset {dataset.id} has no split {dataset.split!r}, but {', '.join(known)}; "
-        "save the one meant as JSON lines and give it with --data",
-        "data",
+        f"dataset {dataset.id} has no split {dataset.split!r}, but {', '.join(known)}",
+        remedy="save the one meant as JSON lines and give it with --data",
     )
 
 
-def _unavailable(dataset: HubDataset, error: Exception) -> str:
+def _unavailable(dataset: HubDataset, error: Exception) -> InvalidRequest:
     reason = " ".join(str(error).split())[:300].rstrip(".")
     remedies = [
         "give a JSON lines file with --data",
@@ -132,7 +131,8 @@ def _unavailable(dataset: HubDataset, error: Exception) -> str:
         remedies.insert(
             0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or"
         )
-    return f"cannot load dataset {dataset.id}: {reason}; {' '.join(remedies)}"
+    message = f"cannot load dataset {dataset.id}: {reason}"
+    return InvalidRequest(message, remedy=" ".join(remedies))
 
 
 def make_questions(

@@ -20,7 +20,7 @@ from rich.progress import track
 from semspec.commands import program
 from semspec.errors import SemspecError
 from semspec.pairs import locate, named_pair, unknown_pair
-from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, run
 from semspec_demo import show
 from semspec_demo.client import (
     Answer,
@@ -69,7 +69,7 @@ def main() -> None:
     console = Console(stderr=arguments.json, highlight=False)
     try:
         status = run(demo(arguments, console))
-    except (StackError, SemspecError, httpx.HTTPError) as error:
+    except (SemspecError, httpx.HTTPError) as error:
         console.print(getattr(error, "log_tail", ""), style="bright_black", markup=False)
         console.print(f"demo: {describe(error)}", style="red", markup=False)
         status = 1

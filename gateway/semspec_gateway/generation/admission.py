@@ -159,4 +159,6 @@ class Admission:
             max(math.ceil(num_rounds * fmean(self._durations_s)), 1), MAX_RETRY_AFTER_S
         )
         full = f"{self.num_running} of {self._limits.capacity} slots are taken, {reason}"
-        return Overloaded(f"{full}; retry in {retry_after_s} s", retry_after_s=retry_after_s)
+        refusal = Overloaded(full, remedy=f"retry in {retry_after_s} s")
+        refusal.retry_after_s = retry_after_s
+        return refusal

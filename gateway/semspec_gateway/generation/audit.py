@@ -176,7 +176,7 @@ class Audit:
             try:
                 result = await self._while_idle(self._finding(case))
             except SemspecError as error:
-                self._skip("failed", error.message)
+                self._skip("failed", error.text)
                 await asyncio.sleep(PAUSE_S)
                 continue
             if result is None:

@@ -293,7 +293,9 @@ class Choice:
 def _changed() -> Conflict:
     """Return the error of a generation that cannot go on as it began: the client has text that is not written again."""
     return Conflict(
-        "the models wrote other text than before the interruption; start a new generation", "id"
+        "the models wrote other text than before the interruption",
+        "id",
+        remedy="start a new generation",
     )
 
 

@@ -61,7 +61,7 @@ class Run:
 
     async def __aenter__(self) -> Self:
         error = DeadlineExceeded(
-            "the generation took longer than this server allows; ask for fewer tokens"
+            "the generation took longer than this server allows", remedy="ask for fewer tokens"
         )
         self._timer = asyncio.get_running_loop().call_later(
             self._deadline_s, self._queue.put_nowait, error
@@ -245,8 +245,8 @@ class Generations:
         records = await stored_trace(choice.id, self.leases.store, len(choice.records))
         num_stored = len(choice.records) + len(records)
         if num_seen > num_stored:
-            message = f"only {num_stored} segments were stored, not the {num_seen} you have; start a new generation"
-            raise Conflict(message, "last-event-id")
+            message = f"only {num_stored} segments were stored, not the {num_seen} you have"
+            raise Conflict(message, "last-event-id", remedy="start a new generation")
         for record in records:
             choice.add(record)
 
@@ -257,7 +257,9 @@ class Generations:
         with reading(f"generation {choice.id}"):
             is_degraded, reason = json.loads(meta["degraded"]), FinishReason(meta["finish_reason"])
         if is_degraded:
-            raise Conflict(f"generation {choice.id} was not stored in full; start a new one", "id")
+            raise Conflict(
+                f"generation {choice.id} was not stored in full", "id", remedy="start a new one"
+            )
         return choice.finish(reason)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidField
 from semspec.grammars.compiler import Compiler
 from semspec.reasoning import expected_form, opened_form
 from semspec_gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
@@ -37,7 +37,7 @@ async def check_grammar(grammar: str, compiler: Compiler, owner: str) -> None:
     reason = flaw.reason
     if flaw.is_empty:  # as for a schema that is a reference to itself
         reason = "no JSON is valid by it" if rule.startswith("%json") else "no text matches it"
-    raise InvalidRequest(f"{field}: {reason}", field)
+    raise InvalidField(reason, field)
 
 
 def json_grammar(schema: Json, is_strict: bool, field: str) -> str:

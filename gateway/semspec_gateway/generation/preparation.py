@@ -14,6 +14,7 @@ from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InternalError,
+    InvalidField,
     InvalidRequest,
     SemspecError,
 )
@@ -24,6 +25,7 @@ from semspec.types import (
     Context,
     Conversation,
     Message,
+    Penalties,
     Piece,
     Prompt,
     Segment,
@@ -124,9 +126,10 @@ class Preparation:
             )
         if not self._writes_json[target.fingerprint]:
             reason = "finds JSON less likely than tokens drawn at random, and would seldom end it"
-            raise InvalidRequest(
-                f"{GRAMMAR}: {target.model} {reason}; leave it out, or serve another target",
+            raise InvalidField(
+                f"{target.model} {reason}",
                 GRAMMAR,
+                remedy="leave it out, or serve another target",
             )
 
     async def _prompts(
@@ -168,8 +171,12 @@ class Preparation:
             )
         except ContextTooLong as error:
             is_of_draft = encoded.done() and not encoded.cancelled() and encoded.exception() is None
-            remedy = _larger_window(served) if is_of_draft else ""
-            raise ContextTooLong(f"{error.message}{remedy}", error.parameter or "prompt") from error
+            remedies = (error.remedy, _larger_window(served) if is_of_draft else "")
+            raise ContextTooLong(
+                error.message,
+                error.parameter or "prompt",
+                remedy="; ".join(filter(None, remedies)),
+            ) from error
 
     async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
         """The target's answer about a text, which errors name as `parameter`.
@@ -183,13 +190,11 @@ class Preparation:
         except TimeoutError:
             self._readiness.suspect()
             raise DeadlineExceeded(
-                "the target took too long to tokenize the prompt; retry"
+                "the target took too long to tokenize the prompt", remedy="retry"
             ) from None
         except InvalidRequest as error:
             is_of_template = error.parameter in ("tools", "chat_template_kwargs")
-            raise type(error)(
-                error.message, error.parameter if is_of_template else parameter
-            ) from error
+            raise error.about(error.parameter if is_of_template else parameter) from error
         except SemspecError:
             self._readiness.suspect()
             raise
@@ -205,16 +210,16 @@ async def _mean_log_probability_of_json(target: Target) -> float:
 def check(request: GenerationRequest, served: Served) -> None:
     """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
     if refusal := next(_refusals(request, served), None):
-        raise InvalidRequest(*refusal)
+        raise refusal
 
 
-def _refusals(request: GenerationRequest, served: Served) -> Iterator[tuple[str, str]]:
-    """What the services do not support, with the remedy, and the parameter that asks for it."""
+def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidRequest]:
+    """What the services do not support."""
     strategy, penalties, target = request.strategy, request.penalties, served.target
     writers = served.writers(strategy)
     if request.segmentation not in (supported := served.segmentations(strategy)):
         name, names = request.segmentation.value, ", ".join(sorted(supported))
-        yield (
+        yield InvalidRequest(
             f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
             "segmentation",
         )
@@ -230,64 +235,79 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[tuple[str,
             if strategy.verifies_tokens
             else "choose 'target', or send exact_answer"
         )
-        yield f"{message}; leave it out, {remedy}", "strategy"
+        yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
     if request.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
-        remedy = "it needs a vocabulary that spells any text, and no server that writes for a model"
-        yield f"{GRAMMAR}: {unable[0]} cannot be held to a format: {remedy}; leave it out", GRAMMAR
+        reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
+        message = f"{unable[0]} cannot be held to a format: {reason}"
+        yield InvalidField(message, GRAMMAR, remedy="leave it out")
     if request.thinking_token_budget is not None and request.num_logprobs is not None:
-        message = "thinking_token_budget: a reasoning that is ended has no logprobs there"
-        yield f"{message}; leave out one of them", "thinking_token_budget"
+        message = "a reasoning that is ended has no logprobs there"
+        yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
     if request.min_tokens and (strategy.verifies_tokens or request.grammar):
-        message = "neither in a format nor with a strategy that verifies tokens"
-        yield (
-            f"min_tokens, ignore_eos: the end cannot be put off {message}; leave them out",
+        place = "neither in a format nor with a strategy that verifies tokens"
+        yield InvalidRequest(
+            f"min_tokens, ignore_eos: the end cannot be put off {place}",
             "min_tokens",
+            remedy="leave them out",
         )
     if request.min_tokens and not all(one.supports_penalties for one in writers):
-        yield (
-            "min_tokens, ignore_eos: a server writes for one of the models; leave them out",
+        yield InvalidRequest(
+            "min_tokens, ignore_eos: a server writes for one of the models",
             "min_tokens",
+            remedy="leave them out",
         )
     if request.sampling.min_p and not all(one.supports_min_p for one in writers):
-        yield (
-            "min_p: a server writes for one of the models that may not know it; leave it out",
-            "min_p",
-        )
+        message = "a server writes for one of the models that may not know it"
+        yield InvalidField(message, "min_p", remedy="leave it out")
     if not (penalties.is_neutral or strategy.supports_grammars):
         message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
-        yield (
-            f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
+        yield InvalidRequest(
+            f"{message}, not by penalised ones",
             "strategy",
+            remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
         )
     if not penalties.is_neutral and (
         unable := [one.model for one in writers if not one.supports_penalties]
     ):
-        message = (
-            f"penalties: {unable[0]} takes no penalties, as a server writes for one of the models"
-        )
-        yield f"{message}; leave it out", "penalties"
+        message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
+        first, *_ = fields = _fields_of(penalties)
+        yield InvalidField(message, first, remedy=f"leave out {' and '.join(fields)}")
     if (
         penalties.logit_bias
         and Writer.DRAFT in strategy.writers
         and served.draft.tokenizer != target.tokenizer
     ):
-        yield (
-            "logit_bias: draft and target have other token ids; leave it out, or choose 'target'",
+        yield InvalidField(
+            "draft and target have other token ids",
             "logit_bias",
+            remedy="leave it out, or choose 'target'",
         )
     last = max((token for token, _ in penalties.logit_bias), default=-1)
     smallest = min(writers, key=attrgetter("num_token_ids"))
     if last >= smallest.num_token_ids:
-        message = f"logit_bias: {last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
-        yield f"{message}; POST /tokenize tells those of a text", "logit_bias"
+        message = (
+            f"{last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
+        )
+        yield InvalidField(message, "logit_bias", remedy="POST /tokenize tells those of a text")
     for name in request.variables:
         if name not in target.template_variables:
             field, known = (
                 f"chat_template_kwargs.{name}",
                 ", ".join(target.template_variables) or "none",
             )
-            message = f"{field}: the chat template of {target.model} has no variable {name!r} that a request may set"
-            yield f"{message}; leave it out (it has: {known})", field
+            message = f"the chat template of {target.model} has no variable {name!r} that a request may set"
+            yield InvalidField(message, field, remedy=f"leave it out (it has: {known})")
+
+
+def _fields_of(penalties: Penalties) -> list[str]:
+    """Return the fields of a request that set `penalties`."""
+    values = {
+        "presence_penalty": penalties.presence,
+        "frequency_penalty": penalties.frequency,
+        "repetition_penalty": penalties.repetition - 1,
+        "logit_bias": penalties.logit_bias,
+    }
+    return [name for name, value in values.items() if value]
 
 
 def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
@@ -295,13 +315,18 @@ def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> No
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
     """
-    if (unsupported_reason := served.unsupported_reason(strategy)) is None:
+    if (reason := served.unsupported_reason(strategy)) is None:
         return
-    unsupported_reason = f"{unsupported_reason}; {served.support(defaults)}"
     plain = replace(strategy.options, rewrite="target", probes="")
+    parameter = "rewrite" if strategy.verifies_tokens else "probes"
     if served.unsupported_reason(served.strategies[strategy.name](plain)) is not None:
-        raise InvalidRequest(unsupported_reason, "strategy")
-    raise InvalidRequest(unsupported_reason, "rewrite" if strategy.verifies_tokens else "probes")
+        parameter = "strategy"
+    raise InvalidRequest(
+        reason.message,
+        parameter,
+        remedy=f"{reason.remedy}; {served.support(defaults)}",
+        operator_hint=reason.operator_hint,
+    )
 
 
 def supported_logprobs(
@@ -312,8 +337,11 @@ def supported_logprobs(
         return num_logprobs
     if is_optional:
         return None
-    message = f"logprobs: the strategy {strategy.name!r} has no logprobs"
-    raise InvalidRequest(f"{message}; leave it out, or choose another strategy", "logprobs")
+    raise InvalidField(
+        f"the strategy {strategy.name!r} has no logprobs",
+        "logprobs",
+        remedy="leave it out, or choose another strategy",
+    )
 
 
 def answer_strategy(
@@ -340,9 +368,8 @@ def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting
         return at_strictness(strictness, served.likelihood.curve)
     if not strategy.is_judged_by_main_probes:
         message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
-        raise InvalidRequest(
-            f"{message}; leave it out, or choose 'semantic' and no probes", "strictness"
-        )
+        remedy = "leave it out, or choose 'semantic' and no probes"
+        raise InvalidRequest(message, "strictness", remedy=remedy)
     return at_strictness(strictness, served.verifier.operating_points)
 
 
@@ -351,8 +378,8 @@ def check_session_size(
 ) -> None:
     num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
-        message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
-        raise InvalidRequest(message, "session")
+        message = f"session {request.session} would exceed {max_bytes} bytes"
+        raise InvalidRequest(message, "session", remedy="start a new one")
 
 
 def deadline_s(choices: Sequence[Choice], settings: GatewaySettings) -> float:
@@ -365,7 +392,7 @@ def _larger_window(served: Served) -> str:
     """The remedy for a prompt that may fit the target's window alone; empty if that is not larger than the draft's."""
     window = served.target.max_context_tokens
     return (
-        f"; or choose 'target', whose window has {window}"
+        f"or choose 'target', whose window has {window}"
         if window > served.draft.max_context_tokens
         else ""
     )
@@ -390,9 +417,8 @@ def budget(
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
-        raise ContextTooLong(
-            message if len(rooms) == 1 else message + _larger_window(served), "prompt"
-        )
+        remedy = "" if len(rooms) == 1 else _larger_window(served)
+        raise ContextTooLong(message, "prompt", remedy=remedy)
     default = operator_default or min(
         max(1, window // DEFAULT_SHARE), request.default_max_tokens or window
     )

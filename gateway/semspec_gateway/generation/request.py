@@ -106,8 +106,9 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
     curve = {point.threshold: point for point in points if point.threshold is not None}
     if not curve:
         raise InvalidRequest(
-            "strictness needs a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
+            "strictness needs a curve of thresholds, but the probes' report has no curve",
             "strictness",
+            remedy="use semspec.acceptance",
         )
     thresholds = sorted(curve)
     lowest, highest = thresholds[0], thresholds[-1]

@@ -250,8 +250,10 @@ def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
     except errors as error:
         if error.parameter in (GRAMMAR, "strategy"):
             raise
-        _log.error("the target is broken: %s", error.message)
-        raise Unavailable("the target is broken; this gateway's log has the details") from error
+        _log.error("the target is broken: %s", error)
+        raise Unavailable(
+            "the target is broken", remedy="this gateway's log has the details"
+        ) from error
 
 
 class TargetRetry:
@@ -279,7 +281,7 @@ class TargetRetry:
                 FIRST_PAUSE_S,
             )
             self._num_failures = 0
-            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure.message)
+            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure)
         self._num_failures += isinstance(failure, Unavailable)
         if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:
             raise failure
@@ -304,7 +306,9 @@ class TargetRetry:
         ):
             return False
         if info.fingerprint != self._fingerprint:
-            raise Mismatch("the target that came back serves another model; start a new generation")
+            raise Mismatch(
+                "the target that came back serves another model", remedy="start a new generation"
+            )
         return True
 
 

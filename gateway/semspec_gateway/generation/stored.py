@@ -109,8 +109,9 @@ def stored_choice(
             and json.loads(meta["models"]) != served.identity
         ):
             raise Conflict(
-                "the models or probes have changed since this generation began; start a new one",
+                "the models or probes have changed since this generation began",
                 "id",
+                remedy="start a new one",
             )
         index = int(meta["index"])
         prompts, max_tokens = stored_prompts(request, index, meta)

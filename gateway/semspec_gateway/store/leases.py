@@ -174,7 +174,7 @@ class Journal:
 
     def _degrade(self, error: SemspecError) -> None:
         if not self.degraded:
-            _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
+            _log.warning("generation %s is not stored in full: %s", self._generation, error)
         self.degraded = True
 
 
@@ -198,8 +198,9 @@ class SessionLease:
         try:
             self.turns = await self._store.claim(self._session, self._token, SESSION_LEASE_S)
         except Conflict:
-            message = f"session {self._name} is answering another request; wait for it or use another session"
-            raise Conflict(message, "session") from None
+            message = f"session {self._name} is answering another request"
+            remedy = "wait for it or use another session"
+            raise Conflict(message, "session", remedy=remedy) from None
         self.is_claimed = True
         await self._mark_used()
         name = f"the heartbeat of session {self._session}"
@@ -218,7 +219,7 @@ class SessionLease:
         try:
             await self._store.list_session(self._owner, self._name, self._session)
         except SemspecError as error:
-            _log.warning("session %s is not in its owner's list: %s", self._session, error.message)
+            _log.warning("session %s is not in its owner's list: %s", self._session, error)
         return True
 
     async def _commit(self, turns: Sequence[Message], version: int) -> None:
@@ -238,9 +239,7 @@ class SessionLease:
         try:
             await operation
         except SemspecError as error:
-            _log.warning(
-                "session %s could not be stored or released: %s", self._session, error.message
-            )
+            _log.warning("session %s could not be stored or released: %s", self._session, error)
             return False
         self._open = False
         return True
@@ -255,9 +254,7 @@ class SessionLease:
                 _log.warning("session %s was claimed by another request", self._session)
                 return
             except SemspecError as error:
-                _log.warning(
-                    "the lease of session %s was not renewed: %s", self._session, error.message
-                )
+                _log.warning("the lease of session %s was not renewed: %s", self._session, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +282,7 @@ class Leases:
             await self.store.account(account.owner, account.name, num_bytes, self.writer_lease_s)
             await self.store.keep_request(account.request, fields)
         except SemspecError as error:
-            _log.warning("generation %s is not stored in full: %s", account.request, error.message)
+            _log.warning("generation %s is not stored in full: %s", account.request, error)
             return False
         return True
 

@@ -85,8 +85,10 @@ def reading(subject: str) -> Iterator[None]:
         _log.error(
             "what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0]
         )
-        message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
-        raise Unavailable(message) from error
+        message = (
+            f"what Redis holds of {subject} cannot be read: another program or version wrote it"
+        )
+        raise Unavailable(message, remedy="delete it") from error
 
 
 def choice_id(request: str, index: int) -> str:
@@ -404,20 +406,33 @@ class Store:
         except (RedisError, OSError, TimeoutError) as error:
             if operation:
                 self.on_failure(operation)
-            raise Unavailable(_failure(error, subject)) from error
+            raise _failure(error, subject) from error
 
 
-def _failure(error: Exception, subject: str) -> str:
-    """What is wrong with Redis, in one line with the remedy."""
+def _failure(error: Exception, subject: str) -> Unavailable:
+    """Return what is wrong with Redis."""
     if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
-        return f"Redis refuses this gateway: {error}; fix its user and password (SEMSPEC_GATEWAY_REDIS_URL)"
+        return Unavailable(
+            f"Redis refuses this gateway: {error}",
+            remedy="fix its user and password",
+            operator_hint="SEMSPEC_GATEWAY_REDIS_URL",
+        )
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
-        return f"a key of {subject} in Redis has a wrong type: another program wrote it; delete it"
+        return Unavailable(
+            f"a key of {subject} in Redis has a wrong type: another program wrote it",
+            remedy="delete it",
+        )
     if isinstance(error, ResponseError):
-        return f"Redis refuses a call for {subject}: {error}"
+        return Unavailable(f"Redis refuses a call for {subject}: {error}")
     if isinstance(error.__cause__ or error.__context__, ssl.SSLError):
-        return "no TLS connection to Redis; fix its certificate, or its ssl_ca_certs (SEMSPEC_GATEWAY_REDIS_URL)"
-    return "the store of traces and sessions (Redis) does not answer; try again later"
+        return Unavailable(
+            "no TLS connection to Redis",
+            remedy="fix its certificate, or its ssl_ca_certs",
+            operator_hint="SEMSPEC_GATEWAY_REDIS_URL",
+        )
+    return Unavailable(
+        "the store of traces and sessions (Redis) does not answer", remedy="try again later"
+    )
 
 
 _SCRIPTS = {

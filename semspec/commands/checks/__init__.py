@@ -6,7 +6,6 @@ from typing import Literal
 
 from semspec.errors import InvalidRequest, SemspecError
 from semspec.installation import install_command
-from semspec.stack import StackError
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -45,12 +44,9 @@ def attempt(name: str, look: Callable[[], Check | str]) -> Check:
             name, f"cannot be checked: {error.name} is not installed", install_command("serve")
         )
     except InvalidRequest as error:
-        message, _, remedy = error.message.partition("; ")
-        remedy = (
-            remedy or "correct it in the environment or in pair.json; docs/settings.md lists all"
-        )
-        return fail(name, message, remedy)
-    except (SemspecError, StackError) as error:
-        message, separator, remedy = str(error).rpartition("; " if "; " in str(error) else ": ")
-        return fail(name, message or remedy, remedy if separator else "")
+        usual = "correct it in the environment or in pair.json; docs/settings.md lists all"
+        return fail(name, error.message, error.remedy or usual)
+    except SemspecError as error:
+        hint = error.operator_hint and f" ({error.operator_hint})"
+        return fail(name, error.message, (error.remedy + hint).strip())
     return ok(name, found) if isinstance(found, str) else found

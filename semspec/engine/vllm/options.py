@@ -54,11 +54,12 @@ def check_installed() -> None:
             else f"cannot be imported: {error}"
         )
         raise Mismatch(
-            f"vLLM {reason}; run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}"
+            f"vLLM {reason}", remedy=f"run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}"
         ) from error
     if not found.startswith(VLLM_VERSION):
         raise Mismatch(
-            f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}"
+            f"vLLM {found} is not supported",
+            remedy=f"install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}",
         )
 
 
@@ -94,7 +95,9 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     """The model of `settings` without its weights. Raises: Mismatch."""
     if is_gguf(settings.model):
         remedy = f"{safetensors_advice(settings.model)}, or {OTHER_ENGINE}"
-        raise Mismatch(f"the engine vllm does not serve the GGUF file {settings.model}; {remedy}")
+        raise Mismatch(
+            f"the engine vllm does not serve the GGUF file {settings.model}", remedy=remedy
+        )
     with loading(settings.model, settings.revision) as folder:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         raw = load_tokenizer(folder)
@@ -196,7 +199,9 @@ def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
         for rotary in rotary_embeddings(config)
     ):
         reason = "vLLM applies dynamic rotary scaling to short contexts as well"
-        raise Mismatch(f"cannot load model {name!r}: {reason}; set the engine to transformers")
+        raise Mismatch(
+            f"cannot load model {name!r}: {reason}", remedy="set the engine to transformers"
+        )
 
 
 def _short_window(config: PretrainedConfig) -> int | None:
@@ -219,14 +224,17 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     if settings.device.partition(":")[0] not in ("auto", "cpu" if is_cpu else "cuda"):
         built_for = "a CPU" if is_cpu else "GPUs"
         raise Mismatch(
-            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto"
+            f"device {settings.device}: this vLLM is built for {built_for}",
+            remedy="set the device to auto",
         )
     if is_cpu and (size := head_size(config.get_text_config())) not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, sorted(CPU_HEAD_SIZES)))
         raise Mismatch(
-            f"vLLM's CPU build has no attention for heads of {size}, only {sizes}; {OTHER_ENGINE}"
+            f"vLLM's CPU build has no attention for heads of {size}, only {sizes}",
+            remedy=OTHER_ENGINE,
         )
     if not is_cpu and not torch.cuda.is_available():
         raise Mismatch(
-            f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}"
+            "this vLLM is built for GPUs, and there is none",
+            remedy=f"install vLLM's CPU build, or {OTHER_ENGINE}",
         )

@@ -157,7 +157,9 @@ class Core:
                 or output.reason()
                 or " ".join(str(error).split())[:300]
             )
-            raise Mismatch(f"vLLM cannot load {model}: {reason}; {remedy_for(reason)}") from error
+            raise Mismatch(
+                f"vLLM cannot load {model}: {reason}", remedy=remedy_for(reason)
+            ) from error
         processes = [child for child in multiprocessing.active_children() if child not in before]
         return cls(llm, processes, output, ended)
 
@@ -173,7 +175,7 @@ class Core:
     ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a request. Raises: Unavailable when vLLM has ended, InternalError when it fails."""
         if self._is_closed:
-            raise Unavailable("the engine is shut down; retry on another replica")
+            raise Unavailable("the engine is shut down", remedy="retry on another replica")
         with _alive():
             async with aclosing(
                 self._llm.generate({"prompt_token_ids": tokens}, parameters, key)
@@ -199,7 +201,7 @@ def _alive() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
-        raise Unavailable("vLLM has ended; retry on another replica") from error
+        raise Unavailable("vLLM has ended", remedy="retry on another replica") from error
 
 
 def remedy_for(reason: str) -> str:

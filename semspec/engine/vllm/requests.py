@@ -58,7 +58,7 @@ def request_in(params: Any) -> Request | None:
 def results_to_wire(kind: str, results: Sequence[object]) -> list[Any]:
     """Plain values for `kv_transfer_params`."""
     return [
-        {ERROR: (type(one).__name__, one.message, one.parameter)}
+        {ERROR: (type(one).__name__, one.message, one.parameter, one.remedy)}
         if isinstance(one, SemspecError)
         else _RESULTS[kind].dump_python(one)
         for one in results
@@ -68,6 +68,6 @@ def results_to_wire(kind: str, results: Sequence[object]) -> list[Any]:
 def result_from_wire(kind: str, wire: object) -> Any:
     """The result of a request of this kind. Raises: the error that it ended with."""
     if isinstance(wire, dict) and ERROR in wire:
-        name, message, parameter = wire[ERROR]
-        raise getattr(errors, name)(message, parameter)
+        name, message, parameter, remedy = wire[ERROR]
+        raise getattr(errors, name)(message, parameter, remedy=remedy)
     return _RESULTS[kind].validate_python(wire)

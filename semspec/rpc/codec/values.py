@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidField, InvalidRequest
 from semspec.types import (
     LEAST_POSITIVE,
     LEAST_REPETITION,
@@ -55,12 +55,12 @@ _NUMBER_BYTES = 4
 
 def invalid(field: str, complaint: str) -> InvalidRequest:
     """An error that names the invalid field."""
-    return InvalidRequest(f"{field}: {complaint}", field)
+    return InvalidField(complaint, field)
 
 
 def within(field: str, error: InvalidRequest) -> InvalidRequest:
     """The error of a value that is `field` of another."""
-    return InvalidRequest(f"{field}.{error.message}", f"{field}.{error.parameter}")
+    return error.about(f"{field}.{error.parameter}")
 
 
 def known(values: Mapping[int, T], number: int, field: str) -> T:

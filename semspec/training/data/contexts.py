@@ -112,9 +112,9 @@ def given_trace(
     """The data's own trace, split where `rule` ends a segment."""
     if not question.trace:
         raise InvalidRequest(
-            f"question {question.id} has no reasoning trace; name the field that holds it (questions.trace), "
+            f"question {question.id} has no reasoning trace",
+            remedy="name the field that holds it (questions.trace), "
             "or let the models write them (contexts.traces: mixture)",
-            "questions.trace",
         )
     pieces = [start]
     for text in list(cut(question.trace, rule))[:-1][:limit]:

@@ -115,16 +115,15 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
     rows = [row for shard in shards for row in shard]
     if not rows:
         raise InvalidRequest(
-            "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence; "
-            "raise max_segment_tokens, or the NLI model's window",
-            "max_segment_tokens",
+            "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence",
+            remedy="raise max_segment_tokens, or the NLI model's window",
         )
     labels = arranged(rows, questions)
     if np.all(labels.target_probability == 1):
         raise InvalidRequest(
             f"every one of {len(np.unique(labels.context))} contexts has fewer than two clusters: nothing to learn "
-            "from; check the equivalence, or sample at a higher temperature",
-            "equivalence",
+            "from",
+            remedy="check the equivalence, or sample at a higher temperature",
         )
     return labels
 

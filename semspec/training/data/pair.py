@@ -138,7 +138,7 @@ class ServerWriter:
                 for segment in segmenter.take(delta.text, delta.end):
                     return segment
         raise Unavailable(
-            f"{self._config.base_url} broke off without an end; run the same command again"
+            f"{self._config.base_url} broke off without an end", remedy="run the same command again"
         )
 
 
@@ -164,7 +164,7 @@ def _key(config: ServerSampler) -> str | None:
         return None
     if config.api_key_env not in os.environ:
         raise InvalidRequest(
-            f"sampler.api_key_env: {config.api_key_env} is not set in the environment", "sampler"
+            f"sampler.api_key_env: {config.api_key_env} is not set in the environment"
         )
     return os.environ[config.api_key_env]
 
@@ -174,7 +174,7 @@ def to_disk(states: Tensor) -> Tensor:
     exceeds its range. Raises: InvalidRequest when they are not finite."""
     if not bool(states.isfinite().all()):
         raise InvalidRequest(
-            "states are not finite; set dtype of both models to bfloat16 or float32", "dtype"
+            "states are not finite", remedy="set dtype of both models to bfloat16 or float32"
         )
     kept = states.half()
     return kept if bool(kept.isfinite().all()) else states

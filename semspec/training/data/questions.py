@@ -97,13 +97,12 @@ def _check(questions: Sequence[Question]) -> None:
     splits = {question.split for question in questions}
     if missing := {"train", "validation", "test"} - splits:
         raise InvalidRequest(
-            f"{len(questions)} questions leave none for {', '.join(sorted(missing))}; "
-            "give more questions, or other shares",
-            "questions",
+            f"{len(questions)} questions leave none for {', '.join(sorted(missing))}",
+            remedy="give more questions, or other shares",
         )
     if len({question.id for question in questions}) != len(questions):
         raise InvalidRequest(
-            "two questions have the same id; name another field as id, or none", "questions.id"
+            "two questions have the same id", remedy="name another field as id, or none"
         )
 
 
@@ -169,7 +168,7 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
         name for name in (source.question, source.id, source.trace, source.domain_field) if name
     ]
     if source.file:
-        rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
+        rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file))
     else:
         rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
     for number, row in enumerate(rows):
@@ -177,9 +176,8 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
             return
         if missing := [name for name in wanted if name not in row]:
             raise InvalidRequest(
-                f"{_title(source)}, row {number + 1}, has no field {', '.join(missing)}; it has {', '.join(row)}: "
-                "name one of those in the configuration",
-                "questions",
+                f"{_title(source)}, row {number + 1}, has no field {', '.join(missing)}",
+                remedy=f"it has {', '.join(row)}: name one of those in the configuration",
             )
         yield row
 
@@ -194,7 +192,7 @@ def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InvalidRequest(
-            f"cannot load dataset {source.hub!r}: {reason}; give a dataset id or folder, its hub_config and hub_split",
-            "hub",
+            f"cannot load dataset {source.hub!r}: {reason}",
+            remedy="give a dataset id or folder, its hub_config and hub_split",
         ) from error
     return rows

@@ -104,8 +104,7 @@ class Pilot:
         """Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only."""
         if reason := too_small_reason(self.num_questions, self.num_right, self.num_wrong):
             raise InvalidRequest(
-                f"{reason}; raise likelihood.num_questions, or name more questions",
-                "likelihood.num_questions",
+                reason, remedy="raise likelihood.num_questions, or name more questions"
             )
 
 
@@ -267,8 +266,8 @@ def lowest_within(
     if not is_within(candidates[-1]):
         raise InvalidRequest(
             f"no threshold accepts at most {limit:.0%} of the wrong segments with 95% confidence: the pilot has "
-            f"{pilot.num_wrong} of them; raise likelihood.num_questions or likelihood.max_wrong_accepted",
-            "likelihood.max_wrong_accepted",
+            f"{pilot.num_wrong} of them",
+            remedy="raise likelihood.num_questions or likelihood.max_wrong_accepted",
         )
     first = bisect_left(candidates, True, key=is_within)
     return _above(candidates[first])

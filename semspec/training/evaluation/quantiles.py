@@ -136,7 +136,7 @@ def calibrated_without_labels(
     own = contexts.own_surprisal[contexts.is_whole]
     if reason := too_few_reason(len(own), quantile):
         raise InvalidRequest(
-            f"{reason}; give more prompts, longer answers or a higher quantile", "num_prompts"
+            reason, remedy="give more prompts, longer answers or a higher quantile"
         )
     weights, bias = _standardised(own)
     probability = partial(_probabilities, weights=weights, bias=bias)

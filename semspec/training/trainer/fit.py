@@ -125,7 +125,7 @@ def fit(
 def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: FitRecipe) -> Probe:
     """The best network as a plain probe over raw features."""
     if not isfinite(descent.best_error):
-        raise InvalidRequest("the fit diverged: lower probes.learning_rate", "probes.learning_rate")
+        raise InvalidRequest("the fit diverged: lower probes.learning_rate")
     tensors = {f"network.{name}": tensor for name, tensor in descent.best.items()}
     tensors |= {"mean": reduction.mean, "scale": reduction.scale}
     first = tensors["network.0.weight"], tensors["network.0.bias"]

@@ -79,7 +79,8 @@ class Variants:
         others, own = changes.items() if report.variants else (), recipe.domain
         if own not in (None, *domains):
             raise InvalidRequest(
-                f"probes.domain: {own}: no questions to train on; there are {', '.join(domains)}"
+                f"probes.domain: {own}: no questions to train on",
+                remedy=f"there are {', '.join(domains)}",
             )
         return cls(
             Variant(SERVED, recipe, domain=own),
@@ -258,8 +259,7 @@ def calibrate(
     if len(label) < 2 or label.min() == label.max():
         raise InvalidRequest(
             f"{len(label)} calibration segments with {len(np.unique(label))} different labels: add questions, raise "
-            "shares.calibration, or set probes.calibration to none",
-            "probes.calibration",
+            "shares.calibration, or set probes.calibration to none"
         )
     calibrated = copy.deepcopy(probe)
     scale, shift = _platt(predicted, label)

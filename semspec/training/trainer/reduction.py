@@ -86,7 +86,7 @@ def fit_reduction(
     mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
         raise InvalidRequest(
-            "features are not finite: states beyond the range of float16; sample again"
+            "features are not finite: states beyond the range of float16", remedy="sample again"
         )
     reduction.mean.copy_(mean)
     # A mean of n numbers of a model in bfloat16, which may serve whatever sampled, as rounded on disk.

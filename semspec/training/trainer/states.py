@@ -31,7 +31,7 @@ class StateStore:
         self.folder = folder
         paths = sorted(folder.glob("[0-9]" * 5 + ".safetensors"))
         if not paths:
-            raise InvalidRequest(f"no samples in {folder}; run the stage `samples` first")
+            raise InvalidRequest(f"no samples in {folder}", remedy="run the stage `samples` first")
         self._shards = {int(path.stem): _mapped(path) for path in paths}
 
     @property
@@ -45,7 +45,8 @@ class StateStore:
             return self._shards[shard][name]
         except KeyError as error:
             raise Mismatch(
-                f"no {name} of samples shard {shard} in {self.folder}; run the same command again to make it"
+                f"no {name} of samples shard {shard} in {self.folder}",
+                remedy="run the same command again to make it",
             ) from error
 
 
@@ -55,7 +56,7 @@ def _mapped(path: Path) -> dict[str, Tensor]:
             return {name: file.get_slice(name)[:] for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise Mismatch(
-            f"cannot read {path}: {error}; delete it and run the same command again"
+            f"cannot read {path}: {error}", remedy="delete it and run the same command again"
         ) from error
 
 
@@ -73,7 +74,7 @@ class FeatureSource:
         """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
             raise InvalidRequest(
-                f"features {features!r} of the draft, which has states only; use those", "features"
+                f"features {features!r} of the draft, which has states only", remedy="use those"
             )
         self.role, self.features, self.layers = role, features, layers
         self._store, self._name = store, f"{role}_states"
@@ -102,7 +103,7 @@ class FeatureSource:
         )
         if (rows < 0).any():
             raise InvalidRequest(
-                "the draft has no states of target-written segments; leave those out"
+                "the draft has no states of target-written segments", remedy="leave those out"
             )
         result, num_states = (
             torch.empty((len(rows), self.num_features)),

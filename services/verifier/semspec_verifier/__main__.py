@@ -3,7 +3,6 @@
 import os
 from functools import partial
 
-from semspec.errors import Mismatch
 from semspec.release import load_release
 from semspec.rpc.server import run
 from semspec.rpc.servicers import ServedVerifier, VerifierServicer
@@ -29,7 +28,7 @@ def load(settings: VerifierSettings) -> ServedVerifier:
     release = load_release(settings.pair)
     verifier = ProbeVerifier.load(settings.pair, settings.device, settings.equivalence)
     if reason := release.foreign_probes(verifier.handshake()):
-        raise Mismatch(reason)
+        raise reason
     return verifier
 
 

@@ -81,7 +81,9 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidRequest(
-            "max_tokens is another name for max_completion_tokens; give one of them", "max_tokens"
+            "max_tokens is another name for max_completion_tokens",
+            "max_tokens",
+            remedy="give one of them",
         )
     choice = (
         body.tool_choice.function if isinstance(body.tool_choice, NamedTool) else body.tool_choice

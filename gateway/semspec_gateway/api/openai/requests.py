@@ -361,7 +361,9 @@ def offered(
         )
     if choice == "required" and not functions:
         raise InvalidRequest(
-            "tool_choice: 'required' needs tools; give some, or leave it out", "tool_choice"
+            "tool_choice: 'required' needs tools",
+            "tool_choice",
+            remedy="give some, or leave it out",
         )
     return [] if choice == "none" else functions
 
@@ -380,7 +382,9 @@ def answer_grammar(
     if not functions:
         return format
     if format:
-        raise InvalidRequest(f"{field} is only served without tools; leave out one of them", field)
+        raise InvalidRequest(
+            f"{field} is only served without tools", field, remedy="leave out one of them"
+        )
     name = choice.name if isinstance(choice, NamedFunction) else None
     numbered = [
         (index, function)

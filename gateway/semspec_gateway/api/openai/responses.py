@@ -61,10 +61,10 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         try:
             status, choice = await stored(id, owner)
         except NotFound as error:
-            raise NotFound(error.message, "previous_response_id") from None
+            raise error.about("previous_response_id") from None
         if status != "finished":
-            message = f"response {id} is {status}; only a finished one can be followed"
-            raise Conflict(message, "previous_response_id")
+            message, remedy = f"response {id} is {status}", "only a finished one can be followed"
+            raise Conflict(message, "previous_response_id", remedy=remedy)
         return (*choice.request.messages, choice.answer)
 
     @routes.post("", response_model=bodies.ModelResponse, responses=generating(*bodies.EVENTS))
@@ -72,8 +72,9 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         """Answer a text or a conversation."""
         previous = body.previous_response_id
         if previous is not None and body.semspec.session is not None:
-            message = "a session has the earlier turns already; leave out one of session and previous_response_id"
-            raise InvalidRequest(message, "semspec.session")
+            message = "a session has the earlier turns already"
+            remedy = "leave out one of session and previous_response_id"
+            raise InvalidRequest(message, "semspec.session", remedy=remedy)
         turns = await history(previous, owner_of(http)) if previous is not None else ()
         return await responder.respond(http, body, response_request(body, turns), key)
 

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from semspec.background import Background
-from semspec.errors import InvalidRequest, Overloaded, Unavailable
+from semspec.errors import InvalidField, InvalidRequest, Overloaded, Unavailable
 from semspec_gateway.api.shared.errors import ClientGone
 from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, size_of
 from semspec_gateway.connections import max_connections
@@ -124,11 +124,14 @@ class HeldBody:
         if of_owner > self._num_bytes and of_owner + num_bytes > bodies.max_bytes_per_owner:
             limit = f"the limit for one API key is {bodies.max_bytes_per_owner} bytes"
             raise Overloaded(
-                f"too many or too large requests at once: {limit}; retry when others have ended"
+                f"too many or too large requests at once: {limit}",
+                remedy="retry when others have ended",
             )
         if of_all > self._num_bytes and of_all + num_bytes > bodies.max_bytes:
             limit = f"the limit for all clients is {bodies.max_bytes} bytes"
-            raise Unavailable(f"too many or too large requests at once: {limit}; retry later")
+            raise Unavailable(
+                f"too many or too large requests at once: {limit}", remedy="retry later"
+            )
         self._num_bytes += num_bytes
         bodies.num_bytes[self._owner] += num_bytes
 
@@ -240,7 +243,7 @@ def parse_json(text: str) -> Any:
             f"the body is not valid JSON: {error.msg} at character {error.pos}"
         ) from None
     except RecursionError:
-        raise InvalidRequest("the body is nested too deep; send a flatter one") from None
+        raise InvalidRequest("the body is nested too deep", remedy="send a flatter one") from None
     except ValueError as error:  # an integer of too many digits
         raise InvalidRequest(f"the body is not valid: {error}") from None
 
@@ -253,8 +256,10 @@ def memory_of(text: str, limit: JsonSize) -> int:
     size = size_of(text, limit.strings)
     if kind := size.excess(limit):
         field = field_beyond(text, limit)
-        message = f"the body holds {getattr(size, kind)} {kind}, and the limit is {getattr(limit, kind)}; send fewer"
-        raise InvalidRequest(f"{field}: {message}" if field else message, field)
+        message = (
+            f"the body holds {getattr(size, kind)} {kind}, and the limit is {getattr(limit, kind)}"
+        )
+        raise (InvalidField if field else InvalidRequest)(message, field, remedy="send fewer")
     parsed = (
         VALUE_BYTES * size.values + STRING_BYTES * size.strings + CONTAINER_BYTES * size.containers
     )

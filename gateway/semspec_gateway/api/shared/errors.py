@@ -1,7 +1,6 @@
 """Exception handlers and error bodies: OpenAI's format, or TGI's format on TGI's routes."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from semspec.errors import (
     Conflict,
     DeadlineExceeded,
     InternalError,
+    InvalidField,
     InvalidRequest,
     Mismatch,
     NotFound,
@@ -45,7 +45,6 @@ _HTTP_CODES = {
     405: "method_not_allowed",
     413: "request_too_large",
 }
-_VARIABLE = re.compile(r" \(SEMSPEC_\w+\)")
 _log = logging.getLogger(__name__)
 
 
@@ -100,9 +99,11 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
             error, Unauthenticated
         ):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
-                "a service rejected this gateway's token; give it the services' token (SEMSPEC_SERVICE_TOKEN)"
+                "a service rejected this gateway's token",
+                remedy="give it the services' token",
+                operator_hint="SEMSPEC_SERVICE_TOKEN",
             )
-            _log.error("%s", error.message)
+            _log.error("%s", error)
         return counted(error, request)
 
     @app.exception_handler(RequestValidationError)
@@ -118,18 +119,12 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
         return Response(status_code=CLIENT_GONE_STATUS)
 
 
-def public(message: str) -> str:
-    """`message` without the variables that an operator sets, which stand in parentheses and are for the log."""
-    return _VARIABLE.sub("", message)
-
-
 def error_body(error: SemspecError) -> Error:
     """OpenAI's error body, also the last event of a failed stream."""
     row = _row(error)
-    message = public(error.message)
     return Error(
         error=ErrorDetail(
-            message=message, type=row.openai_type, param=error.parameter, code=row.code
+            message=error.text, type=row.openai_type, param=error.parameter, code=row.code
         )
     )
 
@@ -142,7 +137,7 @@ def tgi_error_body(error: SemspecError) -> TgiError:
         kind = "overloaded"
     elif status >= 500 or status == HTTPStatus.FAILED_DEPENDENCY:
         kind = "generation"
-    return TgiError(error=public(error.message), error_type=kind)
+    return TgiError(error=error.text, error_type=kind)
 
 
 def error_response(error: SemspecError, path: str = "") -> Response:
@@ -156,7 +151,8 @@ def error_response(error: SemspecError, path: str = "") -> Response:
 def internal_error() -> InternalError:
     """The error a client gets for an unhandled exception: no details, only a reference to the log."""
     return InternalError(
-        "internal error; the server's log has the details under this response's x-request-id"
+        "internal error",
+        remedy="the server's log has the details under this response's x-request-id",
     )
 
 
@@ -200,7 +196,6 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
     if first["type"] == "extra_forbidden":
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
-        return InvalidRequest(f"{field} {reason}; leave it out", field)
-    return InvalidRequest(
-        f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field
-    )
+        return InvalidRequest(f"{field} {reason}", field, remedy="leave it out")
+    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+    return InvalidField(reason, field) if field else InvalidRequest(f"the body: {reason}")

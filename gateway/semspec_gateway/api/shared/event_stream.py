@@ -107,7 +107,7 @@ class EventStream(Response):
     def _failed(self, error: Exception) -> bytes:
         """The last event of a failed stream."""
         if isinstance(error, SemspecError):
-            _log.warning("stream failed: %s", error.message)
+            _log.warning("stream failed: %s", error)
         else:
             _log.error("stream failed", exc_info=error)
             error = internal_error()

@@ -116,7 +116,9 @@ class IdempotencyKey:
                 id, content = _parsed(value)
                 if content != self._content:
                     raise InvalidRequest(
-                        "this key was used for another request; take a new one", "Idempotency-Key"
+                        "this key was used for another request",
+                        "Idempotency-Key",
+                        remedy="take a new one",
                     )
                 try:
                     async with asyncio.timeout(timeout_s):

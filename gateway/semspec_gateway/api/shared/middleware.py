@@ -203,10 +203,13 @@ class Authenticated(HttpMiddleware):
         if owner is not None:
             scope.setdefault("state", {})["owner"] = owner
         elif not is_open(scope["method"], scope["path"]):
-            remedy = "is missing; send it as the header `Authorization: Bearer KEY`"
             if has_key:  # which the message does not contain
-                remedy = "is not known, or no longer; get one from the gateway's operator"
-            error = Unauthenticated(f"{'this' if has_key else 'an'} API key {remedy}")
+                message = "this API key is not known, or no longer"
+                remedy = "get one from the gateway's operator"
+            else:
+                message = "an API key is missing"
+                remedy = "send it as the header `Authorization: Bearer KEY`"
+            error = Unauthenticated(message, remedy=remedy)
             self._metrics.refusals.labels(represent(error).code).inc()
             await error_response(error, scope["path"])(scope, receive, send)
             return
@@ -224,8 +227,9 @@ class ShuttingDown(HTTPException):
 def handed_over(generation: str) -> Unavailable:
     """The error of a request whose generation, if it has begun, another gateway can continue."""
     return Unavailable(
-        f"this gateway is shutting down; attach to generation {generation} at another: "
-        f"GET /v1/generations/{generation}/events, or repeat the request if that is not found"
+        "this gateway is shutting down",
+        remedy=f"attach to generation {generation} at another: GET /v1/generations/{generation}/events, "
+        "or repeat the request if that is not found",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Literal, TypeVar
 
 from fastapi import APIRouter
@@ -16,7 +17,6 @@ from semspec.keys import Keys
 from semspec.records import Body
 from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.api.shared.document import errors
-from semspec_gateway.api.shared.errors import public
 from semspec_gateway.api.shared.middleware import OwnerOf, is_anonymous
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
@@ -97,8 +97,8 @@ def router(
             readiness.require_place()
         except SemspecError as error:
             raise type(error)(_WITHOUT_KEY) if anonymous else error from None
-        detail = public(describe(readiness.status))
-        return Ready(status="ready", detail=detail.partition(":")[0] if anonymous else detail)
+        reason = None if anonymous else attrgetter("text")
+        return Ready(status="ready", detail=describe(readiness.status, reason))
 
     @routes.get(
         "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
@@ -131,7 +131,7 @@ def router(
         except (SemspecError, TimeoutError) as error:
             status, detail = (
                 "away",
-                public(error.message) if isinstance(error, SemspecError) else "no answer in time",
+                error.text if isinstance(error, SemspecError) else "no answer in time",
             )
         return Service.model_validate({"name": name, "status": status, "detail": detail})
 

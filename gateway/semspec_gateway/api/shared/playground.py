@@ -51,5 +51,5 @@ async def static(name: str) -> Response:
 
 def _response(name: str) -> Response:
     if name not in FILES:
-        raise NotFound(f"the playground has no file {name!r}; the page is at /", "name")
+        raise NotFound(f"the playground has no file {name!r}", "name", remedy="the page is at /")
     return Response(FILES[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=HEADERS)

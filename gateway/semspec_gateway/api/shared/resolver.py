@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from semspec.decoding import Strategy
-from semspec.errors import InvalidRequest, NotFound, SemspecError
+from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
 from semspec.types import Acceptance, Segmentation
 from semspec_gateway.api.shared.requests import GenerationBody, TextRequest
 from semspec_gateway.generation.audit import Audit
@@ -27,9 +27,6 @@ from semspec_gateway.settings import GatewaySettings
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
-
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-"""Fields that change logits before a draw."""
 
 EFFORT = "reasoning_effort"
 """The variable of chat templates by which OpenAI's field of this name is served."""
@@ -60,24 +57,18 @@ def answer_options(
     semspec = {name: f"semspec.{name}" for name in OPTIONS}
     if isinstance(body, TextRequest) and ":" in (body.model or ""):
         semspec["strategy"] = "model"
-    penalties = next((name for name in PENALTIES if getattr(body, name, None) is not None), "")
-    fields = {**semspec, "penalties": penalties, **fields}
-    return kind(api=api, fields=fields, trace=bool(body.semspec.trace), **own)
+    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **own)
 
 
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Replaces, in errors, the names of parameters by the API's own `fields`."""
+    """Name the parameters of errors by the API's own `fields`."""
     try:
         yield
     except SemspecError as error:
-        parameter = error.parameter or ""
-        if parameter not in fields:
+        if (field := fields.get(error.parameter or "")) is None:
             raise
-        message, field = error.message, fields[parameter]
-        if message.startswith(f"{parameter}: "):
-            message = f"{field}{message.removeprefix(parameter)}"
-        raise type(error)(message.replace("<penalties>", fields["penalties"]), field) from error
+        raise error.about(field) from error
 
 
 def variables_of(
@@ -88,7 +79,9 @@ def variables_of(
         return given or {}
     if given and EFFORT in given:
         raise InvalidRequest(
-            f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them", field
+            f"{field} sets the variable {EFFORT!r} of chat_template_kwargs",
+            field,
+            remedy="give one of them",
         )
     return {**(given or {}), EFFORT: effort}
 
@@ -115,7 +108,9 @@ def check_model(
     )
     if not known or (at and version != readiness.version):
         raise NotFound(
-            f"the model {name!r} does not exist; GET /v1/models lists those that do", "model"
+            f"the model {name!r} does not exist",
+            "model",
+            remedy="GET /v1/models lists those that do",
         )
     return name, alias
 
@@ -198,9 +193,7 @@ class Resolver:
     ) -> Strategy:
         """The strategy `name` with the options of the request and the defaults. Raises: InvalidRequest."""
         if name not in served.strategies:
-            raise InvalidRequest(
-                f"strategy: it should be one of {', '.join(served.strategies)}", "strategy"
-            )
+            raise InvalidField(f"it should be one of {', '.join(served.strategies)}", "strategy")
         strategy = served.strategies[name](defaults.options(name, options))
         check_strategy(strategy, served, defaults)
         return strategy
@@ -215,13 +208,17 @@ class Resolver:
             message = (
                 f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
             )
-            raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
+            raise InvalidRequest(message, "prompt", remedy="send fewer prompts at once")
         if session is not None and not isinstance(asked.prompts[0], tuple):
             raise InvalidRequest(
-                "sessions store the turns of a chat; use /v1/chat/completions", "semspec.session"
+                "sessions store the turns of a chat",
+                "semspec.session",
+                remedy="use /v1/chat/completions",
             )
         if num_choices > 1 and session is not None:
-            raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
+            raise InvalidRequest(
+                "a session has one next turn", "n", remedy="leave out n or the session"
+            )
 
 
 def new_id(api: str) -> str:

@@ -256,8 +256,8 @@ def sessions(store: Store) -> APIRouter:
         except NotFound:
             raise _missing(id) from None
         except Conflict:
-            message = f"session {id} is answering a request; wait for it, or cancel its generation"
-            raise Conflict(message, "id") from None
+            remedy = "wait for it, or cancel its generation"
+            raise Conflict(f"session {id} is answering a request", "id", remedy=remedy) from None
         return SessionForgotten(id=id, object="session", deleted=True)
 
     return routes

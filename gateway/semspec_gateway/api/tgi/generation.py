@@ -44,7 +44,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         if body.stream is not None and body.stream != stream:
             other = "/generate_stream" if body.stream else "/generate"
             raise InvalidRequest(
-                f"stream contradicts this route; leave it out, or use {other}", "stream"
+                "stream contradicts this route", "stream", remedy=f"leave it out, or use {other}"
             )
         body = body.model_copy(update={"stream": stream})
         return await responder.respond(http, body, tgi_request(body), key)
@@ -114,8 +114,8 @@ def tgi_request(body: TgiRequest) -> ClientRequest:
         "prompt": "inputs",
         "grammar": "parameters.grammar",
         "logprobs": "parameters.top_n_tokens",
+        "repetition_penalty": "parameters.repetition_penalty",
     }
-    fields["penalties"] = "parameters.repetition_penalty"
     repetition = parameters.repetition_penalty
     details, full_text = bool(parameters.details), bool(parameters.return_full_text)
     return ClientRequest(
