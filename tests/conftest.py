@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semspec.grammars import compiler
-from tests.served import bundled
+from tests.helpers.served import bundled
 
 __all__ = ["bundled"]
 pytest.register_assert_rewrite("tests.manifests")
@@ -63,7 +63,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of a tiny Qwen2 and a tiny Llama model."""
-    from tests.checkpoints import (
+    from tests.helpers.checkpoints import (
         save_checkpoints,
     )  # transformers: seconds before the first process could start others
 

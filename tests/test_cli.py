@@ -16,7 +16,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training import cli as training_cli
 from semspec_bench import cli as bench_cli
 from tests.commands.support import command
-from tests.hub import serving
+from tests.helpers.hub import serving
 
 pytestmark = pytest.mark.slow
 ROOT = Path(cli.__file__).resolve().parents[1]

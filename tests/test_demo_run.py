@@ -14,7 +14,7 @@ from semspec_demo import show
 from semspec_demo.client import Answer, ChatClient, Client, in_turns, supported_strategies
 from semspec_demo.problems import SPLITS, make_problem
 from semspec_demo.run import STRATEGIES, _parser, configuration, questions_of
-from tests.records import record
+from tests.helpers.records import record
 
 pytestmark = pytest.mark.slow
 PROBLEM = make_problem(3)

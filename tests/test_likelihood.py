@@ -11,8 +11,8 @@ from semspec.decoding.likelihood.calibration import Calibration, as_json, load_c
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
-from tests.calibrations import calibration
-from tests.fakes import FakeModel
+from tests.helpers.calibrations import calibration
+from tests.helpers.fakes import FakeModel
 
 DRAFT, TARGET = (FakeModel(writer).model_info for writer in (Writer.DRAFT, Writer.TARGET))
 MADE_UP = calibration(DRAFT, TARGET)

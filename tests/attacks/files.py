@@ -15,7 +15,7 @@ from semspec.types import ModelInfo
 from tests.attacks.case import CRITICAL, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.jobs import Json, done
 from tests.attacks.victim import Victim
-from tests.checkpoints import save_checkpoints
+from tests.helpers.checkpoints import save_checkpoints
 from tests.retrieval.support import write
 from tests.security.support import edited, odd_json
 

@@ -22,12 +22,12 @@ from grpc_health.v1 import health_pb2
 from semspec.rpc.calls import path_of
 from tests.attacks.case import CRITICAL, HIGH, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, WORD, Logs, Victim
-from tests.gateway.support import free_port
-from tests.processes import another_gateway
+from tests.helpers.gateway import free_port
+from tests.helpers.processes import another_gateway
+from tests.helpers.stack import answer_of, chat_body, http_of
+from tests.helpers.variants import VARIANTS
 from tests.security.support import METHODS, edited, spoil
-from tests.stack.support import answer_of, chat_body, http_of
 from tests.test_openapi.support import CHAT
-from tests.variants import VARIANTS
 
 RECOVERY_S, LATE_S = 300.0, 3.0
 KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut", "late", "early")

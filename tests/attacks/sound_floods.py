@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from tests.attacks.case import LOW, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, Victim
-from tests.processes import GENEROUS_S
+from tests.helpers.processes import GENEROUS_S
 from tests.test_openapi.support import BODIES, CHAT
 
 KINDS = ("refused grammars", "stored bytes", "costly grammars", "one key")

@@ -16,10 +16,10 @@ import psutil
 from semspec.keys import entry
 from semspec.stack import Stack, StackConfig
 from tests.attacks.case import CRITICAL, HIGH, MEDIUM, Case, Found, Severity
-from tests.checkpoints import loaded, random_probes, save_spelling_checkpoint
-from tests.processes import Process
-from tests.served import stack_of
-from tests.stack.support import chat_body, http_of
+from tests.helpers.checkpoints import loaded, random_probes, save_spelling_checkpoint
+from tests.helpers.processes import Process
+from tests.helpers.served import stack_of
+from tests.helpers.stack import chat_body, http_of
 from tests.test_openapi.support import CHAT
 
 ATTACKER, NEIGHBOUR = "sk-attacker", "sk-neighbour"

@@ -17,9 +17,9 @@ from semspec.keys import entry
 from tests.attacks.case import HIGH, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.files import HOW, spoil
 from tests.attacks.victim import ATTACKER, Logs, Victim
-from tests.gateway.support import free_port
-from tests.processes import another_gateway
-from tests.stack.support import http_of
+from tests.helpers.gateway import free_port
+from tests.helpers.processes import another_gateway
+from tests.helpers.stack import http_of
 
 NOTICED_S = 60.0
 

@@ -9,8 +9,8 @@ import pytest
 
 from semspec.engine.numeric_form import resolve_form
 from semspec_bench import numeric_forms
-from tests.checkpoints import save_spelling_checkpoint
-from tests.ggufs import save_gguf
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.ggufs import save_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from semspec_bench.runners.assisted import TransformersRunner
 from semspec_bench.runners.in_process import open_in_process
 from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
 from semspec_demo.problems import make_problem
-from tests.checkpoints import model_of
+from tests.helpers.checkpoints import model_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SHORT = 10_015_004

@@ -13,7 +13,7 @@ from semspec_bench.report.page import main_row, write_report
 from semspec_bench.report.tables import COMPARED, main_table
 from semspec_bench.summary import Run, load_run
 from tests.bench.made_up import FEW, HOSTILE, RATES, made_up_run
-from tests.pages import num_pictures
+from tests.helpers.pages import num_pictures
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

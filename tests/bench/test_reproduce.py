@@ -24,7 +24,7 @@ from tests.bench.tiny_pair import (
     snapshot,
     use_hub,
 )
-from tests.hub import serving, use
+from tests.helpers.hub import serving, use
 
 
 @pytest.fixture(autouse=True)

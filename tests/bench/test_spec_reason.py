@@ -30,10 +30,10 @@ from semspec_bench.spec_reason import (
     grade_of,
     question_turn,
 )
-from tests.checkpoints import loaded
 from tests.decoding.support import Players, generation, players, records, run, segments
 from tests.engine.support import CHATML, PROMPT
-from tests.fakes import FakeModel
+from tests.helpers.checkpoints import loaded
+from tests.helpers.fakes import FakeModel
 
 THINKING = (
     "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content | trim }}{% endif %}"

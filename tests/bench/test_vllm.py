@@ -17,7 +17,7 @@ from semspec_bench.configuration import parse
 from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
 from semspec_bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
 from semspec_demo.problems import make_problem
-from tests.processes import is_running, left_alive
+from tests.helpers.processes import is_running, left_alive
 
 pytestmark = pytest.mark.slow
 STAND_IN = """#!{python}

@@ -10,7 +10,7 @@ import torch
 import yaml
 from huggingface_hub import constants
 
-from tests.checkpoints import model_of
+from tests.helpers.checkpoints import model_of
 from tests.training.support import bytes_tokenizer, save_ending, solved
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import httpx
 from semspec.client import Gateway, refusal
 from semspec.errors import Overloaded, Unavailable
 from tests.chaos.site import Site
-from tests.processes import GENEROUS_S
-from tests.stack.support import (
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import (
     LONG_QUESTION,
     SEGMENTS,
     Json,

@@ -11,8 +11,8 @@ from tests.chaos.asking import Asking, repeated, streamed
 from tests.chaos.injections import Holding
 from tests.chaos.lossy import behind_lossy_link, has_namespaces
 from tests.chaos.site import ALONE, CLIENTS, FAR, FIRST, SECOND
-from tests.processes import GENEROUS_S
-from tests.proxy import Link
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.proxy import Link
 
 
 class Promise(enum.StrEnum):

@@ -11,8 +11,8 @@ from shutil import which
 from typing import Any, Concatenate, ParamSpec
 
 from tests.chaos.site import ALONE, FIRST, SECOND, Site
-from tests.processes import succeeds
-from tests.proxy import PASSING, Link
+from tests.helpers.processes import succeeds
+from tests.helpers.proxy import PASSING, Link
 
 Holding = Callable[[Site], AbstractAsyncContextManager[None]]
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import which
 
 from tests.chaos.site import ALONE, FAR, Site
-from tests.processes import succeeds
+from tests.helpers.processes import succeeds
 
 NAMESPACE = f"semspec-{os.getpid()}"
 NEAR_IP, FAR_IP, PORT = "10.77.0.1", "10.77.0.2", "50052"

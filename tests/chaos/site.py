@@ -20,11 +20,11 @@ from semspec import client
 from semspec.records import SegmentTrace, read_stored
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
-from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, POLL_S, Process, another_gateway, second
-from tests.proxy import Proxy, listening
-from tests.served import stack_of
-from tests.stack.support import SEGMENTS, Json, redis_of
+from tests.helpers.gateway import free_port
+from tests.helpers.processes import GENEROUS_S, POLL_S, Process, another_gateway, second
+from tests.helpers.proxy import Proxy, listening
+from tests.helpers.served import stack_of
+from tests.helpers.stack import SEGMENTS, Json, redis_of
 
 START_S = 900.0
 FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"

@@ -12,9 +12,9 @@ from semspec.errors import SemspecError
 from tests.chaos.asking import Answer, Asking, Request, streamed
 from tests.chaos.faults import Fault, Promise
 from tests.chaos.site import ALONE, Site
-from tests.processes import GENEROUS_S
-from tests.stack import support
-from tests.stack.support import Json
+from tests.helpers import stack as support
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import Json
 
 SEEDS = range(1, 9)
 NUM_CLIENTS = 2

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from semspec.stack import Stack
 from semspec_demo.problems import SPLITS, make_problem
+from tests.helpers.served import stack_of
 from tests.real.support import NAME, real_config
-from tests.served import stack_of
 
 GENEROUS_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
 
 from tests.clients.conftest import GENEROUS_S, Server, interpreter
-from tests.gateway.support import bearer
+from tests.helpers.gateway import bearer
 
 pytestmark = pytest.mark.slow
 TEXT_GENERATION = """

@@ -17,8 +17,8 @@ import pytest
 
 from semspec.commands.screen import Screen
 from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live, command, semspec
-from tests.records import record
-from tests.stack.support import LONG_QUESTION
+from tests.helpers.records import record
+from tests.helpers.stack import LONG_QUESTION
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from semspec.commands.checks import Check
 from semspec.commands.checks.processes import check_processes
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig
-from tests.checkpoints import edit_json
 from tests.commands.support import exit_code
-from tests.hub import serving, use
+from tests.helpers.checkpoints import edit_json
+from tests.helpers.hub import serving, use
 
 pytestmark = pytest.mark.slow
 Checks = dict[str, Check]

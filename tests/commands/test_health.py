@@ -9,7 +9,7 @@ import pytest
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer, TargetServicer
 from tests.commands.support import Live, semspec
-from tests.rpc.fakes import FakeEngine, settings
+from tests.helpers.rpc import FakeEngine, settings
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from semspec.files import file_digest
 from semspec.pairs import NamedPair, PairFile, find, locate, named_pair, named_pairs
 from semspec.release import Release, ReleasedModel
 from semspec.stack import StackConfig
-from tests.hub import serving, use
+from tests.helpers.hub import serving, use
 
 FILES = {"draft": b"the draft", "target": b"the target's weights"}
 

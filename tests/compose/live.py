@@ -17,7 +17,7 @@ from semspec.commands import EXAMPLE
 from tests.compose.project import BASE_IMAGE, Project, run, running, why_not
 from tests.compose.support import SETTINGS
 from tests.demo.solver import solve
-from tests.stack.support import Json, records_of
+from tests.helpers.stack import Json, records_of
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semspec.keys import entry, new_key
 from tests.compose.support import BASE
-from tests.processes import succeeds
+from tests.helpers.processes import succeeds
 
 BASE_IMAGE = "python:3.11-slim-bookworm"
 REDIS_IMAGE = "redis:7.4-alpine"

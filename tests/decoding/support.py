@@ -18,9 +18,9 @@ from semspec.types import (
     StageTimes,
     Writer,
 )
-from tests.calibrations import calibration
-from tests.fakes import FakeModel, FakeVerifier
-from tests.variants import PLAIN, VARIANTS, changed
+from tests.helpers.calibrations import calibration
+from tests.helpers.fakes import FakeModel, FakeVerifier
+from tests.helpers.variants import PLAIN, VARIANTS, changed
 
 HELPED: tuple[str, ...] = tuple(
     strategy for strategy in VARIANTS if strategy not in ("target", "draft")

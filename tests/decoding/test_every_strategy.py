@@ -38,7 +38,7 @@ from tests.decoding.support import (
     run_with_loss,
     segments,
 )
-from tests.variants import VARIANTS
+from tests.helpers.variants import VARIANTS
 
 
 @pytest.mark.parametrize(

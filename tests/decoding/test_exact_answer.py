@@ -27,7 +27,6 @@ from semspec.types import (
     Writer,
 )
 from semspec_bench.tasks import load_task
-from tests import variants
 from tests.decoding.support import (
     ConstantVerifier,
     Players,
@@ -41,8 +40,9 @@ from tests.decoding.support import (
     segments,
     texts,
 )
-from tests.fakes import TOKENIZER, FakeModel, num_written
-from tests.variants import STRATEGIES
+from tests.helpers import variants
+from tests.helpers.fakes import TOKENIZER, FakeModel, num_written
+from tests.helpers.variants import STRATEGIES
 
 LOSSY: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {}),

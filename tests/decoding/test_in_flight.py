@@ -20,7 +20,7 @@ from tests.decoding.support import (
     run,
     shown,
 )
-from tests.fakes import FakeModel
+from tests.helpers.fakes import FakeModel
 
 SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "spec-reason")
 

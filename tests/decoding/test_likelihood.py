@@ -17,9 +17,9 @@ from semspec.types import (
     GenerationParams,
     Writer,
 )
-from tests.calibrations import calibration
 from tests.decoding.support import generation, outcome, players, records, run
-from tests.fakes import FakeModel
+from tests.helpers.calibrations import calibration
+from tests.helpers.fakes import FakeModel
 
 MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGET).model_info)
 

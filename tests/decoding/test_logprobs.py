@@ -6,7 +6,7 @@ from semspec.errors import Unavailable
 from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
 from semspec_bench.spec_thinking import RECAP
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
-from tests.fakes import FakeModel, FakeVerifier
+from tests.helpers.fakes import FakeModel, FakeVerifier
 
 LOGPROBS = {Writer.DRAFT: -1.0, Writer.TARGET: -2.0}
 

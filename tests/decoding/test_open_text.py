@@ -21,8 +21,6 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
-from tests.calibrations import calibration
-from tests.decoding.engines import PROMPT, assert_same, behind_sockets, engines, trace
 from tests.decoding.support import (
     CUES,
     ConstantVerifier,
@@ -36,7 +34,9 @@ from tests.decoding.support import (
     run_with_loss,
     texts,
 )
-from tests.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
+from tests.helpers.calibrations import calibration
+from tests.helpers.engines import PROMPT, assert_same, behind_sockets, engines, trace
+from tests.helpers.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
 
 REWRITING = tuple(strategy for strategy in OF_PRODUCT if strategy not in ("draft", "likelihood"))
 

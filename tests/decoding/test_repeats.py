@@ -20,7 +20,7 @@ from tests.decoding.support import (
     segments,
     texts,
 )
-from tests.fakes import FakeModel, num_written
+from tests.helpers.fakes import FakeModel, num_written
 
 LOOP = ("Therefore, Tom has 34 pens left over after five days.",)
 CYCLE = (

@@ -18,7 +18,7 @@ from tests.decoding.support import (
     run,
     segments,
 )
-from tests.variants import changed
+from tests.helpers.variants import changed
 
 ALL, NONE = ConstantVerifier(0.5, 0.9), ConstantVerifier(0.5, 0.0)
 

@@ -25,7 +25,7 @@ from tests.decoding.support import (
     run,
     segments,
 )
-from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
+from tests.helpers.fakes import TOKENIZER, FakeModel, FakeVerifier
 
 EOS = "<eos>"
 DOUBT = "Wait, that is wrong."

@@ -18,11 +18,11 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
-from tests import variants
-from tests.calibrations import calibration
-from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
-from tests.fakes import FakeModel, FakeVerifier
-from tests.variants import PLAIN, VARIANTS, changed
+from tests.helpers import variants
+from tests.helpers.calibrations import calibration
+from tests.helpers.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
+from tests.helpers.fakes import FakeModel, FakeVerifier
+from tests.helpers.variants import PLAIN, VARIANTS, changed
 
 
 @pytest.fixture(params=["fakes", "engines"])

@@ -26,7 +26,7 @@ from tests.decoding.support import (
     segments,
     texts,
 )
-from tests.fakes import TOKENIZER, FakeModel
+from tests.helpers.fakes import TOKENIZER, FakeModel
 
 
 class Attentive(FakeModel):

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import ModelInfo
-from tests.checkpoints import model_of, randomise
-from tests.words import build_tokenizer
+from tests.helpers.checkpoints import model_of, randomise
+from tests.helpers.words import build_tokenizer
 
 WINDOW = 600
 LLAMA3_ROPE = {

@@ -36,10 +36,10 @@ from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
 from semspec_target.__main__ import load as load_target
 from semspec_target.settings import TargetSettings
-from tests.checkpoints import SIZES, edit_json, randomise
 from tests.engine.support import Load, assert_same, params, prompt, tensor, written
-from tests.rpc.fakes import settings as service_settings
-from tests.words import build_tokenizer
+from tests.helpers.checkpoints import SIZES, edit_json, randomise
+from tests.helpers.rpc import settings as service_settings
+from tests.helpers.words import build_tokenizer
 
 QUANTISED: dict[str, dict[str, object]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},

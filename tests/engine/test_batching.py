@@ -38,7 +38,7 @@ from tests.engine.support import (
     tensor,
     written,
 )
-from tests.gateway.support import eventually
+from tests.helpers.gateway import eventually
 from tests.vllm.support import assert_same_scores, assert_same_segments
 
 NUM_STREAMS = 32

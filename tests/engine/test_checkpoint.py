@@ -26,8 +26,8 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
 from tests.engine.support import CHATML
+from tests.helpers.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
 
 
 @pytest.fixture

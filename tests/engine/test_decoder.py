@@ -16,10 +16,10 @@ from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
 from semspec_target.settings import TargetSettings
-from tests.checkpoints import SIZES
 from tests.engine import models
 from tests.engine.models import lm_of, random_ids, random_model
 from tests.engine.support import assert_same
+from tests.helpers.checkpoints import SIZES
 
 STRETCHES = (37, 1, 1, 20, 1, 260, 5)
 """Tokens fed at a time: a prompt, single tokens, segments, and past the first buffer's end."""

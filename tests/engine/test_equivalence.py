@@ -14,7 +14,6 @@ from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
-from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import (
     HOT,
     PROMPT,
@@ -28,6 +27,7 @@ from tests.engine.support import (
     tensor,
     written,
 )
+from tests.helpers.checkpoints import save_spelling_checkpoint
 
 
 @pytest.mark.parametrize("seed", range(4))

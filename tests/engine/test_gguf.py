@@ -22,8 +22,8 @@ from semspec.engine.gguf import checkpoint_of, readable_name, weights_file
 from semspec.engine.gguf_header import read_header
 from semspec.engine.gguf_tokenizer import QWEN2_SPLIT
 from semspec.errors import Mismatch
-from tests.checkpoints import save_spelling_checkpoint
-from tests.ggufs import save_gguf
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.ggufs import save_gguf
 
 TEXTS = (
     "How many?", "12*3 = 36, 1234567.", r"\frac{1}{2} $x^2$", "中文。", "👩‍🔬 é", "def f(x):\n    return x\n\n",

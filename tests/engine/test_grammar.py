@@ -26,10 +26,10 @@ from semspec.types import (
 )
 from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
 from semspec_gateway.generation.parsers import CallParser
-from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
 from tests.grammars.schemas import COSTLY, COUNTED, MANY, grammar_of
-from tests.words import build_tokenizer
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.words import build_tokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

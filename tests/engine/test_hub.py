@@ -15,9 +15,9 @@ from semspec.engine.gguf import weights_digest
 from semspec.errors import Mismatch
 from semspec.files import file_digest
 from semspec.stack import BUNDLED_PAIR
-from tests.checkpoints import save_spelling_checkpoint
-from tests.ggufs import save_gguf
-from tests.hub import serving, use
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.ggufs import save_gguf
+from tests.helpers.hub import serving, use
 
 DRAFT = BUNDLED_PAIR / "draft"
 

@@ -20,7 +20,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.trained_tokenizers import FORMS, model_tokenizer
+from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 
 REAL = os.environ.get("SEMSPEC_REAL_MODELS")
 REAL_NAMES = ("smollm2-135m", "qwen-coder-0.5b")

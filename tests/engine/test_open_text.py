@@ -36,8 +36,8 @@ from tests.engine.support import (
     sizes_of,
     written,
 )
-from tests.processes import GENEROUS_S
-from tests.trained_tokenizers import FORMS, model_tokenizer
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 
 PROMPT = "So the ball:"
 TEXTS = (

@@ -26,9 +26,9 @@ from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.types import Writer
-from tests.checkpoints import save_spelling_checkpoint
 from tests.engine.models import random_model
-from tests.ggufs import save_gguf
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.ggufs import save_gguf
 
 TYPES = [
     GGMLQuantizationType[name]

@@ -14,7 +14,6 @@ from semspec.decoding.retrieval.drafter import RetrievingDraft
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
-from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.decoding.support import ConstantVerifier
 from tests.engine.support import (
     Load,
@@ -26,9 +25,10 @@ from tests.engine.support import (
     prompt,
     tokens_of,
 )
-from tests.fakes import FakeVerifier
+from tests.helpers.engines import assert_same, behind_sockets, trace
+from tests.helpers.fakes import FakeVerifier
+from tests.helpers.variants import PLAIN, changed
 from tests.retrieval.support import write
-from tests.variants import PLAIN, changed
 
 
 @pytest.fixture

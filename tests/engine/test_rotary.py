@@ -13,9 +13,9 @@ from semspec.engine.causal_lm import EngineName
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong
 from semspec.types import Context, GenerationParams, SamplingParams, SegmentRecord, TokenIds, Writer
-from tests.checkpoints import SIZES, model_of, randomise
 from tests.engine.models import LLAMA3_ROPE, TOKENIZER, random_ids
 from tests.engine.support import Load, assert_same, tensor
+from tests.helpers.checkpoints import SIZES, model_of, randomise
 
 TRAINED = 128
 """The original window, in tokens."""

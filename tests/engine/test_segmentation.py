@@ -13,7 +13,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.trained_tokenizers import FORMS, model_tokenizer
+from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 
 PROMPT = "So the ball:"
 CHARACTERS = ("a🦊🦊🦊🦊b", "我们中文中文", "é👩‍👩‍👧‍👦é", "So. 🦊 We.\n\n中 is 🦊.\n\nend")

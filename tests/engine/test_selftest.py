@@ -15,7 +15,7 @@ from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
 from tests.engine.support import Load
-from tests.rpc.fakes import settings
+from tests.helpers.rpc import settings
 
 
 @pytest.fixture

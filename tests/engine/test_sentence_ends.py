@@ -13,7 +13,6 @@ from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import cut, ended_by_look_ahead
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
-from tests.decoding.engines import trace
 from tests.decoding.support import ConstantVerifier
 from tests.engine.support import (
     Load,
@@ -24,7 +23,8 @@ from tests.engine.support import (
     segments_of,
     speculated,
 )
-from tests.variants import PLAIN, changed
+from tests.helpers.engines import trace
+from tests.helpers.variants import PLAIN, changed
 
 SENTENCE = Segmentation.SENTENCE
 WORDS = (".", "5", " 3", " Tom", " has")

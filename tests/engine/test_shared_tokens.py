@@ -20,11 +20,11 @@ from semspec.types import (
     Writer,
     shares_ordinary_tokens,
 )
-from tests import variants
-from tests.checkpoints import random_probes
-from tests.decoding.engines import assert_same, behind_sockets, trace
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
-from tests.variants import PLAIN, changed
+from tests.helpers import variants
+from tests.helpers.checkpoints import random_probes
+from tests.helpers.engines import assert_same, behind_sockets, trace
+from tests.helpers.variants import PLAIN, changed
 
 NUM_SEEDS = 200
 HOT = SamplingParams(1.5, 1.0, 4)

@@ -38,9 +38,9 @@ from semspec.types import (
     TokenIds,
     Writer,
 )
-from tests.checkpoints import model_of, randomise
 from tests.engine.support import CHATML, Load, assert_same, tensor
-from tests.trained_tokenizers import FORMS, SENTENCES, model_tokenizer
+from tests.helpers.checkpoints import model_of, randomise
+from tests.helpers.trained_tokenizers import FORMS, SENTENCES, model_tokenizer
 
 ASKED = Message("user", "x")
 PARAMS = GenerationParams(SamplingParams(), max_tokens=2)

@@ -28,8 +28,8 @@ from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
 from semspec_target.settings import TargetSettings
-from tests.checkpoints import edit_json
-from tests.processes import left_alive
+from tests.helpers.checkpoints import edit_json
+from tests.helpers.processes import left_alive
 
 REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes".split()
 

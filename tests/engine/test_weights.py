@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from semspec.clustering.nli import NliModel
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Mismatch
-from tests.checkpoints import edit_json, model_of, randomise
+from tests.helpers.checkpoints import edit_json, model_of, randomise
+from tests.helpers.words import build_tokenizer
 from tests.training.test_entailment import on_cpu, save_tiny
-from tests.words import build_tokenizer
 
 WAYS = {"cpu": "the service", "meta": "semspec doctor"}
 """Devices, by which a service loads weights, and `semspec doctor` looks at them without loading them."""

@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 from semspec.decoding import Backends
 from semspec.types import Writer
 from tests.gateway.engines import spelling
-from tests.gateway.fakes import Fakes, Thinker
 from tests.gateway.processes import setting_error
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,
     RedisServer,
@@ -24,6 +23,7 @@ from tests.gateway.support import (
     redis_server,
     running_gateway,
 )
+from tests.helpers.gateway_fakes import Fakes, Thinker
 
 __all__ = ["setting_error", "spelling"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
-from tests.checkpoints import loaded, random_probes, save_spelling_checkpoint
-from tests.decoding.engines import behind_sockets
-from tests.gateway.support import Gateway, make_settings, running_gateway
+from tests.helpers.checkpoints import loaded, random_probes, save_spelling_checkpoint
+from tests.helpers.engines import behind_sockets
+from tests.helpers.gateway import Gateway, make_settings, running_gateway
 
 Engines = tuple[TransformersEngine, TransformersEngine]
 

@@ -9,7 +9,7 @@ import pytest
 
 from semspec.settings import described, load_settings
 from semspec_gateway.settings import GatewaySettings
-from tests.gateway.support import NO_REDIS, free_port, wait_for_port
+from tests.helpers.gateway import NO_REDIS, free_port, wait_for_port
 
 SettingError = Callable[..., str]
 

@@ -16,7 +16,7 @@ from semspec.keys import entry
 from semspec.types import Token
 from semspec_gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
 from semspec_gateway.metrics import Metrics
-from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually
+from tests.helpers.gateway import GENEROUS_S, GatewayFactory, bearer, eventually
 
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
 NUM_STEPS = 4

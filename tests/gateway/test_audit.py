@@ -11,8 +11,8 @@ import pytest
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Unavailable
 from semspec.types import OperatingPoint, SegmentEnd
-from tests.gateway.fakes import NUM_SEGMENTS, Fakes, FakeVerifier
-from tests.gateway.support import Gateway, GatewayFactory, eventually, holding
+from tests.helpers.gateway import Gateway, GatewayFactory, eventually, holding
+from tests.helpers.gateway_fakes import NUM_SEGMENTS, Fakes, FakeVerifier
 
 NUM_ACCEPTED = NUM_SEGMENTS - 2
 """Of each request: every third segment is rejected."""

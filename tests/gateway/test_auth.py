@@ -15,8 +15,7 @@ from semspec.keys import entry, new_key
 from semspec_bench.runners.gateway import open_gateway
 from semspec_bench.runners.protocol import RunnerError
 from semspec_gateway.api.shared.errors import TGI_PATHS
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     OURS,
     OWNER,
@@ -30,6 +29,7 @@ from tests.gateway.support import (
     eventually,
     exchange,
 )
+from tests.helpers.gateway_fakes import Fakes
 
 OPEN = {
     ("GET", "/"),

@@ -13,9 +13,9 @@ from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Unavailable
 from semspec.keys import entry
 from semspec.types import SegmentEnd, VerifierInfo
-from tests.gateway.fakes import Fakes, FakeVerifier
-from tests.gateway.support import OURS, THEIRS, GatewayFactory, bearer, eventually, until
 from tests.gateway.test_audit import SUPPORTED, Clustering
+from tests.helpers.gateway import OURS, THEIRS, GatewayFactory, bearer, eventually, until
+from tests.helpers.gateway_fakes import Fakes, FakeVerifier
 
 DEFECT = RuntimeError("a defect")
 

@@ -22,7 +22,7 @@ from semspec_gateway.metrics import Metrics
 from semspec_gateway.settings import GatewaySettings
 from tests.gateway.costly import CHAT, DETOKENIZE, SOUND, TEXT, costly_bodies
 from tests.gateway.processes import gateway_process
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     GENEROUS_S,
     OURS,
     THEIRS,

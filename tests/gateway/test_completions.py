@@ -13,8 +13,7 @@ import pytest
 from semspec.decoding import STRATEGIES
 from semspec.observability import KeyValueFormatter
 from semspec.types import derive_seed
-from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     MESSAGES,
     OWNER,
     Gateway,
@@ -24,7 +23,8 @@ from tests.gateway.support import (
     stream_chat,
     text_of,
 )
-from tests.variants import VARIANTS
+from tests.helpers.gateway_fakes import NUM_SEGMENTS, WINDOW
+from tests.helpers.variants import VARIANTS
 
 
 async def test_chat_answers_whole(gateway: Gateway) -> None:

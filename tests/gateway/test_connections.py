@@ -15,7 +15,7 @@ import uvicorn
 
 from semspec_gateway.api.shared.middleware import is_open
 from semspec_gateway.connections import GRACE_S, Connection, Connections, listen
-from tests.gateway.support import GENEROUS_S, ImmediateServer, eventually
+from tests.helpers.gateway import GENEROUS_S, ImmediateServer, eventually
 
 LIMIT = 8
 

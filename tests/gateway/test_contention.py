@@ -12,7 +12,7 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec_gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     GENEROUS_S,
     MESSAGES,

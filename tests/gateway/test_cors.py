@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tests.gateway.support import Gateway, GatewayFactory, make_settings
+from tests.helpers.gateway import Gateway, GatewayFactory, make_settings
 
 ORIGIN = "https://app.example.com"
 PREFLIGHT = {

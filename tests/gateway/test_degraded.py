@@ -8,8 +8,7 @@ from redis.asyncio import Redis
 
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
 from semspec.types import Piece, Prompt
-from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     GENEROUS_S,
     NO_REDIS,
     Gateway,
@@ -17,6 +16,7 @@ from tests.gateway.support import (
     RedisServer,
     assert_error,
 )
+from tests.helpers.gateway_fakes import NUM_SEGMENTS
 
 
 @pytest.mark.parametrize("semspec", [{}, {"session": "any"}], ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, eventually, holding
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error, eventually, holding
 
 
 @pytest.mark.parametrize("writer", ["draft", "target"])

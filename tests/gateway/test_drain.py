@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     GENEROUS_S,
     MESSAGES,
     Gateway,
@@ -17,6 +16,7 @@ from tests.gateway.support import (
     content,
     eventually,
 )
+from tests.helpers.gateway_fakes import NUM_SEGMENTS
 
 BODY = {"model": "semspec-demo:target", "messages": MESSAGES, "seed": 7}
 

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints import TOOLS_TEMPLATE, loaded, model_of, randomise, spelling_tokenizer
 from tests.gateway.engines import served
-from tests.gateway.support import Gateway
+from tests.helpers.checkpoints import (
+    TOOLS_TEMPLATE,
+    loaded,
+    model_of,
+    randomise,
+    spelling_tokenizer,
+)
+from tests.helpers.gateway import Gateway
 
 EXTRA = "<|extra|>"
 TOKENIZER = spelling_tokenizer()

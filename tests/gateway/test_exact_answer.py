@@ -10,10 +10,10 @@ import pytest
 
 from semspec.reasoning import THINK
 from semspec.types import Writer
-from tests.checkpoints import loaded, save_spelling_checkpoint
 from tests.gateway.engines import served
-from tests.gateway.fakes import Fakes, Thinker
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, chunks
+from tests.helpers.checkpoints import loaded, save_spelling_checkpoint
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error, chunks
+from tests.helpers.gateway_fakes import Fakes, Thinker
 
 THINKING = "How many? <think>"
 MESSAGES = [{"role": "user", "content": THINKING}]

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from semspec.types import OperatingPoint, Penalties
-from tests.gateway.fakes import NUM_SEGMENTS, Fakes
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     MESSAGES,
     Gateway,
     GatewayFactory,
@@ -15,6 +14,7 @@ from tests.gateway.support import (
     stream_chat,
     text_of,
 )
+from tests.helpers.gateway_fakes import NUM_SEGMENTS, Fakes
 
 
 @pytest.mark.parametrize("stop", ["3 says", ["nowhere", "3 says"], "\n\ntarget 3 s"])

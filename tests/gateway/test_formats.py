@@ -11,9 +11,9 @@ import pytest
 from semspec.errors import InvalidRequest
 from semspec.types import GeneratedSegment
 from semspec_gateway.generation.parsers import CallParser, Delta
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error
 from tests.grammars.schemas import COSTLY
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error
+from tests.helpers.gateway_fakes import Fakes
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 JSON_SCHEMA = {

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec_gateway.store.store import NUM_CONNECTIONS, NUM_WATCHES
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     GENEROUS_S,
     MESSAGES,

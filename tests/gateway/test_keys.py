@@ -7,9 +7,8 @@ import pytest
 from semspec.keys import Keys, entry, new_key
 from semspec_gateway.app import create_app
 from semspec_gateway.store.store import Store
-from tests.gateway.fakes import Fakes
 from tests.gateway.processes import SettingError
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     OURS,
     OWNER,
@@ -22,6 +21,7 @@ from tests.gateway.support import (
     make_settings,
     until,
 )
+from tests.helpers.gateway_fakes import Fakes
 
 
 async def test_file_of_keys_is_read_again_when_it_changes(

@@ -17,7 +17,7 @@ from semspec.types import Writer
 from semspec_gateway import metrics
 from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
 from semspec_gateway.metrics import SERVICES
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     MESSAGES,
     OURS,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from semspec_gateway.api.shared.requests import OPENAI_DEFAULTS, TGI_DEFAULTS
-from tests.gateway.support import Gateway
+from tests.helpers.gateway import Gateway
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "How many?"}]},

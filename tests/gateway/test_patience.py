@@ -7,9 +7,9 @@ import pytest
 
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.types import Writer
-from tests.gateway.fakes import FakeModel, Fakes
-from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text, until
-from tests.variants import OF_PRODUCT, VARIANTS
+from tests.helpers.gateway import GENEROUS_S, GatewayFactory, chunks, text, until
+from tests.helpers.gateway_fakes import FakeModel, Fakes
+from tests.helpers.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
 BY_TARGET = [s for s in OF_PRODUCT if s not in ("token-level", "retrieval", "draft")]

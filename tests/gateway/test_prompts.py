@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 
 from semspec.errors import ContextTooLong
 from semspec_gateway.api.openai.requests import FunctionCall
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error
+from tests.helpers.gateway_fakes import Fakes
 
 CALL: dict[str, Any] = {
     "id": "call-1",

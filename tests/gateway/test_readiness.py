@@ -13,15 +13,15 @@ from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.served import Served, describe, mismatch
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     GatewayFactory,
     assert_error,
     eventually,
     make_readiness,
     make_settings,
 )
-from tests.variants import OF_PRODUCT, VARIANTS
+from tests.helpers.gateway_fakes import Fakes
+from tests.helpers.variants import OF_PRODUCT, VARIANTS
 
 
 def served(fakes: Fakes) -> Served:

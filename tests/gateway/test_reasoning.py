@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from semspec.reasoning import FORMS, HARMONY, MISTRAL, THINK
-from tests.checkpoints import loaded, save_spelling_checkpoint
 from tests.gateway.engines import served
-from tests.gateway.support import Gateway, chunks
+from tests.helpers.checkpoints import loaded, save_spelling_checkpoint
+from tests.helpers.gateway import Gateway, chunks
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ import pytest_asyncio
 
 from semspec.errors import Unavailable
 from semspec_gateway.api.shared.errors import TGI_PATHS
-from tests.gateway.fakes import NUM_TOKEN_IDS, WINDOW, Fakes
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     MESSAGES,
     NO_REDIS,
     Gateway,
@@ -23,6 +22,7 @@ from tests.gateway.support import (
     make_settings,
     running_gateway,
 )
+from tests.helpers.gateway_fakes import NUM_TOKEN_IDS, WINDOW, Fakes
 
 Json = dict[str, Any]
 JSON = {"content-type": "application/json"}

@@ -9,14 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from semspec.release import Release, ReleasedModel
-from tests.gateway.fakes import Fakes, FakeVerifier
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,
     assert_error,
     make_settings,
     text,
 )
+from tests.helpers.gateway_fakes import Fakes, FakeVerifier
 
 THRESHOLDS = {"1": 0.5, "2": 2.0}
 """The rule of each release."""

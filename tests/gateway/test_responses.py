@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     OURS,
     THEIRS,
     TWO_OWNERS,

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,
     assert_error,
@@ -15,7 +14,8 @@ from tests.gateway.support import (
     eventually,
     text,
 )
-from tests.variants import OF_PRODUCT, VARIANTS
+from tests.helpers.gateway_fakes import Fakes
+from tests.helpers.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     OURS,
     THEIRS,
     TWO_OWNERS,

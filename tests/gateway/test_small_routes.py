@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from semspec import __version__
-from tests.gateway.fakes import WINDOW
-from tests.gateway.support import Gateway, assert_error
+from tests.helpers.gateway import Gateway, assert_error
+from tests.helpers.gateway_fakes import WINDOW
 
 
 async def test_version_is_told(gateway: Gateway) -> None:

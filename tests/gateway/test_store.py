@@ -21,7 +21,7 @@ from semspec_gateway.store.store import (
     UNLIMITED_OWNER_BYTES,
     Store,
 )
-from tests.gateway.support import eventually, make_settings, redis_server
+from tests.helpers.gateway import eventually, make_settings, redis_server
 
 TTL_S = 1000
 FIRST, SECOND = "first 1 a", "second 1 b"

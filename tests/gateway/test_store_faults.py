@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec_gateway.served import describe
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,
     RedisServer,

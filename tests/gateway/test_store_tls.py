@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from semspec_gateway.served import describe
 from semspec_gateway.settings import GatewaySettings
-from tests.certificates import Authority, Pair, another
-from tests.gateway.support import GatewayFactory, RedisServer, eventually
+from tests.helpers.certificates import Authority, Pair, another
+from tests.helpers.gateway import GatewayFactory, RedisServer, eventually
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

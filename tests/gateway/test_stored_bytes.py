@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.gateway import fakes
-from tests.gateway.support import (
+from tests.helpers import gateway_fakes as fakes
+from tests.helpers.gateway import (
     OURS,
     THEIRS,
     TWO_OWNERS,

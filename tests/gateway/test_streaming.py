@@ -12,12 +12,12 @@ import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Unavailable
-from tests.checkpoints import loaded, save_spelling_checkpoint
 from tests.engine.support import before_each_step
 from tests.gateway.engines import served
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, chunks, delta, eventually, text
-from tests.variants import VARIANTS
+from tests.helpers.checkpoints import loaded, save_spelling_checkpoint
+from tests.helpers.gateway import Gateway, GatewayFactory, chunks, delta, eventually, text
+from tests.helpers.gateway_fakes import Fakes
+from tests.helpers.variants import VARIANTS
 
 pytestmark = pytest.mark.slow
 

@@ -18,11 +18,10 @@ from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Una
 from semspec.reasoning import HARMONY
 from semspec.records import SegmentTrace
 from semspec.types import Context, Message, Piece, SamplingParams, SegmentRecord, Writer
-from tests.checkpoints import loaded, random_probes
-from tests.decoding.engines import behind_sockets
 from tests.gateway.engines import Engines, served
-from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import (
+from tests.helpers.checkpoints import loaded, random_probes
+from tests.helpers.engines import behind_sockets
+from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,
     assert_error,
@@ -30,7 +29,8 @@ from tests.gateway.support import (
     make_settings,
     running_gateway,
 )
-from tests.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
+from tests.helpers.gateway_fakes import WINDOW, Fakes
+from tests.helpers.variants import OF_PRODUCT, PLAIN, VARIANTS, changed
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from semspec.errors import Unavailable
-from tests.gateway.fakes import NUM_SEGMENTS, WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory
+from tests.helpers.gateway import Gateway, GatewayFactory
+from tests.helpers.gateway_fakes import NUM_SEGMENTS, WINDOW, Fakes
 
 Json = dict[str, Any]
 SCHEMA: Json = {

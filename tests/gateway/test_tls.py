@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.certificates import Authority, Pair
 from tests.gateway.processes import SettingError, gateway_process, variable
+from tests.helpers.certificates import Authority, Pair
 
 pytestmark = pytest.mark.slow
 GENEROUS_S = 30.0

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, content
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error, content
+from tests.helpers.gateway_fakes import Fakes
 
 NO_THINKING = {"enable_thinking": False}
 RENDERED = '{"enable_thinking": false}<user>How many?'

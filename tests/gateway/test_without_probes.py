@@ -14,9 +14,9 @@ from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 from semspec_gateway.options import Defaults
 from semspec_gateway.served import Served, mismatch
-from tests.calibrations import CURVE, calibration
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, assert_error, make_settings
+from tests.helpers.calibrations import CURVE, calibration
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error, make_settings
+from tests.helpers.gateway_fakes import Fakes
 
 WITHOUT_PROBES = {"likelihood", "token-level", "retrieval", "target", "draft"}
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 from tests.golden.cases import ANSWERS, STRATEGIES
 from tests.golden.frozen import CHANGES, contract_changes, differences, read_trace
 from tests.golden.traces import Run, answer, is_served, runs, stream, trace_strategy
-from tests.stack.support import Running
+from tests.helpers.stack import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 WAYS = ("in process", "resumed", "gRPC", "HTTP")

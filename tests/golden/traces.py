@@ -25,13 +25,13 @@ from semspec.types import (
     Segmentation,
     SegmentRecord,
 )
-from tests.checkpoints import loaded
-from tests.decoding.engines import behind_sockets, trace
 from tests.golden.cases import ANSWERS, CHAT, QUESTIONS, SAMPLINGS, STRATEGIES, Json
-from tests.processes import GENEROUS_S
+from tests.helpers.checkpoints import loaded
+from tests.helpers.engines import behind_sockets, trace
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import Running, chat_body, served, text_of
+from tests.helpers.variants import PLAIN, changed
 from tests.retrieval.support import write
-from tests.stack.support import Running, chat_body, served, text_of
-from tests.variants import PLAIN, changed
 
 KEPT = (
     *("writer", "verdict", "text", "token_ids", "end", "draw", "draft_probability"),

@@ -10,7 +10,7 @@ from typing import Literal
 import httpx
 from playwright.async_api import Browser, Locator, Page, Playwright, async_playwright, expect
 
-from tests.gateway.support import bearer
+from tests.helpers.gateway import bearer
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (

@@ -7,7 +7,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page
 
 from semspec.stack import Stack
-from tests.gateway.support import listening
+from tests.helpers.gateway import listening
 from tests.playground.browser import NoBrowser, Site, launched, opened
 from tests.playground.fakes import ScriptedGateway
 from tests.playground.real import NoModels, real_config

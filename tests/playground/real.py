@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from semspec.stack import StackConfig
-from tests.processes import GENEROUS_S
+from tests.helpers.processes import GENEROUS_S
 from tests.real.support import DRAFT, TARGET, save_release
 
 FOLDER = "SEMSPEC_REAL_MODELS"

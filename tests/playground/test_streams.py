@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.helpers.records import record
 from tests.playground.browser import Site, finished, opened, send, settings
 from tests.playground.fakes import ID, ScriptedGateway, drafted
-from tests.records import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -14,9 +14,9 @@ from semspec.decoding.likelihood.calibration import CalibratedModel, as_json
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.release import Release, ReleasedModel
 from semspec.stack import StackConfig
-from tests.calibrations import made_up_calibration
-from tests.processes import GENEROUS_S
-from tests.stack.support import Json, Running, served
+from tests.helpers.calibrations import made_up_calibration
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import Json, Running, served
 
 REAL_MODELS = "SEMSPEC_REAL_MODELS"
 DRAFT, TARGET, LARGE = "smollm2-135m", "qwen-coder-0.5b", "qwen-coder-1.5b"

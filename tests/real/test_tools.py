@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
+from tests.helpers.stack import Json
 from tests.real.support import RealPair
-from tests.stack.support import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -12,11 +12,11 @@ from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.loop import prompts_of
 from semspec.protocols import Engine
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
-from tests.calibrations import calibration
-from tests.checkpoints import loaded
-from tests.decoding.engines import assert_same, behind_sockets, trace
+from tests.helpers.calibrations import calibration
+from tests.helpers.checkpoints import loaded
+from tests.helpers.engines import assert_same, behind_sockets, trace
+from tests.helpers.variants import PLAIN, changed
 from tests.real.support import DRAFT, DTYPE, MIDDLE, TARGET, real_model
-from tests.variants import PLAIN, changed
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

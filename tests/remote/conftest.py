@@ -9,7 +9,7 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Writer
-from tests.fakes import collected
+from tests.helpers.fakes import collected
 from tests.remote.support import PROMPT, Local
 
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from semspec.remote.client import Api
-from tests.gateway.support import listening
+from tests.helpers.gateway import listening
 
 Json = dict[str, Any]
 NAME = "some/model"

@@ -19,7 +19,7 @@ from semspec.types import (
     Writer,
 )
 from semspec_demo.problems import SPLITS, make_problem
-from tests.fakes import collected
+from tests.helpers.fakes import collected
 from tests.remote.servers import NAME, Script, serving
 
 PROMPT = f"{make_problem(SPLITS['tune'][0]).question}\n\n<think>\n\n"

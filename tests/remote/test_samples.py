@@ -18,7 +18,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.gateway.support import eventually
+from tests.helpers.gateway import eventually
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
 

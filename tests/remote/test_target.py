@@ -23,8 +23,8 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer
 from semspec_target.__main__ import load
 from semspec_target.settings import TargetSettings
-from tests.fakes import collected
-from tests.gateway.support import make_settings, redis_server, running_gateway
+from tests.helpers.fakes import collected
+from tests.helpers.gateway import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving
 from tests.remote.support import PARAGRAPH, TO_THE_END, Local, segments
 

@@ -26,8 +26,8 @@ from semspec.types import (
     Segmentation,
     SegmentEnd,
 )
-from tests.fakes import collected
-from tests.gateway.support import eventually
+from tests.helpers.fakes import collected
+from tests.helpers.gateway import eventually
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, segments
 

@@ -11,8 +11,8 @@ from semspec.rpc.pool import Pool
 from semspec.rpc.replica import TARGETS
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer, TargetServicer
-from tests.rpc.fakes import FakeEngine, serving, settings
-from tests.rpc.pools import IMPATIENT, targets, until
+from tests.helpers.pools import IMPATIENT, targets, until
+from tests.helpers.rpc import FakeEngine, serving, settings
 from tests.rpc.test_stalls import STALL_S, Hanging, Steps
 
 DEFECT = RuntimeError("a defect")

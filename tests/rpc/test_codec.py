@@ -42,8 +42,8 @@ from semspec.types import (
     Writer,
 )
 from semspec.v2 import target_pb2, types_pb2, verifier_pb2
-from tests.fakes import FakeVerifier
-from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, FakeEngine, sound_requests
+from tests.helpers.fakes import FakeVerifier
+from tests.helpers.rpc import CONTEXT, ORDER, PROPOSAL, SEGMENT, FakeEngine, sound_requests
 
 uint32 = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)

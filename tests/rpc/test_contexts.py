@@ -16,8 +16,8 @@ from semspec.rpc.contexts import LastContexts
 from semspec.rpc.servicers import TargetServicer
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
-from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
-from tests.rpc.pools import targeting
+from tests.helpers.pools import targeting
+from tests.helpers.rpc import ORDER, SEGMENT, FakeEngine, serving
 
 
 def segment(number: int, writer: Writer = Writer.DRAFT) -> Segment:

@@ -17,9 +17,9 @@ from semspec.types import (
     Writer,
 )
 from semspec.v2 import target_pb2, types_pb2
-from tests.fakes import FakeModel, collected
-from tests.rpc.fakes import serving
-from tests.rpc.pools import LENIENT, NOVEL, PROMPT, session_at, targets
+from tests.helpers.fakes import FakeModel, collected
+from tests.helpers.pools import LENIENT, NOVEL, PROMPT, session_at, targets
+from tests.helpers.rpc import serving
 
 STOPPED = replace(NOVEL, stops=("says",), splits_reasoning=True)
 

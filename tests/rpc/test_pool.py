@@ -27,10 +27,8 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.replica import weight
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
-from tests.fakes import FakeModel
-from tests.proxy import PASSING, Link
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
-from tests.rpc.pools import (
+from tests.helpers.fakes import FakeModel
+from tests.helpers.pools import (
     GENEROUS_S,
     IMPATIENT,
     LENIENT,
@@ -44,6 +42,8 @@ from tests.rpc.pools import (
     targets,
     until,
 )
+from tests.helpers.proxy import PASSING, Link
+from tests.helpers.rpc import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
 
 
 async def test_session_stays_at_its_replica_and_all_are_used() -> None:

@@ -14,10 +14,8 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.connection import _Stream
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
-from tests.fakes import FakeModel
-from tests.proxy import Link
-from tests.rpc.fakes import SEGMENT, serving, settings
-from tests.rpc.pools import (
+from tests.helpers.fakes import FakeModel
+from tests.helpers.pools import (
     GENEROUS_S,
     LENIENT,
     NOVEL,
@@ -30,6 +28,8 @@ from tests.rpc.pools import (
     targets,
     until,
 )
+from tests.helpers.proxy import Link
+from tests.helpers.rpc import SEGMENT, serving, settings
 
 
 @pytest.mark.parametrize(

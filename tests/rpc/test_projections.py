@@ -16,9 +16,9 @@ from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
 from semspec_gateway.served import Served
-from tests.decoding.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
-from tests.rpc.pools import GENEROUS_S
-from tests.variants import PLAIN, changed
+from tests.helpers.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
+from tests.helpers.pools import GENEROUS_S
+from tests.helpers.variants import PLAIN, changed
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
 from semspec.rpc.server import ServiceServer, run, serve
 from semspec.rpc.servicers import DraftServicer
 from semspec.v2 import types_pb2
-from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings, sound_requests
-from tests.rpc.pools import until
+from tests.helpers.pools import until
+from tests.helpers.rpc import CONTEXT, ORDER, FakeEngine, serving, settings, sound_requests
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

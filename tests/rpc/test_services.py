@@ -47,8 +47,9 @@ from semspec.types import (
     TokenIds,
     VerifiedTokens,
 )
-from tests.fakes import FakeVerifier, collected
-from tests.rpc.fakes import (
+from tests.helpers.fakes import FakeVerifier, collected
+from tests.helpers.pools import drafting, targeting, until, verifying
+from tests.helpers.rpc import (
     CONTEXT,
     HALVES,
     ORDER,
@@ -60,7 +61,6 @@ from tests.rpc.fakes import (
     serving,
     settings,
 )
-from tests.rpc.pools import drafting, targeting, until, verifying
 
 NONCE = "0123456789abcdef"
 PARAMS = GenerationParams(

@@ -13,7 +13,7 @@ from semspec_draft.settings import DraftSettings
 from semspec_gateway.settings import GatewaySettings
 from semspec_target.settings import TargetSettings
 from semspec_verifier.settings import VerifierSettings
-from tests.certificates import Authority
+from tests.helpers.certificates import Authority
 
 
 class Complaint(Protocol):

@@ -13,8 +13,8 @@ from semspec.rpc.connection import DEFAULT_OPTIONS, Connection
 from semspec.rpc.servicers import NUM_LOOKS, TargetServicer, watch_steps
 from semspec.types import SegmentScore
 from semspec.v2 import types_pb2
-from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine, settings
-from tests.rpc.pools import GENEROUS_S, Counting, session_at, targets, until
+from tests.helpers.pools import GENEROUS_S, Counting, session_at, targets, until
+from tests.helpers.rpc import CONTEXT, SEGMENT, FakeEngine, settings
 
 STALL_S = 0.2
 

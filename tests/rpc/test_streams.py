@@ -14,9 +14,9 @@ from semspec.rpc.connection import _Stream
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentScore
-from tests.fakes import collected
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, settings
-from tests.rpc.pools import GENEROUS_S, targeting, until
+from tests.helpers.fakes import collected
+from tests.helpers.pools import GENEROUS_S, targeting, until
+from tests.helpers.rpc import CONTEXT, ORDER, SEGMENT, FakeEngine, settings
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer
 from semspec.rpc.tls import Certificates
 from semspec.settings import ServiceSettings
-from tests.certificates import Authority, Pair, another
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
-from tests.rpc.pools import LENIENT, service_of, until
+from tests.helpers.certificates import Authority, Pair, another
+from tests.helpers.pools import LENIENT, service_of, until
+from tests.helpers.rpc import CONTEXT, ORDER, SEGMENT, FakeEngine, serving, settings
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.connection import ClientOptions
 from semspec.types import Context, Message
 from semspec.v2 import draft_pb2, target_pb2, verifier_pb2
-from tests.rpc.fakes import ORDER, sound_requests
+from tests.helpers.rpc import ORDER, sound_requests
 
 TOKEN = secrets.token_urlsafe(32)
 METHODS = [

@@ -11,7 +11,7 @@ from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import DraftServicer
 from semspec.rpc.tls import Certificates
-from tests.rpc.fakes import FakeEngine, serving, settings
+from tests.helpers.rpc import FakeEngine, serving, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()

@@ -13,7 +13,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import load_probe
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Message
-from tests.checkpoints import edit_json
+from tests.helpers.checkpoints import edit_json
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
 from semspec_gateway.api.openai import requests as schemas
-from tests.gateway.support import (
+from tests.helpers.gateway import (
     API_KEY,
     MESSAGES,
     NO_REDIS,

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import Stack, StackConfig
-from tests.certificates import Authority
-from tests.gateway.support import RedisServer, redis_server
+from tests.helpers.certificates import Authority
+from tests.helpers.gateway import RedisServer, redis_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

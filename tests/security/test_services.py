@@ -17,9 +17,9 @@ import pytest
 from semspec.rpc.calls import path_of
 from semspec.rpc.server import serve
 from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
-from tests.fakes import FakeVerifier
-from tests.gateway.support import eventually
-from tests.rpc.fakes import FakeEngine, serving, settings
+from tests.helpers.fakes import FakeVerifier
+from tests.helpers.gateway import eventually
+from tests.helpers.rpc import FakeEngine, serving, settings
 from tests.security.support import METHODS, TOKEN, status
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,11 @@ from semspec.decoding import Backends
 from semspec.decoding.likelihood.calibration import as_json
 from semspec.release import load_release
 from semspec.stack import StackConfig
-from tests.calibrations import calibration
-from tests.checkpoints import edit_json, loaded, random_probes
-from tests.processes import GENEROUS_S
-from tests.stack.support import Pair, Running, served
-from tests.words import build_tokenizer
+from tests.helpers.calibrations import calibration
+from tests.helpers.checkpoints import edit_json, loaded, random_probes
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import Pair, Running, served
+from tests.helpers.words import build_tokenizer
 
 WINDOW_TOKENS = 20_000
 

@@ -3,7 +3,7 @@
 import sys
 
 from semspec.stack import StackConfig
-from tests.processes import GENEROUS_S
+from tests.helpers.processes import GENEROUS_S
 
 SERVICE = """
 import os, time

@@ -8,9 +8,9 @@ from gguf import GGMLQuantizationType
 from semspec.files import file_digest
 from semspec.pairs import NamedPair, PairFile, locate
 from semspec.stack import StackConfig
-from tests.checkpoints import save_spelling_checkpoint
-from tests.ggufs import save_gguf
-from tests.stack.support import served
+from tests.helpers.checkpoints import save_spelling_checkpoint
+from tests.helpers.ggufs import save_gguf
+from tests.helpers.stack import served
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
-from tests.stack.support import QUESTION, Pair, Running
+from tests.helpers.stack import QUESTION, Pair, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -14,9 +14,9 @@ from semspec.client import Event
 from semspec.stack import StackConfig
 from semspec.stack.config import OWNER
 from semspec_gateway.store.store import stored_name
-from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, Process, another_gateway
-from tests.stack.support import (
+from tests.helpers.gateway import free_port
+from tests.helpers.processes import GENEROUS_S, Process, another_gateway
+from tests.helpers.stack import (
     LONG_QUESTION,
     Json,
     Running,

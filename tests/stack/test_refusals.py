@@ -16,10 +16,10 @@ import pytest
 from semspec.commands.checks import Check
 from semspec.commands.doctor import checks_of
 from semspec.stack import Stack, StackConfig, StackError
-from tests.checkpoints import edit_json
-from tests.processes import GENEROUS_S, left_alive, ordinary_user
+from tests.helpers.checkpoints import edit_json
+from tests.helpers.processes import GENEROUS_S, left_alive, ordinary_user
+from tests.helpers.stack import Running
 from tests.stack.programs import SERVICE
-from tests.stack.support import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 Fault = Callable[[StackConfig, Path], StackConfig]

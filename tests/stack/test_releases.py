@@ -14,9 +14,9 @@ from semspec.probes.probe import load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
 from semspec.stack import StackConfig
-from tests.gateway.support import free_port
-from tests.processes import GENEROUS_S, Process, another_gateway, second
-from tests.stack.support import Pair, Running, http_of, served
+from tests.helpers.gateway import free_port
+from tests.helpers.processes import GENEROUS_S, Process, another_gateway, second
+from tests.helpers.stack import Pair, Running, http_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

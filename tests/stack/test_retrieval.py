@@ -11,9 +11,8 @@ import pytest_asyncio
 from semspec.commands.doctor import checks_of
 from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
-from tests.processes import Process
-from tests.retrieval.support import write
-from tests.stack.support import (
+from tests.helpers.processes import Process
+from tests.helpers.stack import (
     QUESTION,
     Json,
     Pair,
@@ -25,6 +24,7 @@ from tests.stack.support import (
     text_of,
     up_to,
 )
+from tests.retrieval.support import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

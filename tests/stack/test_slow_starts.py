@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import StackConfig
-from tests.processes import Process
-from tests.stack.support import Json, Running, is_text, served, text_of, up_to
+from tests.helpers.processes import Process
+from tests.helpers.stack import Json, Running, is_text, served, text_of, up_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -28,7 +28,7 @@ from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
 from semspec.stack.supervisor import keep_running
 from semspec.types import GOOD_ENOUGH
-from tests.processes import GENEROUS_S, is_running, left_alive
+from tests.helpers.processes import GENEROUS_S, is_running, left_alive
 from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from semspec.commands.serve import serve
 from semspec.decoding.backends import WithoutProbes
 from semspec.release import load_release
 from semspec.stack import StackConfig
-from tests.processes import GENEROUS_S
-from tests.stack.support import MAX_TOKENS, Json, Pair, Running, assert_same, served
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import MAX_TOKENS, Json, Pair, Running, assert_same, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -10,9 +10,9 @@ import pytest
 
 from semspec.decoding import Generation
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
-from tests.gateway.support import until
-from tests.processes import GENEROUS_S
-from tests.stack.support import (
+from tests.helpers.gateway import until
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.stack import (
     MAX_TOKENS,
     QUESTION,
     Json,
@@ -27,7 +27,7 @@ from tests.stack.support import (
     text_of,
     up_to,
 )
-from tests.variants import PLAIN, VARIANTS, changed
+from tests.helpers.variants import PLAIN, VARIANTS, changed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from semspec.stack import StackConfig
 from semspec.stack.config import ROLES
-from tests.gateway.support import free_port
-from tests.stack.support import served
+from tests.helpers.gateway import free_port
+from tests.helpers.stack import served
 from tests.test_observability.collector import Collector, collecting
 
 GENEROUS_S = 60.0

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from semspec_gateway.api.shared.middleware import POLLED
 from semspec_gateway.metrics import SERVICES, Metrics
-from tests.records import ACCEPTED, PROPOSED, REWRITTEN
+from tests.helpers.records import ACCEPTED, PROPOSED, REWRITTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE, MONITORING = ROOT / "docker-compose.yml", ROOT / "deploy" / "monitoring"

@@ -19,10 +19,10 @@ from semspec.errors import Unavailable
 from semspec.rpc.metrics import MAX_CLIENTS, MetricsServer
 from semspec.rpc.server import EXIT_CANNOT_SERVE, serve
 from semspec.rpc.servicers import DraftServicer
-from tests.certificates import Authority
-from tests.gateway.support import free_port
-from tests.rpc.fakes import FakeEngine, settings
-from tests.rpc.pools import GENEROUS_S
+from tests.helpers.certificates import Authority
+from tests.helpers.gateway import free_port
+from tests.helpers.pools import GENEROUS_S
+from tests.helpers.rpc import FakeEngine, settings
 from tests.test_observability.conftest import Observed
 from tests.test_observability.test_monitoring import asked_of_services
 

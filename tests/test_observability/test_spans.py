@@ -15,8 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from semspec.errors import ContextTooLong
 from semspec.observability import FLUSH_TIMEOUT_S, current, detached_span, exported_traces, span
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine
-from tests.rpc.pools import targeting
+from tests.helpers.pools import targeting
+from tests.helpers.rpc import CONTEXT, ORDER, SEGMENT, FakeEngine
 from tests.test_observability.collector import GENEROUS_S, Collector, Received, collecting, named
 
 VARIABLES = (

@@ -7,7 +7,7 @@ import pytest
 from semspec.records import speculative_decoding, statistics
 from semspec.types import SegmentRecord
 from semspec_gateway.metrics import Metrics
-from tests.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
+from tests.helpers.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 
 def reported(*records: SegmentRecord) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.support import chunks, eventually
-from tests.stack.support import LONG_QUESTION, records_of
+from tests.helpers.gateway import chunks, eventually
+from tests.helpers.stack import LONG_QUESTION, records_of
 from tests.test_observability.collector import Received, collecting, named
 from tests.test_observability.conftest import Observed
 

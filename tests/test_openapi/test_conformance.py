@@ -9,8 +9,8 @@ from semspec.types import OperatingPoint
 from tests.attacks.case import Found
 from tests.attacks.rest import changed
 from tests.gateway.conftest import redis_url
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import make_settings, running_gateway
+from tests.helpers.gateway import make_settings, running_gateway
+from tests.helpers.gateway_fakes import Fakes
 from tests.test_openapi.support import BODIES, IDS, check, described, operations, sent
 
 __all__ = ["redis_url"]

@@ -9,8 +9,8 @@ import pytest
 
 from semspec_gateway.app import create_app
 from semspec_gateway.store.store import Store
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import make_settings
+from tests.helpers.gateway import make_settings
+from tests.helpers.gateway_fakes import Fakes
 
 pytestmark = pytest.mark.slow
 Json = dict[str, Any]

@@ -16,8 +16,8 @@ from semspec.training.config import PipelineConfig
 from semspec_demo.documents import DELIMITER, write_document
 from semspec_demo.problems import SPLITS
 from semspec_demo.tokenizer import vocabulary_texts
-from tests.checkpoints import model_of
-from tests.words import END, build_tokenizer
+from tests.helpers.checkpoints import model_of
+from tests.helpers.words import END, build_tokenizer
 
 
 class FakeJudge:

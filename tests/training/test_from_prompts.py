@@ -26,8 +26,8 @@ from semspec.training.evaluation.quantiles import (
 )
 from semspec.types import SURPRISAL_FEATURES, Segmentation, Writer
 from semspec_demo.probe_data import questions
-from tests.fakes import FakeModel
-from tests.processes import GENEROUS_S
+from tests.helpers.fakes import FakeModel
+from tests.helpers.processes import GENEROUS_S
 from tests.training import support
 
 DRAFT, TARGET = (FakeModel(writer).model_info for writer in (Writer.DRAFT, Writer.TARGET))

@@ -14,7 +14,7 @@ from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.pipeline import Pipeline
 from semspec.types import SURPRISAL_FEATURES, Segmentation, Writer
-from tests.fakes import FakeModel
+from tests.helpers.fakes import FakeModel
 from tests.training import support
 from tests.training.judged import made_up
 

@@ -20,7 +20,7 @@ from semspec.training.config import load_config
 from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline, agree, scaled
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
-from tests.checkpoints import loaded
+from tests.helpers.checkpoints import loaded
 from tests.training import support
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.report import examples_table, write_report
-from tests.pages import num_pictures
+from tests.helpers.pages import num_pictures
 from tests.training.judged import guessed, made_up
 
 pytestmark = pytest.mark.slow

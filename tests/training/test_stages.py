@@ -24,8 +24,8 @@ from semspec.training.files import read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.training.trainer.probes import with_own
 from semspec.types import Segment, SegmentEnd, Writer
-from tests.checkpoints import loaded
 from tests.engine.support import assert_same, tensor
+from tests.helpers.checkpoints import loaded
 from tests.training import support
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from semspec.engine.checkpoint import load_tokenizer
 from semspec_demo.probe_data import questions
 from tests.commands.support import command
-from tests.processes import GENEROUS_S
+from tests.helpers.processes import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ import pytest_asyncio
 from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
 from semspec.stack import Stack, StackConfig
 from semspec_demo.problems import SPLITS, make_problem
-from tests.processes import left_alive
+from tests.helpers.processes import left_alive
 from tests.vllm.support import START_TIMEOUT_S, TARGET
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import edit_json
+from tests.helpers.checkpoints import edit_json
 from tests.vllm.support import KV_BYTES, TARGET
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/two-gpus.md").read_text()

@@ -23,7 +23,7 @@ from semspec.rpc.servicers import (
 )
 from semspec.settings import ServiceSettings
 from semspec.types import SegmentRecord, StageTimes
-from tests.checkpoints import loaded, random_probes
+from tests.helpers.checkpoints import loaded, random_probes
 
 PROMPT = (
     "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"

@@ -32,7 +32,7 @@ from semspec.types import (
     Writer,
 )
 from semspec.v2 import target_pb2, types_pb2, verifier_pb2
-from tests.fakes import TOKENIZER, FakeModel
+from tests.helpers.fakes import TOKENIZER, FakeModel
 
 STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
 SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))

@@ -23,7 +23,7 @@ from semspec.probes.verifier import ProbeVerifier
 from semspec.protocols import Engine
 from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation, Writer
-from tests.words import build_tokenizer
+from tests.helpers.words import build_tokenizer
 
 SIZES = {
     "hidden_size": 32,

@@ -23,10 +23,10 @@ from semspec.types import (
     SegmentScore,
     Writer,
 )
-from tests import fakes
-from tests.fakes import FakeModel, FakeVerifier
-from tests.proxy import Proxy, listening
-from tests.rpc.fakes import FakeEngine, serving
+from tests.helpers import fakes
+from tests.helpers.fakes import FakeModel, FakeVerifier
+from tests.helpers.proxy import Proxy, listening
+from tests.helpers.rpc import FakeEngine, serving
 
 GENEROUS_S = 60.0
 """Bound on anything that takes seconds on a quiet machine."""

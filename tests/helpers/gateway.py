@@ -30,7 +30,7 @@ from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
-from tests.gateway.fakes import FakeModel, Fakes
+from tests.helpers.gateway_fakes import FakeModel, Fakes
 
 API_KEY = new_key()
 """Default headers of a gateway's clients."""

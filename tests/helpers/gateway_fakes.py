@@ -29,8 +29,8 @@ from semspec.types import (
     Writer,
     uniform,
 )
-from tests import fakes
-from tests.calibrations import calibration
+from tests.helpers import fakes
+from tests.helpers.calibrations import calibration
 
 NUM_SEGMENTS = 6
 WINDOW = 2000

@@ -20,8 +20,8 @@ from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
 from semspec_demo.problems import SPLITS, make_problem
-from tests.processes import GENEROUS_S
-from tests.served import stack_of
+from tests.helpers.processes import GENEROUS_S
+from tests.helpers.served import stack_of
 
 SEGMENTS = "semspec:{{{}}}:segments"
 """Key in Redis of a generation's segments."""
