@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
@@ -78,8 +78,8 @@ def card_format(fields: object) -> object:
 
 
 HIDDEN_SIZES = (256, 64)
-Shape = tuple[Annotated[int, Field(gt=0, le=10_000)], Annotated[int, Field(gt=0, le=1_000_000)]]
-"""Limits above any model's: the shape determines how much memory is allocated."""
+MAX_SHAPE = 10_000, 1_000_000
+"""Upper limits of a card's shape, above any model's: the shape determines how much memory is allocated."""
 LEAST_PROBABILITY = 1e-4
 """Lower limit of draft probabilities, which are divisors: a draft probability of 0 would accept every segment."""
 
@@ -97,7 +97,7 @@ class ProbeCard:
     fingerprint: str
     """Fingerprint of that model; states of other models are rejected."""
     tokenizer: str
-    shape: Shape
+    shape: tuple[int, int]
     """Shape (num_layers + 1, hidden_size) of the states."""
     features: FeatureSet
     layers: LayerSet
@@ -272,6 +272,9 @@ def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
 def _card(fields: object) -> ProbeCard:
     """Parse a card. Raises: ValueError in one line when the fields are invalid."""
     try:
-        return _CARD.validate_python(fields)
+        card = _CARD.validate_python(fields)
     except ValidationError as error:
         raise ValueError(first_error(error, "the card")) from None
+    if not all(0 < size <= limit for size, limit in zip(card.shape, MAX_SHAPE, strict=True)):
+        raise ValueError(f"no states have the shape {card.shape[0]} x {card.shape[1]}")
+    return card

@@ -5,20 +5,19 @@ from asyncio import get_running_loop, wrap_future
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from semspec import __version__
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.clustering.loading import served_equivalence
 from semspec.device import device_of
 from semspec.errors import InvalidField, InvalidRequest, Mismatch
-from semspec.files import first_error
 from semspec.observability import Durations, Metric
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
@@ -35,8 +34,6 @@ from semspec.types import (
 
 MAX_BATCH = 64
 """Number of segments from which on a batch takes no further call."""
-
-_POINTS = TypeAdapter(tuple[OperatingPoint, ...])
 
 
 class ProbePair:
@@ -315,15 +312,30 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
     """Results of acceptance rules from the report in the card: by rising threshold, the rule `sample` last.
 
-    Empty if the report has none; rows without acceptance are skipped. Raises: Mismatch when the rows cannot be parsed.
+    Empty if the report has none. The last row is the rule `sample` if it has no threshold. Other rows without
+    threshold, and rows without acceptance, are skipped. Raises: Mismatch when the rows cannot be parsed.
     """
-    rows = card.metrics.get("strictness") or ()
-    known = [row for row in rows if not isinstance(row, dict) or row.get("acceptance") is not None]
+    names = [field.name for field in fields(OperatingPoint)]
     try:
-        return _POINTS.validate_python(known)
-    except ValidationError as error:
+        rows = list(card.metrics.get("strictness") or ())
+        known = [row for row in rows if row.get("acceptance") is not None]
+        known = [row for row in known if row is rows[-1] or row.get("threshold") is not None]
+        points = [OperatingPoint(**{name: _number(row, name) for name in names}) for row in known]
+    except (AttributeError, TypeError, ValueError) as error:
         raise Mismatch(
-            f"cannot read metrics.strictness in the card of the probe of {card.model}: "
-            f"{first_error(error, 'a row')}",
+            f"cannot read metrics.strictness in the card of the probe of {card.model}: {error}",
             remedy="train the probes again, or take it out",
         ) from error
+    return tuple(
+        sorted(points, key=lambda point: math.inf if point.threshold is None else point.threshold)
+    )
+
+
+def _number(row: dict[str, Any], name: str) -> Any:
+    """The finite number in a row, or None."""
+    if row.get(name) is None:
+        return None
+    number = float(row[name])
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}")
+    return number

@@ -1,5 +1,6 @@
 """The verifier tells what stricter rules come to, as far as the report of its probes knows it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from semspec.types import OperatingPoint
 from tests.probes.support import card, load, save_pair
 
 
-def row(threshold: float | None, acceptance: float | None = 0.5, **others: Any) -> dict[str, Any]:
-    unknown = dict.fromkeys(("right_accepted", "wrong_accepted", "speed_up"))
-    return {"threshold": threshold, "acceptance": acceptance} | unknown | others
+def row(
+    threshold: float | None, acceptance: float | None = 0.5, **others: float | None
+) -> dict[str, Any]:
+    return {"threshold": threshold, "acceptance": acceptance} | others
 
 
 def points(*rows: object) -> tuple[OperatingPoint, ...]:
@@ -35,12 +37,21 @@ async def test_bundled_pair_tells_its_operating_points() -> None:
     )
 
 
-def test_what_is_not_known_is_left_open() -> None:
-    told = points(row(0.1, 0.9), row(0.2, None), row(None, 0.7, wrong_accepted=0.1, speed_up=2))
+def test_points_are_in_order_of_strictness_with_what_is_not_known_left_open() -> None:
+    told = points(
+        row(0.5, 0.6, speed_up=2),
+        row(0.1, 0.9, right_accepted=None),
+        row(None, 0.7, wrong_accepted=0.1),
+    )
     assert told == (
         OperatingPoint(0.1, 0.9, None, None, None),
-        OperatingPoint(None, 0.7, None, 0.1, 2.0),
+        OperatingPoint(0.5, 0.6, None, None, 2.0),
+        OperatingPoint(None, 0.7, None, 0.1, None),
     )
+
+
+def test_row_that_says_too_little_is_left_out() -> None:
+    assert [point.threshold for point in points(row(None), row(0.2, None), row(0.3))] == [0.3]
 
 
 @pytest.mark.parametrize("metrics", [{}, {"strictness": None}, {"strictness": []}])
@@ -54,6 +65,10 @@ def test_report_without_a_curve_gives_no_points(metrics: dict[str, Any]) -> None
         "0.5",
         {"threshold": 0.5, "acceptance": "most"},
         {"threshold": [0.5], "acceptance": 0.5},
+        *(
+            {"threshold": 0.5, "acceptance": 0.5, name: math.nan}
+            for name in ("threshold", "acceptance", "wrong_accepted")
+        ),
     ],
 )
 def test_verifier_with_a_malformed_curve_is_refused(tmp_path: Path, broken: object) -> None:

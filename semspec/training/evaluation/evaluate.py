@@ -22,9 +22,10 @@ from semspec.training.evaluation.acceptance import (
     Recommendation,
     recommend,
 )
-from semspec.training.evaluation.metrics import Resampling
+from semspec.training.evaluation.metrics import Resampling, log_loss
 from semspec.training.evaluation.verification import (
     CRITERIA,
+    LABEL_VARIANTS,
     Criterion,
     DomainCell,
     LearningPoint,
@@ -58,6 +59,8 @@ CRITERION_NAMES: Mapping[Criterion, str] = {
     "truth": "By the data's own truth",
     "target says it": 'By "the target says it", the criterion of pairs without a truth',
 }
+WITHOUT_TARGET_STATES = ("surprisal alone", "likelihood")
+"""Variants that read none of the target's hidden states."""
 FEW_WRONG = 50
 """With fewer wrong segments, shares of them are unreliable."""
 FEW_QUESTIONS = 30
@@ -183,12 +186,12 @@ def evaluate(
     recommendation = recommend(
         drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted
     )
-    verdicts = judge_by_each(variants[0], criterion, len(resampling.questions))
+    verdicts = judge_by_each(variants, criterion, len(resampling.questions))
     return Report(
         name=evidence.name,
         criterion=criterion,
         verdicts=verdicts,
-        remarks=(_rule(recommendation),),
+        remarks=(*_gains(verdicts[0], curve), _rule(recommendation), *label_rule(evidence)),
         recommendation=recommendation,
         cost=evidence.cost,
         variants=variants,
@@ -205,6 +208,29 @@ def choose_criterion(labels: Labels) -> Criterion:
     Test questions do not influence the choice."""
     valid = labels.valid[labels.by_draft & np.isin(labels.split, ["validation", "calibration"])]
     return "truth" if (valid == 1).any() and (valid == 0).any() else "target says it"
+
+
+def label_rule(evidence: Evidence) -> list[str]:
+    """Which rule of labels predicts the shares of other samples better on held-out questions, not those of the report;
+    nothing where one rule was fitted."""
+    labels = evidence.labels
+    rows = labels.by_draft & np.isin(labels.split, ["validation", "calibration"])
+
+    def loss(one: Predicted) -> float:
+        of_p = log_loss(labels.target_probability[rows], one.target_probability[rows])
+        return of_p + log_loss(labels.draft_probability[rows], one.draft_probability[rows])
+
+    served = loss(evidence.served)
+    others = {
+        LABEL_VARIANTS[one.name]: loss(one)
+        for one in evidence.variants
+        if one.name in LABEL_VARIANTS
+    }
+    return [
+        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(other)} "
+        f"with {rule}, {decimal(served)} as served: {'set it' if other < served else 'the rule stands'}."
+        for rule, other in others.items()
+    ]
 
 
 def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
@@ -226,29 +252,38 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
     )
 
 
-def judge_by_each(served: Variant, criterion: Criterion, num_questions: int) -> tuple[Verdict, ...]:
+def judge_by_each(
+    variants: Sequence[Variant], criterion: Criterion, num_questions: int
+) -> tuple[Verdict, ...]:
     """Judge the served probes by the report's `criterion`, then, if the truth is known, by "the target says it"."""
     criteria = CRITERIA if criterion == "truth" else (criterion,)
-    return tuple(judge(served, criterion, num_questions) for criterion in criteria)
+    return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
 
 
-def judge(served: Variant, criterion: Criterion, num_questions: int) -> Verdict:
-    """Judge the served probes by `criterion` on `num_questions` test questions."""
-    found = served.verifications[criterion]
-    claims = tuple(_claims(served, criterion))
-    cautions = tuple(_cautions(found, BARS[criterion], num_questions))
+def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> Verdict:
+    """Judge the served probes, the first of `variants`, by `criterion` on `num_questions` test questions."""
+    claims = tuple(_claims(variants[0], criterion))
+    cautions = tuple(
+        _cautions(variants[0].verifications[criterion], BARS[criterion], num_questions)
+    )
     standing: Tone = (
         "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     )
     headline = (
-        _too_few(found)
+        _too_few(variants[0].verifications[criterion])
         or {
             "good": GOOD_ENOUGH,
             "doubtful": "Every bar is cleared, on too few segments to rely on.",
             "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
         }[standing]
     )
-    return Verdict(criterion, standing, headline, claims, cautions)
+    return Verdict(
+        criterion,
+        standing,
+        headline,
+        claims,
+        (*cautions, *_equals_without_states(variants, criterion)),
+    )
 
 
 def _too_few(found: Verification) -> str:
@@ -283,6 +318,23 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
         yield Claim(f"ECE of {name}", text, ece.value <= MOST_ECE)
 
 
+def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) -> Iterator[str]:
+    """Name the variants without the target's states that separate right from wrong at least as well as the served
+    probes."""
+    served, *others = variants
+    for variant in others:
+        found = variant.verifications[criterion]
+        if (
+            variant.name in WITHOUT_TARGET_STATES
+            and found.auroc.value >= served.verifications[criterion].auroc.value
+        ):
+            yield (
+                f"The target's states bring nothing by this criterion: {variant.name}, which does not read them, has "
+                f"an AUROC of {measured_decimal(found.auroc)} and accepts {measured_share(found.wrong_accepted)} of "
+                "the wrong segments."
+            )
+
+
 def _no_rule(recommendation: Recommendation) -> str:
     """Say why there is no rule, so that the release's default is exact."""
     reason = {
@@ -315,6 +367,26 @@ def _rule(recommendation: Recommendation) -> str:
         f"Of the accepted ones {share(expected.wrong_kept)} are wrong. "
         f"Estimated speed-up {decimal(expected.speed_up, 2)}x."
     )
+
+
+def _gains(verdict: Verdict, curve: Sequence[LearningPoint]) -> Iterator[str]:
+    """Say whether more contexts would help a pair that misses a bar, by the last step of the learning curve."""
+    if verdict.standing != "bad" or len(curve) < 2:
+        return
+    before, after = curve[-2:]
+    auroc = f"{decimal(before.auroc.value)} to {decimal(after.auroc.value)}"
+    wrong = f"{share(before.wrong_accepted.value)} to {share(after.wrong_accepted.value)}"
+    step = (
+        f"from {before.num_contexts} to {after.num_contexts} contexts the AUROC went from {auroc}, "
+        f"the wrong segments accepted from {wrong}"
+    )
+    fewer_wrong = (
+        after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
+    )
+    if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
+        yield f"More contexts is the cheapest gain: {step}."
+    else:
+        yield f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
 
 
 def _cautions(found: Verification, bars: Bars, num_questions: int) -> Iterator[str]:
