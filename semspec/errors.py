@@ -27,9 +27,9 @@ class SemspecError(Exception):
         remedy: str = "",
         operator_hint: str = "",
     ) -> None:
-        super().__init__(message)
         self.message = _bounded(one_line(message))
-        self.parameter = parameter
+        super().__init__(self.message)
+        self.parameter = parameter and _bounded(one_line(parameter))
         self.remedy = one_line(remedy)
         self.operator_hint = operator_hint
 
@@ -44,7 +44,7 @@ class SemspecError(Exception):
     def about(self, parameter: str | None) -> Self:
         """Return the same error of another `parameter`. Each raise of one object would add to its traceback."""
         error = copy(self)
-        error.parameter = parameter
+        error.parameter = parameter and _bounded(one_line(parameter))
         return error
 
 
@@ -142,6 +142,8 @@ def represent(error: SemspecError) -> Representation:
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
     """The error for a gRPC status; `InternalError` for an unknown status."""
     kind = next((kind for kind, row in TABLE.items() if row.grpc_status == status), None)
+    if kind is InvalidRequest and parameter and message.startswith(f"{parameter}: "):
+        return InvalidField(message.removeprefix(f"{parameter}: "), parameter)
     return kind(message, parameter) if kind else InternalError(f"{status}: {message}")
 
 

@@ -100,6 +100,7 @@ def turn_after(rendered: str) -> str:
     if not separator or QUESTION not in turn:
         raise InvalidRequest(
             "the chat template drops earlier turns, so the model cannot grade a step",
+            "strategy",
             remedy="choose another strategy",
         )
     return turn + (PREFILL.removeprefix(THINK.opening) if opened_form(turn) else PREFILL)
@@ -117,6 +118,7 @@ async def question_turn(model: Target) -> str:
         if len(tokens) != 1:
             raise InvalidRequest(
                 f"{digit!r} is {len(tokens)} tokens, so the model cannot grade a step",
+                "strategy",
                 remedy="choose another strategy",
             )
     return turn

@@ -19,8 +19,8 @@ from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 
 MAX_CHARACTERS = 100
 """Longer expressions are compared as text."""
-MAX_EXPONENT = 64
-"""Larger powers are compared as text."""
+MAX_EXPONENT, MAX_BITS = 64, 4096
+"""Of a power and of its value. Larger ones are compared as text."""
 
 OPERATORS = frozenset({*"+-*/^(=<>", "<=", ">=", "<>"})
 """After none of these an expression ends; a parenthesis closes, and a comma separates, only what is open."""
@@ -241,7 +241,11 @@ def _value_of(node: ast.expr, source: str) -> Fraction:
             exponent = _value_of(right, source)
             if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
                 raise ValueError("the power is not computed")
-            return _value_of(left, source) ** int(exponent)
+            base = _value_of(left, source)
+            num_bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+            if num_bits * abs(exponent) > MAX_BITS:
+                raise ValueError("the power is too large")
+            return base ** int(exponent)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _OPERATIONS[type(op)](_value_of(left, source), _value_of(right, source))
     raise ValueError(source)

@@ -125,7 +125,8 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
     if found := [fault for fault, is_there in faults.items() if is_there]:
         raise Mismatch(
             f"self-test: {found[0]}",
-            remedy="report it, and set the engine to transformers until then",
+            remedy="report it, and until then set "
+            + ("dtype to float32" if form == "packed" else "the engine to transformers"),
         )
     words = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
     return f"self-test in {time.perf_counter() - began:.1f} s: {words}"
@@ -169,8 +170,7 @@ def _layer_errors(engine: Engine, settings: "ModelSettings", tokens: list[int]) 
 
     file = weights_file(str(look_up(settings.model, settings.revision).folder))
     lm = getattr(engine, "lm", None)
-    if file is None or not isinstance(lm, CausalLM):
-        return {}
+    assert file is not None and isinstance(lm, CausalLM), "packed weights are those of a file"
     states = lm.forward(tokens, lm.new_kv(), want_states=True).states
     positions = torch.arange(len(tokens))[None]
     rotations = lm.model.model.rotary_emb(states, positions)

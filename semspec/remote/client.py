@@ -86,7 +86,7 @@ the clients' HTTP library depends on their version."""
 
 @contextmanager
 def translated(server: Server) -> Iterator[None]:
-    """Translate errors of the client libraries to `SemspecError`, with the server's message."""
+    """Translate errors of the client libraries to `SemspecError`. Only operators are told the server's address."""
     try:
         yield
     except SemspecError:
@@ -94,8 +94,14 @@ def translated(server: Server) -> Iterator[None]:
     except Exception as error:  # each client library has its own error classes
         kind = _kind(error)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        remedy = "retry later" if kind is Overloaded else server.remedy
-        raise kind(f"{server.url} does not write segments: {reason}", remedy=remedy) from error
+        message, where = "the server behind this model does not write segments", server.url
+        if issubclass(kind, Unavailable | DeadlineExceeded):  # the reason may name the address
+            where = f"{where}: {reason}"
+        else:
+            message = f"{message}: {reason}"
+        raise kind(
+            message, remedy="retry later", operator_hint=f"{where}; {server.remedy}"
+        ) from error
 
 
 async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:

@@ -40,8 +40,8 @@ def replacing(path: Path) -> Iterator[Path]:
         if _is_full(error):
             free = shutil.disk_usage(path.parent).free / 1e9
             raise Unavailable(
-                f"no room to write {path} ({free:.2f} GB free): make room and run the same command again",
-                remedy="finished shards are kept",
+                f"no room to write {path} ({free:.2f} GB free)",
+                remedy="make room and run the same command again, which keeps finished shards",
             ) from error
         raise
 

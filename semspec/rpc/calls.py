@@ -247,6 +247,8 @@ async def _abort(context: Context, error: Exception) -> Never:
     if not isinstance(error, SemspecError):
         logger.error("unhandled error", exc_info=error)
         error = InternalError("internal error", remedy="the service's log has the details")
+    if error.operator_hint:
+        logger.warning("%s", error)
     trailer = ((PARAMETER, error.parameter or ""),)
     status = grpc.StatusCode[represent(error).grpc_status]
     await context.abort(status, error.text[:_MAX_DETAILS_LENGTH], trailer)

@@ -83,7 +83,7 @@ async def test_stream_that_breaks_off_is_no_sample(
 async def test_error_of_the_server_names_the_setting(
     local: Local, context: Context, api: Api
 ) -> None:
-    with pytest.raises(Unavailable, match=r"does not write segments: .* check sampler\.base_url"):
+    with pytest.raises(Unavailable, match=r"does not write segments.* check sampler\.base_url"):
         await sampled(
             local, context, api, Script([], refusal=(503, {"error": {"message": "unhealthy"}})), [1]
         )

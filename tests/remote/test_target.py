@@ -86,9 +86,12 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         async with target(url=url, api=api, model="m") as engine:
             with pytest.raises(
-                Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER"
-            ):
+                Unavailable, match=rf"does not write segments.*{url}.*SEMSPEC_TARGET_WRITER"
+            ) as refusal:
                 await collected(engine.generate(context, PARAGRAPH))
+            assert refusal.value.text == (
+                "the server behind this model does not write segments; retry later"
+            )
             assert (await engine.info()).fingerprint and [
                 one.text for one in await engine.tokenize("On day 1")
             ]

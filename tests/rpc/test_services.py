@@ -172,6 +172,18 @@ async def test_error_arrives_as_raised(error_class: type[SemspecError]) -> None:
                 )
 
 
+async def test_field_of_a_refusal_is_named_as_the_client_calls_it() -> None:
+    async with targeting(FakeEngine(InvalidField("no text matches it", "grammar"))) as target:
+        with pytest.raises(InvalidField) as caught:
+            await target.encode("x")
+    assert caught.value.about("response_format").text == "response_format: no text matches it"
+
+
+async def test_long_field_name_is_cut_and_in_one_line() -> None:
+    error = InvalidField("it is unknown", "\n" * 100_000)
+    assert len(error.text) < 2_000 and error.text.isprintable()
+
+
 async def test_error_after_segments_comes_after_them() -> None:
     class Breaking(FakeEngine):
         async def generate(
