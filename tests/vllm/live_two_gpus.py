@@ -82,4 +82,4 @@ def test_every_command_of_the_page_runs(folder: Path, unused_tcp_port: int) -> N
         in shown
     )
     ready, *answer = asked.splitlines()
-    assert ready == "serving" and "".join(answer[3:]).strip()
+    assert ready == "serving" and "".join(answer).strip()
