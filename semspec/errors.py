@@ -27,9 +27,9 @@ class SemspecError(Exception):
         remedy: str = "",
         operator_hint: str = "",
     ) -> None:
-        self.message = _bounded(one_line(message))
+        self.message = _shown(message)
         super().__init__(self.message)
-        self.parameter = parameter and _bounded(one_line(parameter))
+        self.parameter = parameter and _shown(parameter)
         self.remedy = one_line(remedy)
         self.operator_hint = operator_hint
 
@@ -44,7 +44,7 @@ class SemspecError(Exception):
     def about(self, parameter: str | None) -> Self:
         """Return the same error of another `parameter`. Each raise of one object would add to its traceback."""
         error = copy(self)
-        error.parameter = parameter and _bounded(one_line(parameter))
+        error.parameter = parameter and _shown(parameter)
         return error
 
 
@@ -156,10 +156,12 @@ def one_line(text: str) -> str:
     )
 
 
-def _bounded(message: str) -> str:
-    if len(message) <= MAX_MESSAGE:
-        return message
-    return f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
+def _shown(text: str) -> str:
+    """Return `text` in one line of at most `MAX_MESSAGE` characters."""
+    text = one_line(text)
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return f"{text[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {text[-NUM_KEPT_AT_END:]}"
 
 
 def is_utf8(text: str) -> bool:

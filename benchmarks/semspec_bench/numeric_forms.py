@@ -92,14 +92,14 @@ def accuracy_row(form: str, found: Sequence[Reading], exact: Sequence[Reading]) 
 
 @dataclass(slots=True)
 class Seconds:
-    """What one form took, by round."""
+    """Times of one form, an entry for each round."""
 
     first: list[float] = field(default_factory=list)
-    """Of the first token of a prompt."""
+    """Seconds to the first token of a prompt."""
     token: list[float] = field(default_factory=list)
-    """Of a token after it."""
+    """Seconds a token after it."""
     read: dict[int, list[float]] = field(default_factory=lambda: {n: [] for n in READ_TOKENS})
-    """Of so many tokens at once."""
+    """Seconds to read as many tokens at once as the key says."""
 
 
 def speeds(models: dict[str, CausalLM], rounds: int) -> dict[str, Seconds]:
