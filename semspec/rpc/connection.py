@@ -48,8 +48,8 @@ class ClientOptions:
 
     token: str | None = field(default=None, repr=False)
     """Bearer token, if the service requires one."""
-    timeout_s: float = 60.0
-    """Maximum wait for a response; of a call that generates segments, for each of them."""
+    timeout_s: float = 300.0
+    """Maximum wait for a response; of a call that generates segments, for each of them: 512 tokens on a busy CPU."""
     certificates: Certificates | None = None
     """For a service with TLS; None: no TLS."""
     server_name: str = ""
