@@ -1,0 +1,173 @@
+"""How often two sampled segments mean the same: `python -m studies.natural.labels`.
+
+`collect` reads the samples of `semspec train run` and keeps each segment with its clusters by exact text and by stated
+result. `report` prints the shares of segments that no other sample agrees with, which needs that file alone.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from semspec.clustering.entailment import normalized
+from semspec.clustering.equivalence import Alternatives, clusters_of_whole, in_order_of_appearance
+from semspec.clustering.results import ResultsEquivalence, stated_result
+from semspec.training.files import StageFolder
+from semspec.types import SegmentEnd
+
+Record = dict[str, Any]
+NUM_RESAMPLES = 1000
+COMPARISONS = ("text", "result")
+COLUMNS = (
+    "compared by",
+    "writer",
+    "segments",
+    "alone among the writer's samples",
+    "no sample of the target agrees",
+    "mean share of the target's samples that agree",
+)
+DEPTHS = ((0, 0), (1, 2), (3, 5), (6, 99))
+LENGTHS = ((1, 15), (16, 40), (41, 80), (81, 999))
+
+
+class TextEquivalence:
+    """Segments mean the same if they have the same words; see `semspec.clustering.equivalence.Equivalence`."""
+
+    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
+        """Return the cluster of each segment of each group."""
+        return [in_order_of_appearance([*map(normalized, group.segments)]) for group in groups]
+
+
+EQUIVALENCES = {"text": TextEquivalence(), "result": ResultsEquivalence()}
+
+
+def collect(work: Path) -> Iterator[Record]:
+    """Yield a record of each context: question, depth, and its samples with their clusters."""
+    folder = StageFolder(work / "samples")
+    for number in folder.numbers():
+        for context, group in groupby(folder.rows(number), key=lambda row: row["context"]):
+            samples = list(group)
+            texts = Alternatives("", "", "", tuple(sample["text"] for sample in samples))
+            ends = [SegmentEnd(sample["end"]) for sample in samples]
+            found = {
+                name: clusters_of_whole(equivalence, [texts], [ends])[0]
+                for name, equivalence in EQUIVALENCES.items()
+            }
+            kept = [
+                {name: sample[name] for name in ("writer", "text", "num_tokens", "end")}
+                | {name: found[name][place] for name in COMPARISONS}
+                for place, sample in enumerate(samples)
+            ]
+            question, _, depth = context.rpartition("/")
+            yield {"question": question, "depth": int(depth), "samples": kept}
+
+
+def agreement(samples: Sequence[Record], name: str, place: int, writer: str) -> float:
+    """Return the share of the samples of `writer`, without the one at `place`, in its cluster."""
+    others = [
+        sample
+        for other, sample in enumerate(samples)
+        if sample["writer"] == writer and other != place
+    ]
+    return sum(sample[name] == samples[place][name] for sample in others) / len(others)
+
+
+def interval(values: Sequence[tuple[str, float]]) -> str:
+    """Return the mean of (question, value) pairs with a 95% bootstrap interval over questions."""
+    sums: dict[str, tuple[float, int]] = {}
+    for question, value in values:
+        total, number = sums.get(question, (0.0, 0))
+        sums[question] = total + value, number + 1
+    if not sums:
+        return "none"
+    totals = np.array([*sums.values()])
+    draws = np.random.default_rng(0).integers(len(totals), size=(NUM_RESAMPLES, len(totals)))
+    means = totals[draws].sum(1)
+    low, high = np.quantile(means[:, 0] / means[:, 1], (0.025, 0.975))
+    mean = totals[:, 0].sum() / totals[:, 1].sum()
+    return f"{mean:.1%} ({low:.1%} to {high:.1%}; {len(values)})"
+
+
+def shares(
+    records: Sequence[Record], name: str, writer: str, keep: Callable[[Record, Record], bool]
+) -> tuple[str, str, str]:
+    """Return, of the segments of `writer` that `keep` takes and whose meaning is known: how many no other sample of the
+    same writer agrees with; how many no sample of the target agrees with; the mean share of the target's that do."""
+    alone, unmatched, matched = [], [], []
+    for record in records:
+        samples = record["samples"]
+        for place, sample in enumerate(samples):
+            if sample["writer"] != writer or sample[name] is None or not keep(record, sample):
+                continue
+            own, target = (agreement(samples, name, place, by) for by in (writer, "target"))
+            question = record["question"]
+            alone.append((question, float(own == 0)))
+            unmatched.append((question, float(target == 0)))
+            matched.append((question, target))
+    return interval(alone), interval(unmatched), interval(matched)
+
+
+def report(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the lines of the report, Markdown."""
+    questions = {record["question"] for record in records}
+    whole = [sample for record in records for sample in record["samples"]]
+    cut = sum(sample["end"] == SegmentEnd.LENGTH for sample in whole)
+    stated = sum(stated_result(sample["text"]) is not None for sample in whole)
+    yield f"{len(records)} contexts of {len(questions)} questions; {len(whole)} segments, of which {cut} are cut and "
+    yield f"{stated} state a result."
+    yield "Share (95% interval over questions; segments)."
+    yield ""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
+    for name in COMPARISONS:
+        for writer in ("target", "draft"):
+            kinds: list[tuple[str, Callable[[Record, Record], bool]]] = [("all", lambda *_: True)]
+            if name == "result":
+                kinds += [(f"after {low} to {high}", _at_depth(low, high)) for low, high in DEPTHS]
+                kinds += [
+                    (f"{low} to {high} tokens", _of_length(low, high)) for low, high in LENGTHS
+                ]
+                kinds += [
+                    ("with a result", lambda _, sample: stated_result(sample["text"]) is not None)
+                ]
+            for kind, keep in kinds:
+                yield f"| {name} | {writer} | {kind} | {' | '.join(shares(records, name, writer, keep))} |"
+
+
+def _at_depth(low: int, high: int) -> Callable[[Record, Record], bool]:
+    return lambda record, _: low <= record["depth"] <= high
+
+
+def _of_length(low: int, high: int) -> Callable[[Record, Record], bool]:
+    return lambda _, sample: low <= sample["num_tokens"] <= high
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("collect")
+    command.add_argument("work", type=Path, help="work folder of semspec train run")
+    command.add_argument("file", type=Path, help="compressed JSON lines to write")
+    commands.add_parser("report").add_argument("file", type=Path)
+    options = parser.parse_args()
+    if options.command == "collect":
+        lines = "".join(
+            json.dumps(record, ensure_ascii=False) + "\n" for record in collect(options.work)
+        )
+        options.file.write_bytes(gzip.compress(lines.encode(), mtime=0))
+    else:
+        lines = gzip.decompress(options.file.read_bytes()).decode()
+        records = [json.loads(line) for line in lines.splitlines()]
+        print("\n".join(report(records)))
+
+
+if __name__ == "__main__":
+    main()
