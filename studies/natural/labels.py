@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from semspec.clustering.entailment import normalized
-from semspec.clustering.equivalence import Alternatives, clusters_of_whole, in_order_of_appearance
+from semspec.clustering.equivalence import (
+    Alternatives,
+    Equivalence,
+    clusters_of_whole,
+    in_order_of_appearance,
+)
 from semspec.clustering.results import ResultsEquivalence, stated_result
 from semspec.training.files import StageFolder
 from semspec.types import SegmentEnd
@@ -43,7 +48,7 @@ class TextEquivalence:
         return [in_order_of_appearance([*map(normalized, group.segments)]) for group in groups]
 
 
-EQUIVALENCES = {"text": TextEquivalence(), "result": ResultsEquivalence()}
+EQUIVALENCES: dict[str, Equivalence] = {"text": TextEquivalence(), "result": ResultsEquivalence()}
 
 
 def collect(work: Path) -> Iterator[Record]:
@@ -74,7 +79,8 @@ def agreement(samples: Sequence[Record], name: str, place: int, writer: str) -> 
         for other, sample in enumerate(samples)
         if sample["writer"] == writer and other != place
     ]
-    return sum(sample[name] == samples[place][name] for sample in others) / len(others)
+    same: float = sum(sample[name] == samples[place][name] for sample in others)
+    return same / len(others)
 
 
 def interval(values: Sequence[tuple[str, float]]) -> str:
