@@ -1,8 +1,6 @@
 """A small client of the gateway's REST API for notebooks, the command line, the demo and the benchmarks."""
 
 import asyncio
-import json
-import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource
 
 from semspec.errors import (
     TABLE,
@@ -35,9 +34,6 @@ GENERATION_ID = "x-generation-id"
 """Response header of a server that stores generations, so that streams can be resumed."""
 NOTHING = "0"
 """Last-Event-ID of a client that has received no text."""
-
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
-"""End of a line in an event stream. A CR at the end of the received bytes may be half of a CRLF."""
 
 
 def gateway_url(text: str) -> httpx.URL:
@@ -68,27 +64,14 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
 
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
-    identity = last or (NOTHING if GENERATION_ID in response.headers else "")
-    async with aclosing(_read_lines(response)) as lines:
-        async for line in lines:
-            name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            if name == "id":
-                identity = value
-            elif name == "data":
-                if value == "[DONE]":
-                    return
-                yield Event(identity, json.loads(value))
+    first = last or (NOTHING if GENERATION_ID in response.headers else "")
+    async with aclosing(EventSource(response).aiter_sse()) as events:
+        async for event in events:
+            if event.data == "[DONE]":
+                return
+            if event.data:  # EventSource also yields comments, with the id of the event before them
+                yield Event(event.id or first, event.json())
     raise httpx.RemoteProtocolError("the stream ended before it was done")
-
-
-async def _read_lines(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """Yield the lines of an event stream. httpx's `aiter_lines` splits at others that JSON may have, too."""
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = _LINE_END.split(rest + data)
-        for line in lines:
-            yield line.decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
-"""Files that a user names, and digests."""
+"""Files that a user names, files that are written whole or not at all, and digests."""
 
 import hashlib
 import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,18 @@ def _containers(value: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list
     """Return the lists and objects in a list or object."""
     children = value.values() if isinstance(value, dict) else value
     return [child for child in children if isinstance(child, dict | list)]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` when the block ends; if the block fails, `path` stays as it is."""
+    # The name contains host and process: several may write the same file at the same time.
+    partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def file_digest(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from semspec.errors import Mismatch
-from semspec.files import first_error, read_json
+from semspec.files import first_error, read_json, replacing
 from semspec.types import ModelInfo, ProbeProjections, VerifierInfo, Writer
 
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ class Release:
 
     def save(self, folder: Path) -> None:
         """Write `pair.json` at once."""
-        partial = folder / f".{RELEASE_FILE}"
-        partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
-        partial.replace(folder / RELEASE_FILE)
+        with replacing(folder / RELEASE_FILE) as partial:
+            partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
 
     def foreign_model(
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"

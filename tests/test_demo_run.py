@@ -55,6 +55,10 @@ async def test_ask_raises_on_a_refusal() -> None:
         await client(lambda body: httpx.Response(503, json={})).ask(PROBLEM, "draft", seed=7)
 
 
+def streamed(text: str) -> httpx.Response:
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=text)
+
+
 async def test_stream_yields_the_records_and_nothing_else() -> None:
     records = [
         record(0, "On day 1, Tom gets 4 more pens."),
@@ -66,7 +70,7 @@ async def test_stream_yields_the_records_and_nothing_else() -> None:
         {"semspec": {"num_segments": 2}},
     ]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    stream = client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "semantic", seed=7)
+    stream = client(lambda body: streamed(text)).stream(PROBLEM, "semantic", seed=7)
     assert [each async for each in stream] == records
 
 
@@ -75,9 +79,7 @@ async def test_stream_raises_on_an_error_under_way() -> None:
     with pytest.raises(httpx.RemoteProtocolError, match="the target is gone"):
         [
             each
-            async for each in client(lambda body: httpx.Response(200, text=text)).stream(
-                PROBLEM, "draft", seed=7
-            )
+            async for each in client(lambda body: streamed(text)).stream(PROBLEM, "draft", seed=7)
         ]
 
 

@@ -143,9 +143,8 @@ class GatewaySettings(ProcessSettings):
     queue_timeout_s: float = Field(
         10.0, gt=0, description="longest a request waits for room, in seconds"
     )
-    max_body_bytes: int = Field(MEBIBYTE, ge=1024, description="largest request body, in bytes")
-    max_session_bytes: int = Field(
-        MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes"
+    max_body_bytes: int = Field(
+        MEBIBYTE, ge=1024, description="largest request body, and text of a session, in bytes"
     )
     max_generation_bytes: int = Field(
         16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes"

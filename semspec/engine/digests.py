@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from semspec.files import file_digest, file_state, read_json
+from semspec.files import file_digest, file_state, read_json, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +83,10 @@ def _remembered(entry: Path | None, identity: list[object]) -> str | None:
 def _remember(entry: Path | None, fields: list[object]) -> None:
     if entry is None:
         return
-    partial = entry.with_suffix(f".{os.getpid()}.partial")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(fields))
-        partial.replace(entry)
+        with replacing(entry) as partial:
+            partial.write_text(json.dumps(fields))
     except OSError as error:
         logger.info(
             "the digest of %s is not remembered, and computed again next time: %s", fields[0], error

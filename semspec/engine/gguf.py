@@ -24,7 +24,7 @@ from semspec.engine.digests import cache_home, file_digests
 from semspec.engine.gguf_header import Header, read_header
 from semspec.engine.gguf_tokenizer import GgufTokenizer
 from semspec.errors import Mismatch
-from semspec.files import read_json
+from semspec.files import read_json, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ def checkpoint_of(file: Path) -> Path:
                 folder, _contents(file, header, digest, folder) | {LINK: json.dumps(link, indent=2)}
             )
         elif found != link:  # the file has moved, or there are copies
-            _write_whole(folder / LINK, json.dumps(link, indent=2))
+            with replacing(folder / LINK) as partial:
+                partial.write_text(json.dumps(link, indent=2))
     except OSError as error:
         raise _write_refusal(file, parent, error) from error
     return folder
@@ -297,20 +298,6 @@ def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_whole(file: Path, text: str) -> None:
-    """Write a file at once. Raises: OSError."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=file.parent, prefix=f".{file.name}.", delete=False
-    ) as partial:
-        try:
-            partial.write(text)
-            partial.flush()
-            Path(partial.name).replace(file)
-        except OSError:
-            Path(partial.name).unlink(missing_ok=True)
-            raise
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
@@ -28,15 +27,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` when it is complete and synced to disk. Raises: Unavailable when the disk
     is full; the previous file then remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The name contains host and process: workers that start together may write the same file at the same time.
-    partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with files.replacing(path) as partial:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
     except BaseException as error:
-        partial.unlink(missing_ok=True)
         if _is_full(error):
             free = shutil.disk_usage(path.parent).free / 1e9
             raise Unavailable(

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,6 +17,7 @@ from grpc_health.v1.health import aio as health
 from semspec.background import Background
 from semspec.descriptors import raise_limit
 from semspec.errors import SemspecError, Unavailable
+from semspec.files import replacing
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
 from semspec.rpc.servicers import LOADING, ModelServicer, Servicer, watch_steps
@@ -195,7 +195,8 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
             server.address,
         )
     if settings.port_file:
-        _publish_port(settings.port_file, server.port)
+        with replacing(settings.port_file) as file:  # a waiting process never reads a part of it
+            file.write_text(f"{server.port}\n")
     await _stop_signal()
     logger.info("draining %s", servicer.name)
     await server.stop()
@@ -240,13 +241,6 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-
-
-def _publish_port(path: Path, port: int) -> None:
-    """Write the port atomically, so that a waiting process never reads a partial file."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{port}\n")
-    partial.replace(path)
 
 
 def _server_options() -> Sequence[tuple[str, int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from semspec.background import Backoff
+from semspec.background import Backoff, cancel_tasks
 from semspec.errors import Mismatch, SemspecError
 from semspec.keys import new_key
 from semspec.stack import redis
@@ -192,9 +192,7 @@ async def keep_running(stack: Stack, report: Callable[[str], None]) -> NoReturn:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         raise done.pop().exception() or RuntimeError("each task runs until it is cancelled")
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(*tasks)
 
 
 async def _keep(stack: Stack, name: str, report: Callable[[str], None]) -> None:

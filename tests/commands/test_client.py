@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -42,6 +42,10 @@ def gateway(respond: Respond) -> Gateway:
     )
 
 
+def streamed(content: str | AsyncIterable[bytes]) -> httpx.Response:
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+
 def events(first: int, last: int, is_numbered: bool = True) -> str:
     data = {
         number: json.dumps({"id": "chatcmpl-1", "number": number})
@@ -77,12 +81,12 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
         )
         match len(asked):
             case 1:
-                return httpx.Response(200, stream=Broken(events(1, 2)))
+                return streamed(Broken(events(1, 2)))
             case 2:
                 return refusal(503, "service_unavailable")  # the gateway is just starting
             case 3:
-                return httpx.Response(200, text=events(3, 3))  # ends without [DONE]
-        return httpx.Response(200, text=events(4, 4) + "data: [DONE]\n\n")
+                return streamed(events(3, 3))  # ends without [DONE]
+        return streamed(events(4, 4) + "data: [DONE]\n\n")
 
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
@@ -105,15 +109,13 @@ async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(
 ) -> None:
     text = "a\x85b\u2028c\u2029d"
     body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
-    sent = f"{body}data: [DONE]{end}{end}x".encode()
+    sent = f"{body}: still there{end}{end}data: [DONE]{end}{end}x".encode()
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(sent), num_bytes):
             yield sent[start : start + num_bytes]
 
-    stream = gateway(lambda _: httpx.Response(200, content=pieces())).chat(
-        {"model": "m"}, lambda _: None
-    )
+    stream = gateway(lambda _: streamed(pieces())).chat({"model": "m"}, lambda _: None)
     assert [chunk["text"] async for chunk in stream] == [text]
 
 
@@ -122,7 +124,7 @@ async def test_stream_that_stays_broken_is_given_up_with_what_to_do(is_away: boo
     def respond(request: httpx.Request) -> httpx.Response:
         if is_away and request.method == "GET":
             raise httpx.ConnectError("refused", request=request)
-        return httpx.Response(200, stream=Broken(events(1, 1)))
+        return streamed(Broken(events(1, 1)))
 
     breaks: list[str] = []
     with pytest.raises(Unavailable, match="GET /v1/generations/chatcmpl-1"):
@@ -133,10 +135,7 @@ async def test_stream_that_stays_broken_is_given_up_with_what_to_do(is_away: boo
 async def test_broken_stream_without_numbers_is_not_told_twice() -> None:
     breaks: list[str] = []
     with pytest.raises(Unavailable, match="broke"):
-        await chunks(
-            lambda request: httpx.Response(200, stream=Broken(events(1, 1, is_numbered=False))),
-            breaks,
-        )
+        await chunks(lambda request: streamed(Broken(events(1, 1, is_numbered=False))), breaks)
     assert breaks == []
 
 
@@ -145,8 +144,8 @@ def let_go(
 ) -> httpx.Response:
     """A stream that ends with an error."""
     error = {"message": message, "type": "server_error", "param": None, "code": code}
-    return httpx.Response(
-        200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n"
+    return streamed(
+        events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n"
     )
 
 
@@ -161,10 +160,10 @@ async def test_stream_that_a_gateway_ends_goes_on(code: str) -> None:
         if request.url.path == "/v1/generations/chatcmpl-1":
             return httpx.Response(200, json={"status": "interrupted"})
         if request.method == "POST":
-            return httpx.Response(200, stream=Broken(events(1, 2)))
+            return streamed(Broken(events(1, 2)))
         if num_asked == 2:
             return let_go(3, 2, "not here", code)
-        return httpx.Response(200, text=events(3, 4) + "data: [DONE]\n\n")
+        return streamed(events(3, 4) + "data: [DONE]\n\n")
 
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]

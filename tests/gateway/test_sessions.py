@@ -107,7 +107,7 @@ async def test_session_is_held_while_a_long_generation_runs(
 
 
 async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: str) -> None:
-    gateway = await start_gateway(max_session_bytes=1024)
+    gateway = await start_gateway(max_body_bytes=1500)
     assert (await ask(gateway, session, "x" * 900)).status_code == 200
     assert_error(await ask(gateway, session, "x" * 900), 400, param="semspec.session")
 

@@ -117,7 +117,7 @@ class Generations:
                 request.session, request.owner, f"{request.id} {FIRST_FENCE}", stack
             )
             turns = lease.turns if lease else ()
-            check_session_size(request, turns, self.runner.settings.max_session_bytes)
+            check_session_size(request, turns, self.runner.settings.max_body_bytes)
             choices = await self.preparation.choices(request, turns, served)
             for choice in choices:
                 choice.shows_text = shows_text
