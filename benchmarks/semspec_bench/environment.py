@@ -17,11 +17,12 @@ import semspec
 from semspec.device import num_cores
 from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
 MEASURED_CODE = ("semspec", "services", "gateway", "benchmarks/semspec_bench/runners")
 """Folders with the code that produces answers."""
-ROLES = ("draft", "target")
+
 Say = Callable[[str], None]
 PROMPT_SHARE = 5
 """A prompt may have the window divided by this: QwQ's 40,960 tokens leave 32,768 for the answer."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,13 @@ from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 from semspec.reporting.files import replacing
 from semspec.reporting.progress import Reporter
-from semspec.stack import parent_death
+from semspec.stack.parent_death import bound_command
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 from semspec_bench.configuration import parse
-from semspec_bench.environment import ROLES, answer_tokens
+from semspec_bench.environment import answer_tokens
 from semspec_bench.readiness import Wanted, Work, check
 from semspec_bench.report.paper import expected_seconds
 from semspec_bench.run import Plan, is_complete, perform
@@ -183,9 +183,9 @@ class Reproduction:
     @cached_property
     def pipelines(self) -> Mapping[str, PipelineConfig]:
         """Configuration of the training of each set of probes. Raises: InvalidRequest."""
-        place = f"{self.config.training} with probes"
+        source = f"{self.config.training} with probes"
         return {
-            name: validated(self._settings(name), PipelineConfig, f"{place}.{name}")
+            name: validated(self._settings(name), PipelineConfig, f"{source}.{name}")
             for name in self.config.probes
         }
 
@@ -250,7 +250,11 @@ class Reproduction:
                 key: value for key, value in self.config.probes[name].items() if key not in OF_FIT
             }
 
-        return next(one for one in (MAIN, *self.config.probes) if sampling(one) == sampling(name))
+        return next(
+            candidate
+            for candidate in (MAIN, *self.config.probes)
+            if sampling(candidate) == sampling(name)
+        )
 
     def _limited(self, run: RunConfig, task: Task) -> Task:
         limits = [limit for limit in (run.limit, self.limit) if limit is not None]
@@ -323,11 +327,9 @@ class Reproduction:
             (self._folder(run), self._plan(run, task))
             for run, task in zip(self.config.runs, tasks, strict=True)
         ]
-        missing = sorted(
-            (one for one in plans if not is_complete(*one)), key=lambda one: one[1].pair
-        )
-        for _, own in groupby(missing, key=lambda one: one[1].pair):
-            perform(dict(own), self.reporter)
+        missing = [(folder, plan) for folder, plan in plans if not is_complete(folder, plan)]
+        for pair in sorted({plan.pair for _, plan in missing}):
+            perform({folder: plan for folder, plan in missing if plan.pair == pair}, self.reporter)
 
     def _folder(self, run: RunConfig) -> Path:
         return self.output / "runs" / run.name
@@ -372,12 +374,11 @@ def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:
     """Run `semspec train` with each of `commands` on its device; one that fails ends all. Raises: RunnerError."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()),
-             sys.executable, "-m", "semspec.cli", "train", *command],
+            bound_command([sys.executable, "-m", "semspec.cli", "train", *command]),
             env={**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})},
         )
         for command, device in zip(commands, devices, strict=True)
-    ]  # fmt: skip
+    ]
     try:
         while any(process.poll() is None for process in processes):
             if any(process.returncode for process in processes):

@@ -13,13 +13,14 @@ from typing import Any, TextIO
 import torch
 
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
 from semspec.types import Segment, SegmentRecord, derive_seed
 from semspec_bench.configuration import Configuration, RunnerName
-from semspec_bench.environment import ROLES, code_digest, environment, memory_bytes
+from semspec_bench.environment import code_digest, environment, memory_bytes
 from semspec_bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec_bench.runners.assisted import open_transformers
 from semspec_bench.runners.gateway import open_gateway, open_stack, with_room
@@ -117,7 +118,9 @@ def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     torch.set_num_threads(1)
     comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
     first = next(iter(plans.values()))
-    configurations = [one for plan in plans.values() for one in plan.configurations]
+    configurations = [
+        configuration for plan in plans.values() for configuration in plan.configurations
+    ]
 
     async def run_all() -> None:
         async with opened(replace(first, configurations=configurations)) as runners:
@@ -218,13 +221,13 @@ def is_complete(folder: Path, plan: Plan) -> bool:
     """Whether the run in `folder` has all answers of the plan."""
     path = folder / "run.json"
     refused = read_json(path)["not_applicable"] if path.is_file() else {}
-    labels = [one.label for one in plan.configurations if one.label not in refused]
+    labels = {configuration.label for configuration in plan.configurations} - refused.keys()
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
-        (label, one.id, n)
+        (label, question.id, sample)
         for label in labels
-        for one in plan.task.questions
-        for n in range(plan.samples)
+        for question in plan.task.questions
+        for sample in range(plan.samples)
     )
 
 
@@ -253,9 +256,11 @@ def claim(folder: Path, plan: Plan) -> None:
     write_json(path, facts)
 
 
-def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> Iterator[str]:
+def _differing(
+    known: Mapping[str, Any], settings: Mapping[str, Any], within: str = ""
+) -> Iterator[str]:
     """What to say of each setting that differs."""
-    for name, value in own.items():
+    for name, value in settings.items():
         old = known.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
             yield from _differing(old, value, f"{within}{name}.")

@@ -27,7 +27,7 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)",
     )
-    _models_option(parser)
+    pairs_options(parser)
     for role in ("draft", "target"):
         parser.add_argument(
             f"--{role}-model",
@@ -37,10 +37,6 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def pairs_options(parser: argparse.ArgumentParser) -> None:
-    _models_option(parser)
-
-
-def _models_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
         metavar="FOLDER",
@@ -55,19 +51,19 @@ def stack_config(
     """The stack's configuration with the options of the command line. With `tell`, which gets lines about the progress,
     files of a named pair that are missing are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if key := os.environ.get(API_KEY):
-        given["api_key"] = checked_key(key)
+        options["api_key"] = checked_key(key)
     if arguments.pair is not None:
-        return replace(pair_config(arguments.pair, arguments.models, tell), **given)
+        return replace(pair_config(arguments.pair, arguments.models, tell), **options)
     if arguments.models is not None:
         raise InvalidRequest(
             "--models: only with --pair NAME, whose files it has",
             remedy="`semspec pairs` lists names",
         )
-    if not given.keys().isdisjoint({"draft_model", "target_model"}):
-        given["pair"] = None
-    return StackConfig(**given)
+    if not options.keys().isdisjoint({"draft_model", "target_model"}):
+        options["pair"] = None
+    return StackConfig(**options)
 
 
 def pair_config(
@@ -86,8 +82,8 @@ def pair_config(
 
     def place(model: Path | str | None) -> Path | str | None:
         file = files.get(str(model))
-        place = find(file, models) if file else None
-        return model if place is None else str(place)
+        path = find(file, models) if file else None
+        return model if path is None else str(path)
 
     target = place(config.target_model) or config.target_model
     return replace(config, draft_model=place(config.draft_model), target_model=target)

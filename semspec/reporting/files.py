@@ -100,6 +100,19 @@ def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         ) from error
 
 
+def complete_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that is appended to; then cut off a last line that was not written to its end."""
+    num_bytes = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            num_bytes += len(line)
+            yield line
+    if num_bytes < path.stat().st_size:
+        os.truncate(path, num_bytes)
+
+
 def plain(value: Any, num_digits: int | None = None) -> Any:
     """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
     if isinstance(value, float):
@@ -115,12 +128,12 @@ def plain(value: Any, num_digits: int | None = None) -> Any:
     return [plain(item, num_digits) for item in value] if isinstance(value, list | tuple) else value
 
 
-def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
-    """Flatten nested mappings; names are joined by `separator`."""
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Flatten nested mappings; names are joined by dots."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {
         key: leaf
-        for inner, own in value.items()
-        for key, leaf in flat(own, separator, f"{name}{separator if name else ''}{inner}").items()
+        for inner, item in value.items()
+        for key, leaf in flat(item, f"{name}.{inner}" if name else inner).items()
     }

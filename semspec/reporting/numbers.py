@@ -24,21 +24,15 @@ class Measured:
         return cls(nan if found is None else found)
 
 
-def share(value: float) -> str:
-    return UNKNOWN if isnan(value) else f"{value:z.1%}"
+def share(number: Measured | float) -> str:
+    return _formatted(number, ".1%")
 
 
-def decimal(value: float | None, num_digits: int = 3) -> str:
-    if value is None:
-        return NONE
-    return UNKNOWN if isnan(value) else f"{value:z.{num_digits}f}"
+def decimal(number: Measured | float | None, num_digits: int = 3) -> str:
+    return NONE if number is None else _formatted(number, f".{num_digits}f")
 
 
-def measured_share(measured: Measured) -> str:
-    return share(measured.value) + ("" if isnan(measured.error) else f" ± {measured.error:.1%}")
-
-
-def measured_decimal(measured: Measured, num_digits: int = 3) -> str:
-    return decimal(measured.value, num_digits) + (
-        "" if isnan(measured.error) else f" ± {measured.error:.{num_digits}f}"
-    )
+def _formatted(number: Measured | float, form: str) -> str:
+    measured = number if isinstance(number, Measured) else Measured(number)
+    value = UNKNOWN if isnan(measured.value) else f"{measured.value:z{form}}"
+    return value if isnan(measured.error) else f"{value} ± {measured.error:{form}}"

@@ -106,12 +106,12 @@ class StageFolder:
 
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
         """Settings of the folder that are not those of `recipe`. Raises: Mismatch when its recipe is damaged."""
-        wanted = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})), ".")
-        found = flat(read_json(self.recipe, _RECIPE.format(self.path)), ".")
+        expected = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})))
+        found = flat(read_json(self.recipe, _RECIPE.format(self.path)))
         return [
-            f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
-            for name in sorted(found.keys() | wanted.keys())
-            if found.get(name) != wanted.get(name)
+            f"{name}: {found.get(name)!r} there, {expected.get(name)!r} now"
+            for name in sorted(found.keys() | expected.keys())
+            if found.get(name) != expected.get(name)
         ]
 
     def file(self, number: int, suffix: str) -> Path:

@@ -7,10 +7,11 @@ written is kept, so a killed run goes on with the same command.
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -74,28 +75,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--num-prompts",
-        type=_positive,
+        type=_number(int, 1),
         metavar="N",
         default=defaults.num_prompts,
         help=f"the first N of the file (default {defaults.num_prompts})",
     )
     group.add_argument(
         "--max-tokens",
-        type=_positive,
+        type=_number(int, 1),
         metavar="N",
         default=defaults.max_tokens,
         help=f"longest answer (default {defaults.max_tokens})",
     )
     group.add_argument(
         "--temperature",
-        type=_temperature,
+        type=_number(float, 0, 2),
         metavar="T",
         default=defaults.temperature,
         help=f"of both models, from 0 to 2 (default {defaults.temperature})",
     )
     group.add_argument(
         "--quantile",
-        type=_quantile,
+        type=_number(float, 0.001, 0.9),
         metavar="Q",
         default=defaults.quantile,
         help="share of the target's own segments below the threshold; more is stricter "
@@ -123,11 +124,11 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
 
 def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
     """Raises: InvalidRequest when options are missing or exclude each other."""
-    given = {role: getattr(options, f"{role}_model") for role in ROLES}
+    named = {role: getattr(options, f"{role}_model") for role in ROLES}
     if options.output is None:
         raise InvalidRequest("--output: missing", remedy="give the folder of the release")
     if options.pair is not None:
-        if any(given.values()):
+        if any(named.values()):
             raise InvalidRequest("--pair: give a named pair or two models, not both")
         pair = named_pair(options.pair)
         if pair is None:
@@ -141,12 +142,12 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
             for role, file in pair.files.items()
         }
         name = pair.name
-    elif None in given.values():
+    elif None in named.values():
         raise InvalidRequest(
             "--from-prompts: name the models, by --pair NAME or by --draft-model and --target-model"
         )
     else:
-        models = {role: ModelChoice(str(model)) for role, model in given.items()}
+        models = {role: ModelChoice(str(model)) for role, model in named.items()}
         name = options.output.resolve().name
     return Settings(
         name,
@@ -164,16 +165,16 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
 def _questions(path: Path, num_prompts: int) -> list[str]:
     """The first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
 
-    def question(place: str, row: dict[str, Any]) -> str:
+    def question(location: str, row: dict[str, Any]) -> str:
         text = next((row[name] for name in PROMPT_FIELDS if row.get(name)), None)
         if not isinstance(text, str):
             raise InvalidRequest(
-                f"{place} has neither `problem` nor `question`", remedy="one prompt a line"
+                f"{location} has neither `problem` nor `question`", remedy="one prompt a line"
             )
         return text
 
     rows = islice(json_lines(path), num_prompts)
-    found = [question(place, row) for place, row in rows]
+    found = [question(location, row) for location, row in rows]
     if not found:
         raise InvalidRequest(f"{path} has no prompt", remedy="give one a line")
     return found
@@ -240,11 +241,11 @@ def _write(settings: Settings, report: QuantileReport, infos: dict[str, ModelInf
 
 def _released(settings: Settings, role: str, info: ModelInfo) -> ReleasedModel:
     model: ModelChoice = getattr(settings, role)
-    place = model.name or model.model
-    if not model.name and Path(place).exists():
-        place = os.path.relpath(place, settings.output)
+    location = model.name or model.model
+    if not model.name and Path(location).exists():
+        location = os.path.relpath(location, settings.output)
     dtype: Any = model.dtype
-    return ReleasedModel(place, info.fingerprint, info.tokenizer, model.revision, dtype)
+    return ReleasedModel(location, info.fingerprint, info.tokenizer, model.revision, dtype)
 
 
 def _rule_sentence(release: Release, report: QuantileReport) -> str:
@@ -258,20 +259,15 @@ def _rule_sentence(release: Release, report: QuantileReport) -> str:
     )
 
 
-def _positive(text: str) -> int:
-    return int(_number(text, 1, float("inf"), int(text) if text.isdigit() else 0))
+def _number(
+    kind: Callable[[str], float], least: float, most: float = inf
+) -> Callable[[str], float]:
+    """Return a converter for argparse that refuses numbers out of the range."""
 
-
-def _temperature(text: str) -> float:
-    return _number(text, 0, 2, float(text))
-
-
-def _quantile(text: str) -> float:
-    return _number(text, 0.001, 0.9, float(text))
-
-
-def _number(text: str, least: float, most: float, value: float) -> float:
-    """Raises: ArgumentTypeError when the value is out of range."""
-    if not least <= value <= most:
+    def convert(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
         raise argparse.ArgumentTypeError(f"{text}: expected a number from {least:g} to {most:g}")
-    return value
+
+    return convert

@@ -22,6 +22,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.pairs import ROLES
+from semspec.reporting.files import complete_lines
 from semspec.reporting.progress import Reporter, duration
 from semspec.training.evaluation.quantiles import OwnContexts
 from semspec.training.files import StageFolder
@@ -190,21 +191,17 @@ class Answers:
         self._take(row)
 
     def _read(self) -> None:
-        """Take in the file's whole lines, and cut off one that was not written to its end."""
+        """Read the answers of earlier runs. Raises: Mismatch when the file is damaged."""
         if not self._path.exists():
             return
-        data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
         try:
-            for line in whole.splitlines():
+            for line in complete_lines(self._path):
                 self._take(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise Mismatch(
                 f"{self._path} is damaged: {error}",
                 remedy="delete it and run the same command again",
             ) from error
-        if whole != data:
-            os.truncate(self._path, len(whole))
 
     def _take(self, row: dict[str, Any]) -> None:
         answer = self._found[row["prompt"]]

@@ -40,9 +40,10 @@ from semspec.training.files import StageFolder, check_format
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
-WHOLE = ("labels", "probes", "report")
+
 
 BUDGET_S = 3600.0
+PILOT_QUESTIONS = 2
 PILOT_LIMIT_S = 300.0
 """Of the preset's pilot: a pair for which it takes longer is too slow for an hour."""
 LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
@@ -63,8 +64,8 @@ def scaled(
             )
         config = limited(config, MOST_QUESTIONS)
         pilot = Pipeline(config, work, reporter=reporter)
-        every, _ = gather(config.questions, config.evaluation_sets, config.shares)
-        pilot.questions = Questions(every, config.shard_questions)
+        questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
+        pilot.questions = Questions(questions, config.shard_questions)
         pilot.check_start(range(len(pilot.questions)))
         reporter.say(
             f"a pilot of a few questions, at most {duration(PILOT_LIMIT_S)}, estimates the time first; Ctrl-C stops, "
@@ -72,7 +73,7 @@ def scaled(
         )
         estimate = pilot.estimate(limit_s=PILOT_LIMIT_S)
         has_own_test = any(source.role == "test" for source in config.questions)
-        num_all = sum(one.split != "test" or not has_own_test for one in every)
+        num_all = sum(question.split != "test" or not has_own_test for question in questions)
         num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
         scaled_estimate = estimate.times(num / num_all)
         reporter.say(str(scaled_estimate))
@@ -95,14 +96,14 @@ def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
     if kept.get("is_agreed", True):  # a run that was begun by an earlier version does not know it
         return
     if not is_agreed:
-        others = "`semspec train calibrate --from-prompts` gives a rule in minutes"
+        alternative = "`semspec train calibrate --from-prompts` gives a rule in minutes"
         if not sys.stdin.isatty():
             raise InvalidRequest(
-                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {others}"
+                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {alternative}"
             )
         reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
         if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
-            raise InvalidRequest("not begun", remedy=f"the same command asks again; {others}")
+            raise InvalidRequest("not begun", remedy=f"the same command asks again; {alternative}")
     reporter.say("Ctrl-C stops; the same command continues")
     write_json(work / "preset.json", kept | {"is_agreed": True})
 
@@ -158,8 +159,8 @@ class Pipeline:
                 self.pair.forget()
             self.make(name)
         if not self._is_share():
-            for name in WHOLE:
-                self.make(name)
+            self._export.fit()  # makes the labels first
+            self._export.report(self.pair)
 
     def calibrate(self) -> None:
         """Calibrate `likelihood` on the pilot's shards, which a later run keeps; other workers' shares as in `run`.
@@ -211,32 +212,25 @@ class Pipeline:
         return self._shard[1] > 1
 
     def make(self, name: str, numbers: Sequence[int] | None = None) -> None:
-        """Run one stage, or its missing part. `numbers`: of the shards; None: all of this worker."""
-        if name in SHARDED:
-            numbers = self._mine if numbers is None else numbers
-            if name == "samples":
-                self._check_disk_space(numbers)
-            self.stages[name].make(numbers, self.reporter)
-            return
-        export = self._export  # makes the labels
-        if name == "probes":
-            export.fit()
-        elif name == "report":
-            export.report(self.pair)
+        """Make the missing shards of a stage. `numbers`: those of the shards; None: all of this worker."""
+        numbers = self._mine if numbers is None else numbers
+        if name == "samples":
+            self._check_disk_space(numbers)
+        self.stages[name].make(numbers, self.reporter)
 
     def _check_disk_space(self, numbers: Sequence[int]) -> None:
         if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
             return
-        wanted, free = (
+        needed, free = (
             num_contexts * state_row_bytes(self.pair, self.config),
             shutil.disk_usage(self.work).free,
         )
         self.reporter.say(
-            f"states of {num_contexts} contexts: {size_of(wanted)} ({size_of(free)} free)"
+            f"states of {num_contexts} contexts: {size_of(needed)} ({size_of(free)} free)"
         )
-        if wanted > free:
+        if needed > free:
             raise Unavailable(
-                f"the samples want {size_of(wanted)} in {self.work}, {size_of(free)} are free: make room, "
+                f"the samples want {size_of(needed)} in {self.work}, {size_of(free)} are free: make room, "
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 
@@ -275,11 +269,11 @@ class Pipeline:
     def _export(self) -> Export:
         return Export(self.config, self.work, self.labels, self.clusters, self.reporter)
 
-    def estimate(self, num_questions: int = 2, limit_s: float = inf) -> Estimate:
-        """Estimate the whole run, from a pilot in a temporary folder on `num_questions` at a time to train on, and as
+    def estimate(self, limit_s: float = inf) -> Estimate:
+        """Estimate the whole run from a pilot in a temporary folder, on `PILOT_QUESTIONS` at a time to train on and as
         many for the report. After `limit_s` seconds of writing, a lower bound from the questions begun until then."""
-        every = self.questions.all
-        groups = groups_of(every, num_questions)
+        questions = self.questions.all
+        groups = groups_of(questions, PILOT_QUESTIONS)
         if not self.pair.is_loaded:
             with self.reporter.busy("loading the models"):
                 self.pair.models  # noqa: B018  (load before timing)
@@ -291,14 +285,14 @@ class Pipeline:
                 [question for group in groups for question in group], len(groups[0])
             )
             try:
-                piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
+                piloted = run_pilot(pilot.clusters, groups, questions, self.reporter)
             except PilotOverdue as overdue:
-                seconds = overdue.seconds * len(every) / overdue.num_begun
-                return Estimate(len(every), 0, {"pilot": seconds}, 0, free, is_lower_bound=True)
-            fits = fit_seconds(self.config, piloted, every, self.reporter)
-        contexts = sum(piloted.contexts[question.split == "test"] for question in every)
+                seconds = overdue.seconds * len(questions) / overdue.num_begun
+                return Estimate(len(questions), 0, {"pilot": seconds}, 0, free, is_lower_bound=True)
+            fits = fit_seconds(self.config, piloted, questions, self.reporter)
+        contexts = sum(piloted.contexts[question.split == "test"] for question in questions)
         stages = piloted.stage_s | {"probes": fits}
-        return Estimate(len(every), round(contexts), stages, round(piloted.states_bytes), free)
+        return Estimate(len(questions), round(contexts), stages, round(piloted.states_bytes), free)
 
     def status(self) -> list[str]:
         """One line per stage with its number of finished shards."""
@@ -317,11 +311,12 @@ class Pipeline:
         for folder in (StageFolder(self.work / name) for name in (*recipes, "labels")):
             if folder.recipe.exists():
                 found += [
-                    f"{folder.recipe}: {one}" for one in folder.differing(recipes[folder.path.name])
+                    f"{folder.recipe}: {name}"
+                    for name in folder.differing(recipes[folder.path.name])
                 ]
             found += [
-                f"{folder.path}/{one}"
+                f"{folder.path}/{name}"
                 for number in folder.numbers()
-                for one in folder.damaged(number)
+                for name in folder.damaged(number)
             ]
         return found

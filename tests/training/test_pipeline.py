@@ -148,7 +148,7 @@ def test_status_check_and_estimate(
     path = tmp_path / "work" / "samples" / "00002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert pipeline.damaged() == [str(path)]
-    estimate = pipeline.estimate(2)
+    estimate = pipeline.estimate()
     assert estimate.num_questions == 20
     num_contexts = sum(
         pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions))

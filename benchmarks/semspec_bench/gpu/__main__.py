@@ -26,7 +26,8 @@ import torch
 from semspec.commands import INTERRUPTED
 from semspec.errors import Mismatch
 from semspec.reporting.files import read_json
-from semspec.stack import BUNDLED_PAIR, parent_death
+from semspec.stack import BUNDLED_PAIR
+from semspec.stack.parent_death import bound_command
 from semspec_bench.environment import code_digest
 from semspec_bench.gpu.pair import HUB_PAIR, folder_of, linked, measure_answers, rows_of
 from semspec_bench.gpu.record import Facts, Record, Results, bundle, holds, summary
@@ -93,7 +94,7 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     if name == "tp2" and num_gpus(chosen.device) < 2:
         return {"status": "skipped", "reason": "it takes two GPUs"}
     path, pair = folder / f"{name}.json", folder
-    own = [
+    arguments = [
         "--stage",
         name,
         "--scale",
@@ -108,9 +109,11 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
             pair = linked(chosen.pair, folder)
         except Mismatch as error:
             return {"status": "skipped", "reason": str(error)}
-        own += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
+        arguments += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
     with (folder / f"{name}.log").open("w") as log:
-        code = _run_group([sys.executable, "-m", "semspec_bench.gpu", *own], log.fileno(), limit_s)
+        code = _run_group(
+            [sys.executable, "-m", "semspec_bench.gpu", *arguments], log.fileno(), limit_s
+        )
     facts: Facts = read_json(path) if path.exists() else {"rows": []}
     path.unlink(missing_ok=True)
     reason = facts.pop("error", f"it ended with {code}; {name}.log says why")
@@ -134,9 +137,12 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
 
 def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | None:
     """The exit status of a process in a group of its own, which ends with this process; None: killed at its limit."""
-    own = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     process = subprocess.Popen(
-        own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        bound_command(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
     )
     try:
         return process.wait(limit_s)

@@ -10,11 +10,11 @@ from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up, size_of
 from semspec.errors import Mismatch
+from semspec.pairs import ROLES
 from semspec.reporting.files import read_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
 from semspec_bench.configuration import parse
-from semspec_bench.environment import ROLES
 from semspec_bench.gpu.engines import CPU_KV_BYTES
 from semspec_bench.gpu.record import Facts
 from semspec_bench.gpu.shapes import PAPER, Scale
@@ -31,25 +31,25 @@ CONTEXT, SESSIONS = 4096, 2
 def linked(pair: str, output: Path) -> Path:
     """A folder of links to a pair: to a folder with draft/, target/ and perhaps probes/, or to two checkpoints with a
     comma between them. Raises: Mismatch when one is not on this machine."""
-    given = Path(pair).absolute()
-    models = pair.split(",") if "," in pair else [str(given / role) for role in ROLES]
+    base = Path(pair).absolute()
+    models = pair.split(",") if "," in pair else [str(base / role) for role in ROLES]
     if len(models) != len(ROLES):
         raise Mismatch(f"--pair {pair}: give a folder, or two checkpoints: DRAFT,TARGET")
     folder = folder_of(pair, output)
     folder.mkdir(parents=True, exist_ok=True)
-    places = {}
+    targets = {}
     for role, model in zip(ROLES, models, strict=True):
         found = look_up(model)
         if found.missing_bytes:
             raise Mismatch(
                 f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
             )
-        places[role] = found.folder.resolve()
-    if (given / "probes").is_dir():
-        places["probes"] = given / "probes"
-    for name, place in places.items():
+        targets[role] = found.folder.resolve()
+    if (base / "probes").is_dir():
+        targets["probes"] = base / "probes"
+    for name, target in targets.items():
         (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(place, target_is_directory=True)
+        (folder / name).symlink_to(target, target_is_directory=True)
     return folder
 
 
@@ -82,9 +82,9 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
     draft, target = (read_model(str(folder / role)) for role in ROLES)
     context = min(CONTEXT, *(context_window(model.config) for model in (draft, target)))
     fitting = (
-        one
-        for one in layouts(draft, target, gpus, context, SESSIONS)
-        if one.num_tokens >= SESSIONS * context
+        candidate
+        for candidate in layouts(draft, target, gpus, context, SESSIONS)
+        if candidate.num_tokens >= SESSIONS * context
     )
     if (layout := next(fitting, None)) is None:
         raise Mismatch(
@@ -105,7 +105,7 @@ def rows_of(folder: Path) -> Facts:
     by_label = defaultdict[str, list[Record]](list)
     for record in records:
         by_label[record.label].append(record)
-    rows: list[Facts] = [{"what": label, **_sums(own)} for label, own in by_label.items()]
+    rows: list[Facts] = [{"what": label, **_sums(group)} for label, group in by_label.items()]
     refused = read_json(path)["not_applicable"] if path.exists() else {}
     return {
         "pair": folder.name,
@@ -116,11 +116,11 @@ def rows_of(folder: Path) -> Facts:
 def _sums(records: Sequence[Record]) -> Facts:
     return {
         "num_answers": len(records),
-        "num_whole": sum(one.finish_reason == "stop" for one in records),
-        "num_right": sum(one.is_right for one in records),
-        "num_tokens": sum(one.num_tokens for one in records),
-        "seconds": round(sum(one.latency_s for one in records), 3),
-        "num_target_tokens": sum(one.num_target_tokens or 0 for one in records),
-        "num_accepted": sum(one.num_accepted for one in records),
-        "num_rejected": sum(one.num_rejected for one in records),
+        "num_whole": sum(record.finish_reason == "stop" for record in records),
+        "num_right": sum(record.is_right for record in records),
+        "num_tokens": sum(record.num_tokens for record in records),
+        "seconds": round(sum(record.latency_s for record in records), 3),
+        "num_target_tokens": sum(record.num_target_tokens or 0 for record in records),
+        "num_accepted": sum(record.num_accepted for record in records),
+        "num_rejected": sum(record.num_rejected for record in records),
     }

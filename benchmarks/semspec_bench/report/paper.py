@@ -4,13 +4,10 @@ The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Dist
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-
-from semspec_bench.summary import Run
 
 TASKS: Mapping[str, str] = {
     "amc23": "AMC23",
@@ -56,11 +53,6 @@ def _published(path: Path) -> Iterator[PublishedRow]:
 
 
 RESULTS = tuple(_published(Path(__file__).with_suffix(".csv")))
-
-
-def paper_pair(run: Run) -> str | None:
-    """The paper's pair, if the run's settings or environment name both of its models."""
-    return paper_pair_of([json.dumps([run.settings, run.environment], default=str)])
 
 
 def paper_pair_of(names: Sequence[str]) -> str | None:

@@ -24,7 +24,6 @@ from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, tokenizer_fingerprint
 from semspec.engine.weights import load_weights
 from semspec.errors import Mismatch
-from semspec.types import Message
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
 NUM_LOOKUP_TOKENS = 10
@@ -80,9 +79,8 @@ class _Model:
             rows.weight.data[known:] = 0
         self.network.requires_grad_(False)
 
-    def encode(self, messages: tuple[Message, ...]) -> list[int]:
-        """Raises: RunnerError."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def encode(self, turns: list[dict[str, str]]) -> list[int]:
+        """Render and tokenize a conversation. Raises: RunnerError."""
         try:
             text = self.tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True
@@ -123,7 +121,7 @@ class TransformersRunner:
         self._target = target = self._target or _Model.load(self._pair / "target")
         options = self._method_options(ask, target)
         start = perf_counter()
-        prompt = target.encode(ask.messages)
+        prompt = target.encode(ask.turns)
         if len(prompt) + ask.max_tokens > target.num_window_tokens:
             raise RunnerError(
                 f"{len(prompt)} tokens of prompt and {ask.max_tokens} of answer exceed the target's window of "

@@ -32,9 +32,9 @@ class GatewayRunner:
             "seed": ask.seed,
             "semspec": {**ask.configuration.options, "trace": True},
         }
-        messages = [{"role": message.role, "content": message.content} for message in ask.messages]
+
         with runner_errors():
-            completion = await self._chat.complete(messages, fields)
+            completion = await self._chat.complete(ask.turns, fields)
         body = completion.body
         return Outcome(
             text="".join(record["text"] for record in body["semspec"]["trace"]),

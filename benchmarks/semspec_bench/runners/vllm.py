@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.vllm.options import token_bytes
 from semspec.stack.child import Child, StackError
+from semspec.stack.listening import free_port
 from semspec_bench.configuration import Configuration
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
@@ -67,7 +67,7 @@ class Site:
             options += ["--speculative-config", json.dumps(self._speculation(configuration))]
         if configuration.method == "draft_model":
             networks.append(self.pair / "draft")
-        sizes = [token_bytes(_config(one), 1, 2 if self.has_gpu else 4) for one in networks]
+        sizes = [token_bytes(_config(network), 1, 2 if self.has_gpu else 4) for network in networks]
         kv_bytes = NUM_CACHED_WINDOWS * num_tokens * sum(sizes)
         options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
@@ -234,7 +234,7 @@ def reason(log: str) -> str:
 @asynccontextmanager
 async def served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
     """A healthy server of this configuration. Raises: ServerBroke."""
-    port = _free_port()
+    port = free_port("127.0.0.1", 0)
     command, log = site.command(configuration, port), site.folder / f"{port}.log"
     child = await Child.start(configuration.label, command, site.environment, log)
     client = httpx.AsyncClient(
@@ -293,9 +293,7 @@ def _body(ask: Ask, takes_seed: bool) -> dict[str, Any]:
     """The request. vLLM's sampler for the CPU crashes on a request's seed."""
     return {
         "model": MODEL,
-        "messages": [
-            {"role": message.role, "content": message.content} for message in ask.messages
-        ],
+        "messages": ask.turns,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "max_tokens": ask.max_tokens,
@@ -311,10 +309,3 @@ def _message(response: httpx.Response) -> str:
 
 def _config(model: Path) -> Any:
     return AutoConfig.from_pretrained(str(model), trust_remote_code=False).get_text_config()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

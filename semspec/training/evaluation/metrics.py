@@ -1,6 +1,6 @@
 """Metrics of probabilities and of their order, over weighted segments; resampling questions only changes weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
@@ -11,6 +11,7 @@ from scipy.stats import beta
 
 from semspec.probes.probe import LEAST_PROBABILITY
 from semspec.reporting.numbers import Measured
+from semspec.types import SURPRISAL_FEATURES
 
 Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]
@@ -19,6 +20,17 @@ Measure = Callable[[Floats], float]
 """A metric as a function of the segments' weights."""
 
 NUM_BINS = 10
+
+
+def select_statistics(surprisal: Floats, names: Sequence[str]) -> Floats:
+    """Select these of `SURPRISAL_FEATURES`: `[num_segments, len(names)]` in double precision."""
+    return surprisal[:, [SURPRISAL_FEATURES.index(name) for name in names]].astype(np.float64)
+
+
+def weighted_share(mask: Mask, weight: Floats) -> float:
+    """Return the share of `weight` that is in `mask`; nan if there is no weight."""
+    total = float(weight.sum())
+    return float(weight @ mask) / total if total else nan
 
 
 def dense_ranks(values: Floats) -> Ranks:

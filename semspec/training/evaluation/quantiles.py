@@ -17,9 +17,15 @@ from semspec.decoding.likelihood.calibration import (
     too_few_reason,
 )
 from semspec.errors import InvalidRequest
-from semspec.reporting.numbers import Measured, measured_decimal, measured_share
-from semspec.training.evaluation.metrics import Floats, Mask, Resampling
-from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
+from semspec.reporting.numbers import Measured, decimal, share
+from semspec.training.evaluation.metrics import (
+    Floats,
+    Mask,
+    Resampling,
+    select_statistics,
+    weighted_share,
+)
+from semspec.types import ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "min_margin")
 """Statistics of a segment that the score is made of. Their sum over the tokens is left out: without labels it measures
@@ -93,12 +99,12 @@ class QuantileReport:
     @property
     def table(self) -> str:
         """Basis and effects of each threshold, in lines."""
-        one, own = self.calibration, self.calibration.own
+        calibration, own = self.calibration, self.calibration.own
         if own is None:
             raise ValueError("a calibration without labels has its basis")
         lines = [
-            f"{one.num_questions} answers at temperature {own.temperature:g}: {own.num_segments} whole segments of the "
-            f"target's own, {own.num_drafts} drafts",
+            f"{calibration.num_questions} answers at temperature {own.temperature:g}: {own.num_segments} whole "
+            f"segments of the target's own, {own.num_drafts} drafts",
             f"a token of the draft {own.draft_ms_per_token:.1f} ms, of the target {own.target_ms_per_token:.1f} ms; "
             f"to score a draft {own.score_ms:.0f} ms",
             "own accepted  threshold  drafts accepted  speed of the target alone (estimate)",
@@ -108,8 +114,8 @@ class QuantileReport:
     def _row(self, point: QuantilePoint) -> str:
         mark = "  chosen" if point == self.chosen else ""
         return (
-            f"{1 - point.quantile:>12.1%}  {point.threshold:>9.4f}  {measured_share(point.acceptance):>15}  "
-            f"x {measured_decimal(point.speed_up, 2)}{mark}"
+            f"{1 - point.quantile:>12.1%}  {point.threshold:>9.4f}  {share(point.acceptance):>15}  "
+            f"x {decimal(point.speed_up, 2)}{mark}"
         )
 
 
@@ -140,12 +146,18 @@ def calibrated_without_labels(
         )
     weights, bias = _standardised(own)
     probability = partial(_probabilities, weights=weights, bias=bias)
-    known = {one for one in QUANTILES if too_few_reason(len(own), one) is None}
+    known = {level for level in QUANTILES if too_few_reason(len(own), level) is None}
     drafted = np.where(contexts.repeats, -1.0, probability(contexts.surprisal))
     resampling = Resampling.of(contexts.answer)
     points = {
-        one: _point(contexts, one, _quantile(probability(own), one), drafted, resampling)
-        for one in sorted({*known, quantile})
+        level: _point(
+            contexts,
+            level,
+            _quantile(probability(own), level),
+            drafted,
+            resampling,
+        )
+        for level in sorted({*known, quantile})
     }
     curve, chosen = tuple(points.values()), points[quantile]
     calibration = Calibration(
@@ -177,7 +189,7 @@ def calibrated_without_labels(
 
 def _standardised(own: Floats) -> tuple[Floats, float]:
     """Weights of `STATISTICS` and the bias that make a mean of 0 and equal parts of the spread of each statistic."""
-    features = _features(own)
+    features = select_statistics(own, STATISTICS)
     scale = features.std(0)
     weights = 1 / (np.where(scale > 0, scale, 1.0) * features.shape[1])
     return weights, float(-weights @ features.mean(0))
@@ -185,16 +197,11 @@ def _standardised(own: Floats) -> tuple[Floats, float]:
 
 def _probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
     """`[num_segments]`, as `Calibration.probability`; 0 where a statistic is not finite."""
-    features = _features(surprisal)
+    features = select_statistics(surprisal, STATISTICS)
     is_finite: Mask = np.isfinite(features.sum(1))
     score = np.where(is_finite[:, None], features, 0.0) @ weights + bias
     result: Floats = np.where(is_finite, 1 / (1 + np.exp(-score)), 0.0)
     return result
-
-
-def _features(surprisal: Floats) -> Floats:
-    chosen = [SURPRISAL_FEATURES.index(name) for name in STATISTICS]
-    return surprisal[:, chosen].astype(np.float64)
 
 
 def _quantile(values: Floats, quantile: float) -> float:
@@ -214,11 +221,6 @@ def _point(
     return QuantilePoint(
         quantile,
         threshold,
-        resampling.measured(partial(_share, accepted), contexts.answer),
+        resampling.measured(partial(weighted_share, accepted), contexts.answer),
         resampling.measured(partial(contexts.speed_up, accepted), contexts.answer),
     )
-
-
-def _share(accepted: Mask, weight: Floats) -> float:
-    total = float(weight.sum())
-    return float(weight @ accepted) / total if total else float("nan")
