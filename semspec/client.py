@@ -164,9 +164,9 @@ class Gateway:
         }
         answer = await self._call("POST", "/v1/chat/completions", body)
         [choice], statistics = answer["choices"], answer["semspec"]
-        trace = tuple(SegmentTrace.model_validate(one) for one in statistics.pop("trace"))
-        said = choice["message"]
-        texts = said["content"] or "", said["reasoning_content"] or ""
+        trace = tuple(SegmentTrace.model_validate(segment) for segment in statistics.pop("trace"))
+        message = choice["message"]
+        texts = message["content"] or "", message["reasoning_content"] or ""
         return Answer(answer["id"], *texts, choice["finish_reason"], statistics, trace)
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
@@ -270,8 +270,8 @@ def refusal(response: httpx.Response) -> SemspecError:
     try:
         return _known(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
-        return InternalError(f"{response.url} answers {said}", remedy="give the URL of a gateway")
+        answer = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
+        return InternalError(f"{response.url} answers {answer}", remedy="give the URL of a gateway")
 
 
 def _path(id: str, part: str = "") -> str:

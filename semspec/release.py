@@ -85,19 +85,19 @@ class Release:
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
     ) -> Mismatch | None:
         """Why a model is not the release's; None if it is. `tokenizer`: empty: not compared."""
-        own: ReleasedModel = getattr(self, role)
+        released: ReleasedModel = getattr(self, role)
         found = f"but the {role} service serves {name}"
-        if fingerprint != own.fingerprint:
-            reason = f"({own.fingerprint}), {found} ({fingerprint})"
+        if fingerprint != released.fingerprint:
+            reason = f"({released.fingerprint}), {found} ({fingerprint})"
             remedy = "serve that model, or the release of this one"
-        elif tokenizer not in ("", own.tokenizer):
-            reason = f"with the tokenizer {own.tokenizer}, {found} with {tokenizer}"
+        elif tokenizer not in ("", released.tokenizer):
+            reason = f"with the tokenizer {released.tokenizer}, {found} with {tokenizer}"
             remedy = "put its own tokenizer files back"
-        elif dtype != own.dtype and "auto" not in (dtype, own.dtype):
-            reason, remedy = f"in {own.dtype}, {found} in {dtype}", "set that dtype"
+        elif dtype != released.dtype and "auto" not in (dtype, released.dtype):
+            reason, remedy = f"in {released.dtype}, {found} in {dtype}", "set that dtype"
         else:
             return None
-        message = f"the release {self.label} has the {role} {own.model} {reason}"
+        message = f"the release {self.label} has the {role} {released.model} {reason}"
         return Mismatch(
             message, remedy=remedy, operator_hint=f"SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR"
         )
@@ -106,9 +106,9 @@ class Release:
         self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
     ) -> Mismatch | None:
         """Why what the services serve is not the release; None if it is."""
-        for role, one in (("draft", draft), ("target", target)):
-            if one.has_model and (
-                reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
+        for role, info in (("draft", draft), ("target", target)):
+            if info.has_model and (
+                reason := self.foreign_model(role, info.model, info.fingerprint, info.tokenizer)
             ):
                 return reason
         return self.foreign_probes(verifier)
@@ -118,9 +118,9 @@ class Release:
         if self.with_probes(served) == self:
             return None
         probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
-        told = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
+        difference = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
         return Mismatch(
-            f"the verifier has {told}",
+            f"the verifier has {difference}",
             remedy="start it with the release's folder",
             operator_hint="SEMSPEC_VERIFIER_PAIR",
         )

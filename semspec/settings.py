@@ -199,7 +199,7 @@ def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
         return _values(schema, schema["$defs"][field["$ref"].rpartition("/")[2]])
     if "anyOf" in field:
         return " or ".join(
-            _values(schema, one) for one in field["anyOf"] if one.get("type") != "null"
+            _values(schema, option) for option in field["anyOf"] if option.get("type") != "null"
         )
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
@@ -222,9 +222,12 @@ def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
 def parse_command(settings_class: type[S], prog: str) -> S:
     """Settings of a process that has no arguments but `--help`, which lists the variables. See `load_settings`."""
     lines = []
-    for one in described(settings_class):
-        values = "" if one.values in one.description else f" ({one.values})"
-        lines += [f"{one.variable} [{one.default}]", *textwrap.wrap(one.description + values, 100)]
+    for setting in described(settings_class):
+        values = "" if setting.values in setting.description else f" ({setting.values})"
+        lines += [
+            f"{setting.variable} [{setting.default}]",
+            *textwrap.wrap(setting.description + values, 100),
+        ]
     listed = "\n".join(line if line.startswith("SEMSPEC_") else f"    {line}" for line in lines)
     parser = argparse.ArgumentParser(
         prog=prog,

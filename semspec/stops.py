@@ -62,7 +62,9 @@ class StopSearch:
         content, self._buffer = self._buffer + content, ""
         # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
         matches = [
-            (at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := content.find(stop)) >= 0
         ]
         if matches:
             end, start, self.stop = min(matches)

@@ -118,8 +118,8 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
         raise InvalidRequest(f"{text}: {name}={value!r} is not valid: {error}") from None
 
 
-def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:
+def _check(text: str, kind: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise InvalidRequest(
-            f"{text}: unknown {what} {name!r}", remedy=f"choose from {', '.join(known)}"
+            f"{text}: unknown {kind} {name!r}", remedy=f"choose from {', '.join(known)}"
         )

@@ -83,8 +83,8 @@ class Pair:
         prompt, found = prompts.draft or prompts.target, dict[str, dict[str, Any]]()
         for name, reading in READINGS.items():
             ids = tuple(reading(self.draft.tokenizer, prompt.text, segment))
-            same = next((known for known in found.values() if known["ids"] == ids), None)
-            found[name] = same or await self._drafted(context, prompt, segment, ids, params)
+            identical = next((known for known in found.values() if known["ids"] == ids), None)
+            found[name] = identical or await self._drafted(context, prompt, segment, ids, params)
         return found
 
     async def _drafted(
@@ -109,7 +109,7 @@ async def written(
 ) -> Segment | None:
     """Return the one segment that the model writes; None if it writes nothing."""
     async with aclosing(engine.generate(context, params)) as generated:
-        return next(iter([one.segment async for one in generated]), None)
+        return next(iter([item.segment async for item in generated]), None)
 
 
 def summary(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -144,8 +144,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         questions = load_task(arguments.task, arguments.data, arguments.limit).questions
         pair = Pair(draft, target)
         rows = [
-            await pair.compare(one, seed, arguments.max_tokens)
-            for seed, one in enumerate(questions)
+            await pair.compare(question, seed, arguments.max_tokens)
+            for seed, question in enumerate(questions)
         ]
         names = {"draft": (await draft.info()).model, "target": (await target.info()).model}
         return {

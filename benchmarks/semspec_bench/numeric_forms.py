@@ -216,7 +216,10 @@ def _speed(
     models = {form: CausalLM.load(model, None, "cpu", form) for form in forms}
     speeds(models, 1)  # what is computed once
     times = speeds(models, rounds)
-    rows = [[form, *_cells(median(one.first), median(one.token))] for form, one in times.items()]
+    rows = [
+        [form, *_cells(median(seconds.first), median(seconds.token))]
+        for form, seconds in times.items()
+    ]
     if llama_bench:
         models.clear()
         gc.collect()
@@ -227,8 +230,8 @@ def _speed(
     read = Table(
         ["ms to read tokens at once", *map(str, READ_TOKENS)],
         [
-            [form, *(f"{1e3 * median(seconds):.1f}" for seconds in one.read.values())]
-            for form, one in times.items()
+            [form, *(f"{1e3 * median(seconds):.1f}" for seconds in seconds.read.values())]
+            for form, seconds in times.items()
         ],
     )
     speed = Table(columns, rows)

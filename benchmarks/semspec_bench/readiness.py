@@ -234,14 +234,16 @@ def _row_bytes(config: PipelineConfig) -> int:
 def _disk(output: Path, states: int, missing: int) -> Check:
     """Both on one file system must fit together."""
     cache = Path(constants.HF_HUB_CACHE)
-    places = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
-    devices = {name: place.stat().st_dev for name, (place, _) in places.items()}
+    locations = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
+    devices = {name: location.stat().st_dev for name, (location, _) in locations.items()}
     problems = []
-    for name, (place, _) in places.items():
-        free = shutil.disk_usage(place).free
-        needed = sum(size for other, (_, size) in places.items() if devices[other] == devices[name])
+    for name, (location, _) in locations.items():
+        free = shutil.disk_usage(location).free
+        needed = sum(
+            size for other, (_, size) in locations.items() if devices[other] == devices[name]
+        )
         if needed > free:
-            problems.append(f"{size_of(needed)} needed in {place}, {size_of(free)} free")
+            problems.append(f"{size_of(needed)} needed in {location}, {size_of(free)} free")
     if problems:
         remedy = (
             "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
@@ -253,19 +255,19 @@ def _disk(output: Path, states: int, missing: int) -> Check:
 
 
 def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _memory(weight_bytes: int) -> Check:
     """Each worker of the training holds both models."""
     needed = ROOM * weight_bytes
     gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    free, place = (
+    free, location = (
         (min(gpus), "on each GPU")
         if gpus
         else (psutil.virtual_memory().available, "of memory, no GPU")
     )
-    words = f"both models take {size_of(needed)}; {size_of(free)} free {place}"
+    words = f"both models take {size_of(needed)}; {size_of(free)} free {location}"
     if needed > free:
         return fail(
             "memory",

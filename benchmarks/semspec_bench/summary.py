@@ -144,58 +144,64 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
         raise InvalidRequest(
             f"the run has no answers of its baseline {labels[0]}", remedy="let it go on"
         )
-    answered = [own for own in by_label.values() if own]
-    keys = sorted(set.intersection(*(set(own) for own in answered)))
+    answered = [answers for answers in by_label.values() if answers]
+    keys = sorted(set.intersection(*(set(answers) for answers in answered)))
     if not keys:
         raise InvalidRequest(
             "no question has been answered by all configurations", remedy="let the run go on"
         )
-    rows = [[own[key] for key in keys] for own in answered]
-    return [_row(own, rows[0], num_sessions) for own in rows]
+    rows = [[answers[key] for key in keys] for answers in answered]
+    return [_row(answers, rows[0], num_sessions) for answers in rows]
 
 
-def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
-    questions = np.unique([record.question for record in own], return_inverse=True)[1]
+def _row(records: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
+    questions = np.unique([record.question for record in records], return_inverse=True)[1]
     right, base_right = (
-        by_question(_array(records, "is_right"), questions) for records in (own, baseline)
+        by_question(_array(side, "is_right"), questions) for side in (records, baseline)
     )
     latency, base_latency = (
-        by_question(_array(records, "latency_s"), questions) for records in (own, baseline)
+        by_question(_array(side, "latency_s"), questions) for side in (records, baseline)
     )
-    num_tokens = _array(own, "num_tokens").sum()
-    knows_writers = all(record.num_target_tokens is not None for record in own)
+    num_tokens = _array(records, "num_tokens").sum()
+    knows_writers = all(record.num_target_tokens is not None for record in records)
     return Row(
-        label=own[0].label,
-        configuration=parse(own[0].label),
+        label=records[0].label,
+        configuration=parse(records[0].label),
         num_questions=len(right),
-        num_samples=len(own) // len(right),
-        num_answers=len(own),
+        num_samples=len(records) // len(right),
+        num_answers=len(records),
         pass_at_1=mean(right),
         difference=mean(right - base_right),
         pass_at_1_95=interval_of_share(right),
         difference_95=interval_of_difference(right, base_right),
-        num_right=sum(record.is_right for record in own),
+        num_right=sum(record.is_right for record in records),
         num_gained=sum(
-            one.is_right > other.is_right for one, other in zip(own, baseline, strict=True)
+            record.is_right > reference.is_right
+            for record, reference in zip(records, baseline, strict=True)
         ),
         num_lost=sum(
-            one.is_right < other.is_right for one, other in zip(own, baseline, strict=True)
+            record.is_right < reference.is_right
+            for record, reference in zip(records, baseline, strict=True)
         ),
-        mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
+        mcnemar_p=_mcnemar(right, base_right) if len(records) == len(right) else None,
         latency_s=mean(latency),
-        median_latency_s=float(np.median(_array(own, "latency_s"))),
+        median_latency_s=float(np.median(_array(records, "latency_s"))),
         speedup=ratio(base_latency, latency),
-        tokens_per_s=float(num_sessions * num_tokens / _array(own, "latency_s").sum()),
-        mean_tokens=float(num_tokens / len(own)),
-        target_ratio=_share(own, "num_target_tokens", "num_tokens") if knows_writers else None,
-        acceptance_rate=_share(own, "num_accepted", "num_accepted", "num_rejected"),
-        token_acceptance_rate=_share(own, "num_accepted_tokens", "num_proposed_tokens"),
-        share_cut=float(np.mean([record.finish_reason == "length" for record in own])),
+        tokens_per_s=float(num_sessions * num_tokens / _array(records, "latency_s").sum()),
+        mean_tokens=float(num_tokens / len(records)),
+        target_ratio=_share(records, "num_target_tokens", "num_tokens") if knows_writers else None,
+        acceptance_rate=_share(records, "num_accepted", "num_accepted", "num_rejected"),
+        token_acceptance_rate=_share(records, "num_accepted_tokens", "num_proposed_tokens"),
+        share_cut=float(np.mean([record.finish_reason == "length" for record in records])),
         share_equal_to_baseline=float(
-            np.mean([a.text_digest == b.text_digest for a, b in zip(own, baseline, strict=True)])
+            np.mean(
+                [a.text_digest == b.text_digest for a, b in zip(records, baseline, strict=True)]
+            )
         ),
-        stages_ms=_stages(own),
-        num_rounds=float(np.mean([record.num_accepted + record.num_rejected for record in own])),
+        stages_ms=_stages(records),
+        num_rounds=float(
+            np.mean([record.num_accepted + record.num_rejected for record in records])
+        ),
     )
 
 

@@ -123,11 +123,11 @@ class Chat:
         def given(*names: str) -> Json:
             return {name: self._options[name] for name in names if self._options[name] is not None}
 
-        own = given("trace", "strictness", "gamma", "exact_answer", "session")
+        extension = given("trace", "strictness", "gamma", "exact_answer", "session")
         messages = [*self._before, {"role": "user", "content": prompt}]
         return {
             "messages": messages,
-            "semspec": own,
+            "semspec": extension,
             **given("model", "temperature", "seed", "max_tokens"),
         }
 

@@ -28,13 +28,11 @@ def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]
     yield from (("measured", sentence) for sentence in pair.measured or ("nothing yet",))
     for role, file in pair.files.items():
         try:
-            place = find(file, models)
+            path = find(file, models)
         except Mismatch as error:
             yield role, str(error)
         else:
             yield (
                 role,
-                str(
-                    place or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"
-                ),
+                str(path or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"),
             )

@@ -130,16 +130,16 @@ def layouts(
     draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int
 ) -> Iterator[Layout]:
     """Every layout; `gpus`: bytes of each. Those that leave the models' numbers as they are come first."""
-    places: dict[str, tuple[int, ...]] = {"together": (0,)}
+    arrangements: dict[str, tuple[int, ...]] = {"together": (0,)}
     if len(gpus) > 1:
-        places = {
+        arrangements = {
             "colocated": target.divided(range(len(gpus))),
             "separate": target.divided(range(1, len(gpus))),
         }
     batched = VllmOptions().max_num_batched_tokens
     draft_kv = sessions * context * draft.token_bytes(1, is_fp8=False)
     for is_fp8, is_kv_fp8, (name, target_gpus) in product(
-        (False, True), (False, True), places.items()
+        (False, True), (False, True), arrangements.items()
     ):
         taken = [draft.fixed_bytes(1, False, batched) + draft_kv + VERIFIER_BYTES] + [0] * (
             len(gpus) - 1
@@ -160,7 +160,7 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
         quantization="fp8" if layout.is_fp8 else None,
         kv_cache_dtype="fp8" if layout.is_kv_fp8 else None,
     )
-    for role, gpus, kv_bytes, own in (
+    for role, gpus, kv_bytes, engine in (
         ("DRAFT", (0,), layout.draft_kv_bytes, VllmOptions()),
         ("TARGET", layout.target_gpus, layout.target_kv_bytes, chosen),
     ):
@@ -169,7 +169,7 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
         yield f"SEMSPEC_{role}_DEVICE={'cuda' if len(gpus) > 1 else f'cuda:{gpus[0]}'}"
         yield f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS={context}"
         yield f"SEMSPEC_{role}_KV_BYTES={kv_bytes}"
-        if options := own.model_dump(exclude_defaults=True):
+        if options := engine.model_dump(exclude_defaults=True):
             yield f"SEMSPEC_{role}_VLLM_OPTIONS='{json.dumps(options)}'"
     num_answers = layout.num_tokens // context
     yield f"# gateway: others wait where they hold nothing\nSEMSPEC_GATEWAY_MAX_CONCURRENT={num_answers}"

@@ -59,10 +59,10 @@ class Screen:
         if "segment" in extension:
             self._end_segment(extension["segment"])
         if "id" in extension:
-            told = {form: extension.get(name) for name, form in FORMS.items()}
+            values = {form: extension.get(name) for name, form in FORMS.items()}
             parts = [
                 form.format(value)
-                for form, value in told.items()
+                for form, value in values.items()
                 if value is not None and value is not False
             ]
             self.end()

@@ -117,8 +117,8 @@ class Progress:
     @property
     def draft_context(self) -> Context:
         """The context as the draft reads it."""
-        own = self.generation.draft_prompt
-        return self.context if own is None else Context((own, *self.segments))
+        prompt = self.generation.draft_prompt
+        return self.context if prompt is None else Context((prompt, *self.segments))
 
     @property
     def segments(self) -> tuple[Segment, ...]:

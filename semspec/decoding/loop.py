@@ -123,18 +123,18 @@ async def prompts_of(
         return Prompts(await encoded)
     if isinstance(prompt, Conversation):
         prompt = prompt.with_known(draft_info.template_variables)
-    own = asyncio.create_task(
+    rendering = asyncio.create_task(
         or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s))
     )
     try:
         target = await encoded
-        return Prompts(target, at_the_same_point(await own, target))
+        return Prompts(target, at_the_same_point(await rendering, target))
     except BackendUnavailable as unavailable:
         if isinstance(unavailable.__cause__, ContextTooLong):
             raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
     finally:
-        await cancel_task(own)
+        await cancel_task(rendering)
 
 
 async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:

@@ -88,9 +88,9 @@ def by_probes(backends: Backends, options: Options) -> Judge:
             [_states(generated) for generated in drafted], scores, probes
         )
 
-    own = next((one for one in backends.projections if one.probes == probes), None)
-    digests = () if own is None else (own.draft, own.target)
-    return Judge(judge, options.acceptance, *digests)
+    pairs = (pair for pair in backends.projections if pair.probes == probes)
+    projections = next(((pair.draft, pair.target) for pair in pairs), ())
+    return Judge(judge, options.acceptance, *projections)
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
@@ -220,13 +220,13 @@ class Speculation:
         for number, (generated, judgement) in enumerate(
             zip(batch.drafted, judgements, strict=True)
         ):
-            place = index if batch.are_alternatives else index + number
+            position = index if batch.are_alternatives else index + number
             purpose = alternative("accept", number) if batch.are_alternatives else "accept"
-            draw = uniform(progress.generation.sampling.seed, purpose, place)
+            draw = uniform(progress.generation.sampling.seed, purpose, position)
             repeats = kept.repeated_index(generated.segment)
             accepted = repeats is None and accepts(judgement, self._judge.acceptance, draw)
             record = SegmentRecord(
-                place, generated.segment, accepted, judgement, draw, repeats=repeats
+                position, generated.segment, accepted, judgement, draw, repeats=repeats
             )
             records.append(replace(record, logprobs=generated.logprobs))
             if not batch.are_alternatives:
@@ -251,9 +251,9 @@ class Speculation:
             return await self._target.score(progress.context, batch.segments, session, projection)
         scores = await together(
             self._target.score(
-                progress.context, [one.segment], alternative(session, number), projection
+                progress.context, [generated.segment], alternative(session, number), projection
             )
-            for number, one in enumerate(batch.drafted)
+            for number, generated in enumerate(batch.drafted)
         )
         return [score for (score,) in scores]
 

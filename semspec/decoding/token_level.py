@@ -76,8 +76,8 @@ async def rounds(
             raise BackendUnavailable(fallback)
         params = progress.params("target", max_segments)
         try:
-            own = propose if fallback is None else None
-            since.append(await _round(progress, target, own, num_tokens, verified, params))
+            source = propose if fallback is None else None
+            since.append(await _round(progress, target, source, num_tokens, verified, params))
         except BackendUnavailable as unavailable:
             if fallback is not None or not verified.open_ids:
                 raise

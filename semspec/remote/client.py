@@ -94,13 +94,13 @@ def translated(server: Server) -> Iterator[None]:
     except Exception as error:  # each client library has its own error classes
         kind = _kind(error)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        message, where = "the server behind this model does not write segments", server.url
+        message, hint = "the server behind this model does not write segments", server.url
         if issubclass(kind, Unavailable | DeadlineExceeded):  # the reason may name the address
-            where = f"{where}: {reason}"
+            hint = f"{hint}: {reason}"
         else:
             message = f"{message}: {reason}"
         raise kind(
-            message, remedy="retry later", operator_hint=f"{where}; {server.remedy}"
+            message, remedy="retry later", operator_hint=f"{hint}; {server.remedy}"
         ) from error
 
 
@@ -126,8 +126,8 @@ def _kind(error: Exception) -> type[SemspecError]:
             return kind
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
-        other = Mismatch if status < 500 else Unavailable
-        return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, other)
+        default = Mismatch if status < 500 else Unavailable
+        return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, default)
     return (
         Unavailable if "APIError" in names else Mismatch
     )  # an error within a stream, or another API

@@ -169,8 +169,8 @@ class Methods:
         metadata = {
             key: str(value) for key, value in reversed(tuple(context.invocation_metadata() or ()))
         }
-        given = metadata.get(AUTHORIZATION, "").encode()
-        if self._expected and not hmac.compare_digest(given, self._expected):
+        authorization = metadata.get(AUTHORIZATION, "").encode()
+        if self._expected and not hmac.compare_digest(authorization, self._expected):
             raise Unauthenticated("the bearer token is missing or wrong")
         return metadata
 

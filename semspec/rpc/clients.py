@@ -64,7 +64,7 @@ class RemoteBackend:
     ) -> T:
         session = "" if context is None else request.session
         return await self.pool.call(
-            lambda one: one.call(name, request, read, context), session, self._model
+            lambda connection: connection.call(name, request, read, context), session, self._model
         )
 
 
@@ -78,8 +78,9 @@ class RemoteModel(RemoteBackend):
         return view
 
     async def info(self) -> ModelInfo:
+        request = types_pb2.ModelInfoRequest()
         return await self.pool.call(
-            lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo))
+            lambda connection: connection.call("Info", request, reader(ModelInfo))
         )
 
     async def encode(self, prompt: Prompt) -> Piece:
@@ -94,9 +95,9 @@ class RemoteModel(RemoteBackend):
         when no segment arrives within `ClientOptions.timeout_s`.
         """
         async with aclosing(self._written(context, params, streams_text=False)) as written:
-            async for one in written:
-                if isinstance(one, GeneratedSegment):
-                    yield one
+            async for item in written:
+                if isinstance(item, GeneratedSegment):
+                    yield item
 
     def stream(
         self, context: Context, params: GenerationParams
@@ -229,7 +230,9 @@ class RemoteVerifier(RemoteBackend):
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         def clusters_in(response: verifier_pb2.ClusterResponse) -> list[int | None]:
             check_length(response.clusters, "clusters", len(ends), "segments")
-            return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]
+            return [
+                None if cluster == UNKNOWN_CLUSTER else cluster for cluster in response.clusters
+            ]
 
         return await self._call(
             "Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in
@@ -261,7 +264,7 @@ def _prompt(response: types_pb2.EncodeResponse) -> Piece:
 
 def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -> None:
     """Raises: InternalError when that is more than a replica was asked for."""
-    num_tokens = sum(len(one.segment.token_ids) for one in written)
+    num_tokens = sum(len(generated.segment.token_ids) for generated in written)
     if 0 < params.max_segments < len(written):
         raise InternalError(
             f"malformed answer: {len(written)} segments, {params.max_segments} were asked for"

@@ -174,7 +174,8 @@ class Connection:
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
         self._channel = open_channel(address, options)
         self._methods = {
-            one.name: _Method(self._channel, one) for one in (*service.methods, *_HEALTH.methods)
+            method.name: _Method(self._channel, method)
+            for method in (*service.methods, *_HEALTH.methods)
         }
         self._contexts = LastContexts()
 

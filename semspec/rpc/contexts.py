@@ -115,17 +115,17 @@ def read_context(message: Any, kept: LastContexts) -> Context:
     return context
 
 
-def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:
+def _num_common(pieces: Sequence[Piece], others: Sequence[Piece]) -> int:
     """Length of the common beginning."""
-    if some == others[: len(some)]:  # mostly, and fast: the pieces are the same objects
-        return len(some)
+    if pieces == others[: len(pieces)]:  # mostly, and fast: the pieces are the same objects
+        return len(pieces)
     return next(
         (
             index
-            for index, (one, other) in enumerate(zip(some, others, strict=False))
-            if one != other
+            for index, (left, right) in enumerate(zip(pieces, others, strict=False))
+            if left != right
         ),
-        min(len(some), len(others)),
+        min(len(pieces), len(others)),
     )
 
 

@@ -60,8 +60,8 @@ class ServiceServer:
         token = settings.service_token
         self._methods = methods = Methods(token.get_secret_value() if token else None)
         handlers = {
-            one.name: methods.handler(one, getattr(servicer, one.name))
-            for one in servicer.descriptor.methods
+            method.name: methods.handler(method, getattr(servicer, method.name))
+            for method in servicer.descriptor.methods
         }
         self._server = aio.server(options=_server_options())
         self._server.add_generic_rpc_handlers(

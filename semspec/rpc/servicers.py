@@ -231,5 +231,5 @@ class VerifierServicer(Servicer[ServedVerifier]):
         ends = [known(END_OF, end, f"ends[{index}]") for index, end in enumerate(request.ends)]
         group = Alternatives("", request.question, request.reasoning, tuple(request.segments))
         clusters = await self.backend.cluster(group, ends)
-        numbers = [UNKNOWN_CLUSTER if one is None else one for one in clusters]
+        numbers = [UNKNOWN_CLUSTER if cluster is None else cluster for cluster in clusters]
         return verifier_pb2.ClusterResponse(clusters=numbers)

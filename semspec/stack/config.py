@@ -172,13 +172,13 @@ class StackConfig:
             "SEMSPEC_METRICS_PORT": "",  # one port is not for three processes
             "SEMSPEC_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
-        given: dict[str, Path | str | None] = {"PAIR": self.pair}
+        values: dict[str, Path | str | None] = {"PAIR": self.pair}
         if role == "draft":
-            given |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
+            values |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
         elif role == "target":
-            given |= {"MODEL": self.target_model}
+            values |= {"MODEL": self.target_model}
         return common | {
-            f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None
+            f"{prefix}_{name}": str(value) for name, value in values.items() if value is not None
         }
 
     def gateway_environment(
@@ -190,7 +190,7 @@ class StackConfig:
             f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none"
             for role in ROLES
         }
-        own = {
+        gateway = {
             "SEMSPEC_HOST": self.host,
             "SEMSPEC_TLS_CERTIFICATE": "",  # those in the environment are the services'; this process asks by HTTP
             "SEMSPEC_TLS_KEY": "",
@@ -201,10 +201,10 @@ class StackConfig:
             API_KEYS: " ".join((self.given(API_KEYS), f"{entry(OWNER, api_key)}:{OPERATOR}")),
         }
         if self.pair is not None:
-            own[PAIR] = str(self.pair)
+            gateway[PAIR] = str(self.pair)
         elif not self.given(MODEL_NAME):
-            own[MODEL_NAME] = self.model_name
-        return services | own
+            gateway[MODEL_NAME] = self.model_name
+        return services | gateway
 
     def given(self, variable: str) -> str:
         """Value of an environment variable in every child process; empty if unset."""

@@ -55,10 +55,10 @@ def check_models(
 def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]) -> None:
     """Segments are text: a model reads the other's, and a boundary is found in it. A few questions may contain what is
     a special token here, so that most must fail."""
-    wanted = [_plain(f"{text}\n\n{text}") for text in texts]
+    originals = [_plain(f"{text}\n\n{text}") for text in texts]
     changed = [
         (text, found)
-        for text in wanted
+        for text in originals
         if (found := _plain(tokenizer.text_of([], tokenizer.ids_of(text)))) != text
     ]
     if 2 * len(changed) > len(texts):

@@ -119,8 +119,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="semspec train", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
-        one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        _add_options(one, name)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        _add_options(command, name)
     return parser
 
 

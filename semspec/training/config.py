@@ -331,16 +331,16 @@ def read_yaml(path: Path) -> Any:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def validated(content: Any, kind: type[C], place: str) -> C:
-    """The configuration with this content. Raises: InvalidRequest naming `place` and each invalid field."""
+def validated(content: Any, kind: type[C], source: str) -> C:
+    """The configuration with this content. Raises: InvalidRequest naming `source` and each invalid field."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         problems = [
-            f"{'.'.join(map(str, one['loc'])) or 'the file'}: {_problem(one)}"
-            for one in error.errors()
+            f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {_problem(detail)}"
+            for detail in error.errors()
         ]
-        raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
+        raise InvalidRequest(f"{source}: {'; '.join(problems)}") from error
 
 
 EXAMPLES = {

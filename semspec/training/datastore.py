@@ -87,7 +87,10 @@ class DatastoreBuild:
     def questions(self) -> Questions:
         """The questions, without those of the share `test`."""
         found = stored_questions(self._work, self.config, self._reporter)
-        return Questions([one for one in found if one.split != "test"], self.config.shard_questions)
+        return Questions(
+            [question for question in found if question.split != "test"],
+            self.config.shard_questions,
+        )
 
     @property
     def _numbers(self) -> range:
@@ -125,13 +128,13 @@ class DatastoreBuild:
                 advance(1)
 
     def _recipe(self, stage: str) -> Row:
-        own = {
+        settings = {
             "answers": {"answers"},
             "projection": {"layer", "width", "fit_tokens"},
             "keys": {"layer", "width"},
         }
         return self.config.model_dump(
-            mode="json", include={"target", "prompt", "shard_questions"} | own[stage]
+            mode="json", include={"target", "prompt", "shard_questions"} | settings[stage]
         )
 
     def _write_answers(self, number: int) -> None:
@@ -142,9 +145,9 @@ class DatastoreBuild:
         else:
             answers = asyncio.run(self._written(starts, [question.id for question in questions]))
         pairs = [
-            ([*start.token_ids], one)
-            for start, own in zip(starts, answers, strict=True)
-            for one in own
+            ([*start.token_ids], answer)
+            for start, question_answers in zip(starts, answers, strict=True)
+            for answer in question_answers
         ]
         tensors = {
             "tokens": torch.tensor(

@@ -109,23 +109,26 @@ class Piloted:
     work: Path
 
 
-def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
+def groups_of(questions: Sequence[Question], size: int) -> list[list[Question]]:
     """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
     smaller where there are fewer questions of a kind; those left over are in none."""
-    order = np.random.default_rng(0).permutation(len(every))
+    order = np.random.default_rng(0).permutation(len(questions))
     kinds = [
-        [every[i] for i in order if (every[i].split == "test") is is_test]
+        [questions[i] for i in order if (questions[i].split == "test") is is_test]
         for is_test in (False, True)
     ]
-    size = min([size, *(len(own) for own in kinds if own)])
-    cut = [[own[i : i + size] for i in range(0, len(own) - size + 1, size)] for own in kinds]
-    return [own[i] for i in range(max(map(len, cut))) for own in cut if i < len(own)]
+    size = min([size, *(len(members) for members in kinds if members)])
+    cut = [
+        [members[i : i + size] for i in range(0, len(members) - size + 1, size)]
+        for members in kinds
+    ]
+    return [members[i] for i in range(max(map(len, cut))) for members in cut if i < len(members)]
 
 
 def run_pilot(
     clusters: ClustersStage,
     groups: Sequence[Sequence[Question]],
-    every: Sequence[Question],
+    questions: Sequence[Question],
     reporter: Reporter,
 ) -> Piloted:
     """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
@@ -150,11 +153,11 @@ def run_pilot(
         found["bytes"] += clusters.samples.folder.file(number, ".safetensors").stat().st_size
         num_done += 1
         kind = "for the report" if is_test else "to train on"
-        told = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
+        times = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
         reporter.say(
-            f"pilot: {num_done * len(group)} of {len(every)} questions, those {kind}: {told}"
+            f"pilot: {num_done * len(group)} of {len(questions)} questions, those {kind}: {times}"
         )
-    of_kind = Counter(question.split == "test" for question in every)
+    of_kind = Counter(question.split == "test" for question in questions)
 
     def whole(name: str) -> float:
         return sum(
@@ -172,7 +175,7 @@ def run_pilot(
 
 
 def fit_seconds(
-    config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter
+    config: PipelineConfig, piloted: Piloted, questions: Sequence[Question], reporter: Reporter
 ) -> float:
     """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
     of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
@@ -181,8 +184,8 @@ def fit_seconds(
         dict[Any, tuple[float, float]](),
         0.0,
     )
-    for role, variant in planned_probes(config, every):
-        recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
+    for role, variant in planned_probes(config, questions):
+        recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, questions)
         key = (role, *recipe.inputs(role), recipe.loss)
         if key not in times:
             with reporter.busy(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})"):
@@ -193,9 +196,11 @@ def fit_seconds(
     return total
 
 
-def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tuple[Role, Variant]]:
+def planned_probes(
+    config: PipelineConfig, questions: Sequence[Question]
+) -> list[tuple[Role, Variant]]:
     """Role and variant of each probe that a run fits; those that several variants share, once."""
-    domains = sorted({question.domain for question in every if question.split == "train"})
+    domains = sorted({question.domain for question in questions if question.split == "train"})
     roles: tuple[Role, ...] = ("draft", "target")
     found: dict[str, tuple[Role, Variant]] = {}
     for variant, role in product(Variants.of(config, domains).all, roles):
@@ -208,14 +213,18 @@ def num_rows(
     role: Role,
     variant: Variant,
     piloted: Piloted,
-    every: Sequence[Question],
+    questions: Sequence[Question],
 ) -> float:
     """Segments that a probe is trained on in the whole run."""
-    own = [one for one in every if one.split == "train" and variant.domain in (None, one.domain)]
+    chosen = [
+        question
+        for question in questions
+        if question.split == "train" and variant.domain in (None, question.domain)
+    ]
     writers = 1 if role == "draft" or variant.recipe.labels == "own" else 2
     return (
         variant.share
-        * len(own)
+        * len(chosen)
         * piloted.contexts.get(False, 0)
         * writers
         * config.samples.num_samples
@@ -229,15 +238,15 @@ def _fit_times(
     there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""
     source = FeatureSource(store, role, *recipe.inputs(role))
     mask = labels.by_draft if role == "draft" else np.ones(len(labels), dtype=np.bool_)
-    some = np.resize(np.flatnonzero(mask), TIMED_ROWS)
-    wanted = np.linspace(0, 1, len(labels), dtype=np.float32)
+    rows = np.resize(np.flatnonzero(mask), TIMED_ROWS)
+    targets = np.linspace(0, 1, len(labels), dtype=np.float32)
     memory_gib = recipe.memory_gib * min(1, TIMED_ROWS / max(1, num_train))
 
     def fit_s(num_epochs: int) -> float:
         short = {"num_epochs": num_epochs, "patience": num_epochs, "memory_gib": memory_gib}
-        few = some[: TIMED_ROWS // 8]
+        held_out = rows[: TIMED_ROWS // 8]
         return timed(
-            lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short))
+            lambda: fit(source, targets, labels, rows, held_out, recipe.model_copy(update=short))
         )[1]
 
     one_s, three_s = fit_s(1), fit_s(3)

@@ -85,19 +85,19 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
         first, second = calibration.draft, calibration.target
         found.add(((first.fingerprint, first.tokenizer), (second.fingerprint, second.tokenizer)))
     if len(found) != 1:
-        what = (
+        contents = (
             "probes and a calibration of other models"
             if found
             else "neither probes nor a calibration"
         )
         raise Mismatch(
-            f"{output} holds {what}",
+            f"{output} holds {contents}",
             remedy="name another `output`, or make them with `semspec train run`",
         )
     [prints] = found
     draft, target = (
-        ReleasedModel(_place(one.model, output), *own, one.revision, one.dtype)
-        for one, own in zip((config.draft, config.target), prints, strict=True)
+        ReleasedModel(_place(model.model, output), *digests, model.revision, model.dtype)
+        for model, digests in zip((config.draft, config.target), prints, strict=True)
     )
     rule = load_release(output).rule if rule is None else rule
     likelihood = calibration.digest if calibration else ""
@@ -275,8 +275,8 @@ class Export:
             cost=cost,
             variants=variants,
             learning_curve=[
-                (fitter.num_contexts(one), fitter.predicted(one))
-                for one in (*curve, served)
+                (fitter.num_contexts(variant), fitter.predicted(variant))
+                for variant in (*curve, served)
                 if curve
             ],
             domains={
@@ -294,11 +294,16 @@ class Export:
                 context for number in numbers for context in self._contexts.contexts(number)
             ]
             test = [context for context in contexts if pilot or context.question.split == "test"]
-            some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
+            timed_on = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
             write_json(
                 path,
                 asdict(
-                    measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)
+                    measure(
+                        pair,
+                        timed_on,
+                        self._config.segmentation,
+                        self._config.max_segment_tokens,
+                    )
                 ),
             )
         try:
@@ -379,7 +384,7 @@ class Export:
             "right_means": report.criterion,
             "auroc": verification["auroc"]["value"],
             "wrong_accepted_at_95_right": verification["wrong_accepted"]["value"],
-            "ece": {use: one["value"] for use, one in variant["ece"].items()},
+            "ece": {use: error["value"] for use, error in variant["ece"].items()},
             "strictness": card_curve(report.recommendation.curve),
         }
         of_served_only = () if name == SERVED else ("verdicts", "strictness")

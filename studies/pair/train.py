@@ -277,11 +277,11 @@ class Learner:
         looked_up = (self._is_number[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
         asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
-            some = batch.ways[:, hop - 1] >= 0
+            has_hop = batch.ways[:, hop - 1] >= 0
             asked.append(
-                (hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1])
+                (hop + 1, batch.rows[has_hop], batch.columns[has_hop], batch.ways[has_hop, hop - 1])
             )
-        asked = [(layer * max(min(depth, 24) // 6, 1), *where) for layer, *where in asked]
+        asked = [(layer * max(min(depth, 24) // 6, 1), *positions) for layer, *positions in asked]
         asked.append((depth * 11 // 12, *batch.judged.T))
         for layer, rows, columns, wanted in asked:
             if layer < depth and wanted.size:

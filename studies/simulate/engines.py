@@ -171,7 +171,7 @@ class SimulatedModel:
         segments = self._next(context, params)
         replica = best(self._replicas, params.session)
         num_to_feed = _fed(replica, params.session, context.pieces)
-        call = _Call(num_to_feed, [len(one.segment.token_ids) for one in segments])
+        call = _Call(num_to_feed, [len(generated.segment.token_ids) for generated in segments])
         async with aclosing(replica.results(call, len(segments))) as results:
             for generated in segments:
                 await anext(results)
@@ -189,8 +189,8 @@ class SimulatedModel:
             await anext(results)
         surprisal = (0.0,) * len(SURPRISAL_FEATURES)
         return [
-            SegmentScore(States(b"", (0, 0), ""), surprisal, len(one.token_ids), 0.0)
-            for one in segments
+            SegmentScore(States(b"", (0, 0), ""), surprisal, len(segment.token_ids), 0.0)
+            for segment in segments
         ]
 
     def _next(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
@@ -204,15 +204,15 @@ class SimulatedModel:
             GeneratedSegment(
                 Segment(
                     "",
-                    (0,) * (one.draft_tokens if is_draft else one.target_tokens),
+                    (0,) * (segment.draft_tokens if is_draft else segment.target_tokens),
                     "",
                     self._writer,
                     SegmentEnd.EOS if number == len(planned) - 1 else SegmentEnd.BOUNDARY,
                 ),
-                States(bytes([one.is_accepted]), (1, 1), ""),
+                States(bytes([segment.is_accepted]), (1, 1), ""),
                 0.0,
             )
-            for number, one in chosen
+            for number, segment in chosen
         ]
 
 

@@ -101,9 +101,9 @@ class _Simulation:
     async def run(self) -> Result:
         loop = asyncio.get_running_loop()
         engines = [
-            asyncio.create_task(one.run())
+            asyncio.create_task(replica.run())
             for replicas in self._replicas.values()
-            for one in replicas
+            for replica in replicas
         ]
         left = iter(self._answers)
         await asyncio.gather(*(self._session(left) for _ in range(self._setup.num_sessions)))
@@ -115,11 +115,11 @@ class _Simulation:
             self._num_tokens,
             loop.time(),
             {
-                writer: sum(one.busy_s for one in replicas) / len(replicas) / loop.time()
+                writer: sum(replica.busy_s for replica in replicas) / len(replicas) / loop.time()
                 for writer, replicas in self._replicas.items()
             },
             {
-                writer: sum(one.num_steps for one in replicas)
+                writer: sum(replica.num_steps for replica in replicas)
                 for writer, replicas in self._replicas.items()
             },
         )

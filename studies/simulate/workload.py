@@ -42,8 +42,8 @@ class Workload:
         random.shuffle(verdicts)
         left = iter(verdicts)
         return [
-            Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in own))
-            for own in lengths
+            Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in answer_lengths))
+            for answer_lengths in lengths
         ]
 
     def _lengths(self, random: Random) -> list[int]:

@@ -94,10 +94,10 @@ class Started:
     async def check(self, results: Results, engine: VllmEngine) -> None:
         """Note what a service's self-test says."""
         try:
-            said, holds = await self_test(engine, self._settings), True
+            message, holds = await self_test(engine, self._settings), True
         except Mismatch as error:
-            said, holds = str(error), False
-        results.row("self-test", said=without_secrets(said), holds=holds)
+            message, holds = str(error), False
+        results.row("self-test", said=without_secrets(message), holds=holds)
 
     async def compare(self, results: Results) -> None:
         """Note what `semspec plan` has for this engine beside what it takes."""
@@ -105,10 +105,13 @@ class Started:
         found = memory(
             model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens
         )
-        for what, planned, measured in found:
-            off = abs(measured / planned - 1)
+        for quantity, planned, measured in found:
+            error = abs(measured / planned - 1)
             results.row(
-                f"planned, {what}", planned=planned, measured=measured, holds=off <= PLANNED_BAR
+                f"planned, {quantity}",
+                planned=planned,
+                measured=measured,
+                holds=error <= PLANNED_BAR,
             )
 
     async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
@@ -148,17 +151,17 @@ async def started(
     device: str, settings: Facts, extra: Facts, has_hooks: bool = True
 ) -> AsyncIterator[tuple[Started, VllmEngine]]:
     """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `Started` works."""
-    own = {
+    defaults = {
         "engine": "vllm",
         "threads": GPU_THREADS if device == "cuda" else 1,
         "kv_bytes": CPU_KV_BYTES,
     }
     if device == "cpu":
         options = settings["vllm_options"]
-        own["vllm_options"] = {
+        defaults["vllm_options"] = {
             name: options[name] for name in options if name != "gpu_memory_utilization"
         }
-    chosen = ModelSettings.model_validate(settings | own)
+    chosen = ModelSettings.model_validate(settings | defaults)
     prepare_environment(chosen.threads or 1)
     check_installed()
     described, tokenizer = load_model(chosen, Writer.TARGET)

@@ -75,9 +75,9 @@ class _Comparison:
             for engine in self._engines
         ]
         answers = list(zip(found, expected, strict=True))
-        tokens = [(_ids(one), _ids(other)) for one, other in answers]
+        tokens = [(_ids(actual), _ids(reference)) for actual, reference in answers]
         num_tokens, num_same = (
-            sum(len(other) for _, other in tokens),
+            sum(len(reference) for _, reference in tokens),
             sum(_num_same(*pair) for pair in tokens),
         )
         pairs = [pair for answer in answers for pair in zip(*answer, strict=False)]
@@ -87,7 +87,7 @@ class _Comparison:
             if a.segment.token_ids == b.segment.token_ids
         )
         holds = num_same >= TOKENS_BAR * num_tokens and states["max"] < STATES_BAR
-        num_equal = sum(one == other for one, other in tokens)
+        num_equal = sum(actual == reference for actual, reference in tokens)
         counts = {
             "num_answers": len(answers),
             "num_equal": num_equal,
@@ -102,7 +102,7 @@ class _Comparison:
     ) -> None:
         segments = [[written.segment for written in answer] for answer in answers]
         found, expected = [
-            await asyncio.gather(*map(one.score, contexts, segments)) for one in self._engines
+            await asyncio.gather(*map(engine.score, contexts, segments)) for engine in self._engines
         ]
         pairs = [
             pair for both in zip(found, expected, strict=True) for pair in zip(*both, strict=True)
@@ -125,11 +125,11 @@ class _Comparison:
         counts = {"num_proposals_equal": 0, "num_verified_equal": 0, "num_accepted": 0}
         for seed, (context, draft) in enumerate(zip(contexts, drafting, strict=True)):
             found, proposal = [
-                await one.propose(context, (), draft, NUM_PROPOSED) for one in self._engines
+                await engine.propose(context, (), draft, NUM_PROPOSED) for engine in self._engines
             ]
             verified = [
-                await one.verify_tokens(context, (), proposal, _params(seed, temperature))
-                for one in self._engines
+                await engine.verify_tokens(context, (), proposal, _params(seed, temperature))
+                for engine in self._engines
             ]
             counts["num_proposals_equal"] += found.token_ids == proposal.token_ids
             counts["num_verified_equal"] += replace(verified[0], duration_ms=0) == replace(
@@ -152,26 +152,26 @@ def _params(seed: int, temperature: float) -> GenerationParams:
 async def _written(
     engine: LocalEngine, context: Context, params: GenerationParams
 ) -> list[GeneratedSegment]:
-    return [one async for one in engine.generate(context, params)]
+    return [generated async for generated in engine.generate(context, params)]
 
 
 def _ids(answer: Iterable[GeneratedSegment]) -> list[int]:
-    return [token for one in answer for token in one.segment.token_ids]
+    return [token for generated in answer for token in generated.segment.token_ids]
 
 
-def _num_same(one: list[int], other: list[int]) -> int:
+def _num_same(actual: list[int], reference: list[int]) -> int:
     """Tokens before the first difference."""
     return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (i for i, (a, b) in enumerate(zip(actual, reference, strict=False)) if a != b),
+        min(len(actual), len(reference)),
     )
 
 
-def _error(one: States | None, other: States | None) -> float:
+def _error(actual: States | None, reference: States | None) -> float:
     """Relative, by norms."""
-    if one is None or other is None:
+    if actual is None or reference is None:
         raise RuntimeError("an engine sent no states")
-    a, b = (np.frombuffer(states.data, "<f4").astype("f8") for states in (one, other))
+    a, b = (np.frombuffer(states.data, "<f4").astype("f8") for states in (actual, reference))
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 

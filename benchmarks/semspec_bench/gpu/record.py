@@ -90,21 +90,21 @@ def summary(stages: Facts) -> Iterator[str]:
                 floor = (
                     f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
                 )
-                said = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
+                result = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
             elif "num_whole" in row:
                 rate, cut = (
                     row["num_tokens"] / row["seconds"],
                     row["num_answers"] - row["num_whole"],
                 )
-                said = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
+                result = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
             else:
                 numbers = (
                     f", {row['planned']:,} planned, {row['measured']:,} measured"
                     if "planned" in row
                     else ""
                 )
-                said = f"{numbers}: {row.get('said') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
-            yield f"{name}, {row['what']}{said}"
+                result = f"{numbers}: {row.get('result') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
+            yield f"{name}, {row['what']}{result}"
 
 
 def holds(stages: Facts) -> bool:
@@ -119,14 +119,14 @@ def bundle(folder: Path) -> Path:
     """One file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
     path = folder / "bundle.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for one in (
+        for file_path in (
             folder / "gpu.json",
             folder / "summary.txt",
             *sorted(folder.glob("pair-*/answers.jsonl.gz")),
         ):
-            info = tarfile.TarInfo(str(one.relative_to(folder)))
-            info.size = one.stat().st_size
-            with one.open("rb") as file:
+            info = tarfile.TarInfo(str(file_path.relative_to(folder)))
+            info.size = file_path.stat().st_size
+            with file_path.open("rb") as file:
                 tar.addfile(info, file)
     return path
 

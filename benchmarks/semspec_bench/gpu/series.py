@@ -131,9 +131,9 @@ class _Series:
         for streams, context, tokens in sorted(
             cells, key=lambda cell: cell[0] * cell[2]
         ):  # the largest steps last
-            where = _context(engine, self._ids(context, "read"))
+            context_read = _context(engine, self._ids(context, "read"))
             times = [
-                await self._read(engine, where, streams, tokens, r)
+                await self._read(engine, context_read, streams, tokens, r)
                 for r in range(sizes.num_repeats + 1)
             ]
             row = {
@@ -145,14 +145,14 @@ class _Series:
             self._results.row("read", **row)
 
     async def _read(
-        self, engine: VllmEngine, where: Context, streams: int, tokens: int, repeat: int
+        self, engine: VllmEngine, context: Context, streams: int, tokens: int, repeat: int
     ) -> float:
         """Milliseconds of scoring a segment a stream, each of other tokens, at once."""
         tokenizer = engine.tokenizer.info.tokenizer
         drawn = [tuple(self._ids(tokens, f"{repeat} {index}")) for index in range(streams)]
         segments = [Segment("", ids, tokenizer, Writer.DRAFT, SegmentEnd.LENGTH) for ids in drawn]
         start = perf_counter()
-        await asyncio.gather(*(engine.score(where, [segment]) for segment in segments))
+        await asyncio.gather(*(engine.score(context, [segment]) for segment in segments))
         return (perf_counter() - start) * 1e3
 
     def _ids(self, number: int, key: object) -> list[int]:

@@ -11,7 +11,7 @@ class MeasuredWorker(SemspecWorker):
         """Peak: of the allocator, since the process began; used: of the GPU, by all processes."""
         runner = self.model_runner
         facts: Facts = {"attention": str(runner.attn_groups[0][0].backend.get_name())}
-        facts["kv_bytes"] = sum(one.nbytes for one in runner.kv_caches)
+        facts["kv_bytes"] = sum(cache.nbytes for cache in runner.kv_caches)
         if torch.cuda.is_available():
             facts["weights_bytes"] = int(runner.model_memory_usage)
             facts["activation_bytes"] = int(

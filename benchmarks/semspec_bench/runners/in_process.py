@@ -79,7 +79,7 @@ class InProcessRunner:
 
 def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Options, Segmentation]:
     """Return the options of the configuration's label, with `defaults` for those that it leaves unset."""
-    given = StrategyOptions.model_validate(
+    options = StrategyOptions.model_validate(
         {
             name: value
             for name, value in configuration.options.items()
@@ -88,7 +88,7 @@ def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Opti
     )
     operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
     segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
-    return operators.options(configuration.method, given), segmentation
+    return operators.options(configuration.method, options), segmentation
 
 
 @asynccontextmanager

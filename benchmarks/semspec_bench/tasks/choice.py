@@ -18,9 +18,11 @@ _BOXED_LETTER = re.compile(r"\(?([A-D])(?:[).:].*)?")
 _NAMED_LETTER = re.compile(r"(?i:answer)[ \t*]*:[ \t*$({\\]*([A-D])(?![A-Za-z])")
 
 
-def load_choice(name: str, own: HubDataset, data: str | None) -> Task:
+def load_choice(name: str, dataset: HubDataset, data: str | None) -> Task:
     """The task of a dataset with GPQA's fields. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
-    return Task(name, make_questions(read_rows(own, data), "Record ID", _parts), is_right_letter)
+    return Task(
+        name, make_questions(read_rows(dataset, data), "Record ID", _parts), is_right_letter
+    )
 
 
 def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:

@@ -108,11 +108,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
+def load_mathematics(name: str, dataset: HubDataset, id_field: str, data: str | None) -> Task:
     """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
         raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}")
-    questions = make_questions(read_rows(own, data), id_field, _parts)
+    questions = make_questions(read_rows(dataset, data), id_field, _parts)
     judge = Judge()
     return Task(
         name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text))

@@ -60,17 +60,17 @@ class Row:
         return self.values.get(name) not in (None, "")
 
 
-def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
-    """All records of `data`, a file or the id of a dataset, or of the task's `own` dataset.
+def read_rows(dataset: HubDataset, data: str | None) -> Sequence[Row]:
+    """All records of `data`, a file or the id of a dataset, or of `dataset`, the task's default.
 
     Raises: InvalidRequest with the remedy when they cannot be read, or there are none.
     """
     if data is None:
-        return _checked(list(_hub_rows(own)), own.id)
+        return _checked(list(_hub_rows(dataset)), dataset.id)
     if _is_file(data):
-        return _checked([Row(*one) for one in json_lines(Path(data))], data)
-    is_own = data == own.id
-    return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
+        return _checked([Row(*line) for line in json_lines(Path(data))], data)
+    is_own = data == dataset.id
+    return _checked(list(_hub_rows(dataset if is_own else HubDataset(data, dataset.split))), data)
 
 
 def _is_file(data: str) -> bool:

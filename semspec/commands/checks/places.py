@@ -63,10 +63,10 @@ def _own_redis() -> str:
     return _checked(found[1] if found else "0", server)
 
 
-def _checked(version: str, where: str) -> str:
+def _checked(version: str, source: str) -> str:
     if Version(version) < Version(LEAST_REDIS):
         raise StackError(
-            f"{version} ({where}) is older than {LEAST_REDIS}",
+            f"{version} ({source}) is older than {LEAST_REDIS}",
             remedy=f"install Redis {LEAST_REDIS} or newer",
         )
-    return f"{version} ({where})"
+    return f"{version} ({source})"

@@ -183,7 +183,7 @@ def count_weights(folder: Path) -> int:
         try:
             with safe_open(path, "pt") as file:
                 num_weights += sum(
-                    math.prod(one.get_shape()) for one in map(file.get_slice, file.keys())
+                    math.prod(tensor.get_shape()) for tensor in map(file.get_slice, file.keys())
                 )
         except (OSError, SafetensorError) as error:
             raise Mismatch(
@@ -240,7 +240,7 @@ def _compare(started: dict[str, Started]) -> str:
 def _memory(models: list[Started]) -> Check:
     from semspec.engine.hub import size_of
 
-    place, free_bytes = _free()
+    device, free_bytes = _free()
     needed = sum(m.weight_bytes for m in models)
     kv_bytes = sum(m.report.max_cache_bytes or m.settings.kv_bytes for m in models)
     if not free_bytes:
@@ -250,7 +250,7 @@ def _memory(models: list[Started]) -> Check:
             "see that they fit",
         )
     words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
-    words += f", {size_of(free_bytes)} free on the {place}"
+    words += f", {size_of(free_bytes)} free on the {device}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:
@@ -279,10 +279,10 @@ def _environment(config: StackConfig, name: str) -> Iterator[None]:
         addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {
             "redis": given_url() or "redis://127.0.0.1"
         }
-        own = config.gateway_environment(addresses, 0, config.api_key or new_key())
+        settings = config.gateway_environment(addresses, 0, config.api_key or new_key())
     else:
-        own = config.service_environment(name)
-    os.environ.update({**config.environment, **own})
+        settings = config.service_environment(name)
+    os.environ.update({**config.environment, **settings})
     try:
         yield
     finally:

@@ -269,8 +269,8 @@ def _card(folder: Path) -> Card:
                 remedy=_AGAIN,
             )
         card = Card(**values)
-        wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
-        if {*card.files} != wanted or {*card.sizes} != wanted or {*card.digests} != wanted:
+        parts = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
+        if {*card.files} != parts or {*card.sizes} != parts or {*card.digests} != parts:
             raise ValueError("it does not name its files")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise Mismatch(

@@ -78,13 +78,13 @@ def _near(datastore: Datastore, text: str, state: bytes, num_tokens: int) -> tup
     """What followed neighbours of the state before the last token that were followed by the same token."""
     if datastore.neighbours is None or not state:
         return ()
-    if len(state) != (wanted := 4 * datastore.neighbours.hidden_size):
+    if len(state) != (num_bytes := 4 * datastore.neighbours.hidden_size):
         raise InvalidRequest(
-            f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state"
+            f"retrieval.state: {len(state)} bytes, not {num_bytes}", "retrieval.state"
         )
     places = datastore.neighbours.near(np.frombuffer(state, "<f4"))
     followed = (datastore.static.following(place, num_tokens + 1) for place in places)
-    return tuple(one[1:] for one in followed if one[:1] == text[-1])
+    return tuple(text_after[1:] for text_after in followed if text_after[:1] == text[-1])
 
 
 def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
@@ -130,8 +130,8 @@ class RetrievingDraft:
     async def info(self) -> ModelInfo:
         card = self._datastore.card
         none = ModelInfo("", "", card.tokenizer, 0, 0, 0, supports_logprobs=False)
-        own = none if self._engine is None else await self._engine.info()
-        return replace(own, datastore=card.digest, datastore_model=card.model)
+        info = none if self._engine is None else await self._engine.info()
+        return replace(info, datastore=card.digest, datastore_model=card.model)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

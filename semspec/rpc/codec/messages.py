@@ -35,9 +35,9 @@ def message_of(kind: type[M], *values: object, **others: object) -> M:
     with encodable():
         for value in values:
             _filler(type(value), kind)(message, value)
-        for name, own in others.items():
-            if own is not None:
-                _putter(kind, name)(message, own)
+        for name, item in others.items():
+            if item is not None:
+                _putter(kind, name)(message, item)
     return message
 
 
@@ -80,13 +80,13 @@ def _filler(kind: type, message_kind: type[Message]) -> "Put":
     plan = _plan(kind, message_kind)
 
     def fill_fields(message: Message, value: Any) -> None:
-        for name, own in zip(plan.plain_names, plan.plain_values(value)):  # noqa: B905
-            if own or own.__class__ is float:  # -0.0 is sent, too
-                setattr(message, name, own)
+        for name, item in zip(plan.plain_names, plan.plain_values(value)):  # noqa: B905
+            if item or item.__class__ is float:  # -0.0 is sent, too
+                setattr(message, name, item)
         for name, default, put, _ in plan.others:
-            own = getattr(value, name)
-            if own is not None and own is not default:
-                put(message, own)
+            item = getattr(value, name)
+            if item is not None and item is not default:
+                put(message, item)
 
     return fill_fields
 
@@ -98,8 +98,8 @@ def reader(kind: type[T]) -> Callable[[Any], T]:
     def read_fields(message: Message) -> T:
         plan = _plan(kind, type(message))
         values = dict(zip(plan.plain_names, plan.plain_values(message)))  # noqa: B905  # strict costs as much again
-        for other in plan.others:
-            values[other.name] = other.read(message)
+        for field in plan.others:
+            values[field.name] = field.read(message)
         value = kind(**values)
         check(value)
         return value
@@ -194,7 +194,7 @@ def _putter(kind: type[Message], name: str) -> Put:
 def _field_reader(field: Any, hint: Any, default: object) -> Callable[[Any], Any]:
     """Reads `field` of a message as a value of the type `hint`; absent, it is `default`, or None if that may be."""
     name, is_optional = field.name, NoneType in get_args(hint)
-    kind = next(one for one in get_args(hint) if one is not NoneType) if is_optional else hint
+    kind = next(kind for kind in get_args(hint) if kind is not NoneType) if is_optional else hint
     kind = get_args(kind)[0] if field.is_repeated else kind
     absent = None if default is MISSING else default
 
@@ -234,8 +234,8 @@ def encode_request(prompt: Prompt) -> types_pb2.EncodeRequest:
         return message_of(types_pb2.EncodeRequest, text=prompt)
     if isinstance(prompt, TokenIds):
         return message_of(types_pb2.EncodeRequest, tokens=prompt)
-    given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
-    return message_of(types_pb2.EncodeRequest, conversation=given)
+    conversation = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+    return message_of(types_pb2.EncodeRequest, conversation=conversation)
 
 
 def read_prompt(message: types_pb2.EncodeRequest) -> Prompt:
@@ -246,7 +246,8 @@ def read_prompt(message: types_pb2.EncodeRequest) -> Prompt:
         case "tokens":
             return read(TokenIds, message.tokens, "tokens")
         case "conversation":
-            given = read(Conversation, message.conversation, "conversation")
-            return given if given.tools or given.variables else list(given.messages)
+            conversation = read(Conversation, message.conversation, "conversation")
+            is_plain = not (conversation.tools or conversation.variables)
+            return list(conversation.messages) if is_plain else conversation
         case _:
             raise invalid("prompt", "give a text, token ids or a conversation")

@@ -227,21 +227,21 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
 }
 """Least and most of numbers, of each item where there are several."""
 CHECKS: dict[type, Callable[[Any], None]] = {
-    Conversation: lambda one: check_filled(one.messages, "messages"),
+    Conversation: lambda value: check_filled(value.messages, "messages"),
     Distribution: _check_distribution,
     GeneratedSegment: _check_generated,
-    Message: lambda one: _check_one_of("role", one.role, get_args(Role)),
+    Message: lambda value: _check_one_of("role", value.role, get_args(Role)),
     Penalties: _check_penalties,
-    Proposal: lambda one: check_length(
-        one.distributions, "distributions", len(one.token_ids), "token_ids"
+    Proposal: lambda value: check_length(
+        value.distributions, "distributions", len(value.token_ids), "token_ids"
     ),
-    Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
+    Retrieval: lambda value: _check_one_of("source", value.source, get_args(RetrievalSource)),
     SamplingParams: _check_sampling,
-    SegmentScore: lambda one: check_length(
-        one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"
+    SegmentScore: lambda value: check_length(
+        value.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"
     ),
     States: _check_states,
     Token: _check_token,
-    TokenIds: lambda one: check_filled(one.ids, "ids"),
+    TokenIds: lambda value: check_filled(value.ids, "ids"),
 }
 """What values must fit beside their bounds."""

@@ -81,13 +81,15 @@ def label(
     draft_row = 0
     members = list(enumerate(zip(rows, clusters, strict=True)))
     for context, group in groupby(members, key=lambda member: str(member[1][0]["context"])):
-        own = list(group)
+        segments = list(group)
         samples = {
-            writer: [cluster["cluster"] for _, (row, cluster) in own if row["writer"] == writer]
+            writer: [
+                cluster["cluster"] for _, (row, cluster) in segments if row["writer"] == writer
+            ]
             for writer in (Writer.TARGET, Writer.DRAFT)
         }
         is_known = any(meaning is not None for meaning in samples[Writer.TARGET])
-        for index, (row, cluster) in own:
+        for index, (row, cluster) in segments:
             by_draft = row["writer"] == Writer.DRAFT
             if is_known and cluster["cluster"] is not None:
                 yield {
@@ -133,12 +135,12 @@ def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
     contexts = {
         name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))
     }
-    own = [questions[row["question"]] for row in rows]
+    segment_questions = [questions[row["question"]] for row in rows]
 
     columns = {
         "context": np.array([contexts[row["context"]] for row in rows]),
-        "domain": np.array([question.domain for question in own]),
-        "split": np.array([question.split for question in own]),
+        "domain": np.array([question.domain for question in segment_questions]),
+        "split": np.array([question.split for question in segment_questions]),
     }
     for dtype, names in _STORED.items():
         columns |= {name: np.array([row[name] for row in rows], dtype) for name in names}

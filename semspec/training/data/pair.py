@@ -231,7 +231,8 @@ class Pair:
         draft_ids = self._ids(Writer.DRAFT, context, segments[Writer.DRAFT])
         draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
         rows = [
-            _row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)
+            _row(context, segment, len(segment_ids))
+            for segment, segment_ids in zip(all_segments, ids, strict=True)
         ]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
@@ -269,7 +270,8 @@ class Pair:
         limited = Pair(self._config)
         limited.models = self.models
         limited.writers = {
-            writer: LimitedWriter(own, deadline) for writer, own in self.writers.items()
+            writer: LimitedWriter(segment_writer, deadline)
+            for writer, segment_writer in self.writers.items()
         }
         return limited
 

@@ -80,7 +80,7 @@ def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list
     if not folder.is_done(0):
         found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
         write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
-        write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
+        write_json(folder.path / "dropped.json", [asdict(question) for question in dropped])
         folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
         reporter.say(
             f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json"
@@ -110,15 +110,17 @@ def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
     """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
 
     def side(identifier: str) -> str:
-        place = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
+        position = (
+            int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
+        )
         for name, share in (
             ("validation", shares.validation),
             ("calibration", shares.calibration),
             ("test", shares.test if with_test else 0.0),
         ):
-            if place < share:
+            if position < share:
                 return name
-            place -= share
+            position -= share
         return "train"
 
     return side
@@ -131,12 +133,12 @@ class _SeenQuestions:
         self._exact: dict[str, str] = {}
         self._ngrams: dict[tuple[str, ...], set[str]] = {}
 
-    def add(self, text: str, where: str, with_parts: bool = False) -> None:
+    def add(self, text: str, source: str, with_parts: bool = False) -> None:
         """`with_parts`: later questions are also repetitions if they share long passages with it."""
         words = _words(text)
-        self._exact.setdefault(" ".join(words), where)
+        self._exact.setdefault(" ".join(words), source)
         for ngram in _ngrams(words) if with_parts else ():
-            self._ngrams.setdefault(ngram, set()).add(f"{where}: {text[:60]!r}")
+            self._ngrams.setdefault(ngram, set()).add(f"{source}: {text[:60]!r}")
 
     def where(self, text: str) -> str | None:
         """Why the question is a repetition; None if it is not."""
@@ -144,10 +146,10 @@ class _SeenQuestions:
         if found := self._exact.get(" ".join(words)):
             return f"asked in {found}"
         ngrams = list(_ngrams(words))
-        hits = Counter(place for ngram in ngrams for place in self._ngrams.get(ngram, ()))
-        for place, count in hits.most_common(1):
+        hits = Counter(source for ngram in ngrams for source in self._ngrams.get(ngram, ()))
+        for source, count in hits.most_common(1):
             if count / len(ngrams) >= SHARED_NGRAMS:
-                return f"{count} of its {len(ngrams)} word {NGRAM_WORDS}-grams stand in {place}"
+                return f"{count} of its {len(ngrams)} word {NGRAM_WORDS}-grams stand in {source}"
         return None
 
 
@@ -164,7 +166,7 @@ def _title(source: QuestionSource) -> str:
 
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
-    wanted = [
+    names = [
         name for name in (source.question, source.id, source.trace, source.domain_field) if name
     ]
     if source.file:
@@ -174,7 +176,7 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     for number, row in enumerate(rows):
         if number == source.limit:
             return
-        if missing := [name for name in wanted if name not in row]:
+        if missing := [name for name in names if name not in row]:
             raise InvalidRequest(
                 f"{_title(source)}, row {number + 1}, has no field {', '.join(missing)}",
                 remedy=f"it has {', '.join(row)}: name one of those in the configuration",

@@ -84,7 +84,7 @@ class Stage(ABC):
         self.folder.claim(self.recipe())
         if not (missing := self.missing(numbers)):
             return
-        num_all, num_missing = (sum(map(self.size, some)) for some in (numbers, missing))
+        num_all, num_missing = (sum(map(self.size, shards)) for shards in (numbers, missing))
         with reporter.bar(self.name, num_all, self.unit, num_all - num_missing) as advance:
             for number in missing:
                 facts = self.write(number, advance)
@@ -210,8 +210,8 @@ class SamplesStage(Stage):
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "segmentation", "max_segment_tokens"}
-        own = self._config.model_dump(mode="json", include=names)
-        return _without_devices(own) | {"samples": _sampling(self._config)}
+        recipe = self._config.model_dump(mode="json", include=names)
+        return _without_devices(recipe) | {"samples": _sampling(self._config)}
 
     def size(self, number: int) -> int:
         return self.contexts.num_contexts(number)
@@ -219,11 +219,11 @@ class SamplesStage(Stage):
     def write(self, number: int, advance: Advance) -> dict[str, Any]:
         rows, tensors = [], []
         for context in self.contexts.contexts(number):
-            own_rows, own_tensors = self._pair.sample(context)
-            rows += own_rows
-            tensors.append(own_tensors)
+            context_rows, context_tensors = self._pair.sample(context)
+            rows += context_rows
+            tensors.append(context_tensors)
             advance(1)
-        stacked = {name: torch.cat([own[name] for own in tensors]) for name in tensors[0]}
+        stacked = {name: torch.cat([part[name] for part in tensors]) for name in tensors[0]}
         write_tensors(self.folder.file(number, ".safetensors"), stacked)
         write_rows(self.folder.file(number, ".parquet"), rows)
         return {"num_rows": len(rows), "models": self._pair.infos()}
@@ -261,15 +261,17 @@ class ClustersStage(Stage):
         clusters = clusters_of_whole(equivalence, groups, ends)
         rows = [
             {"cluster": cluster, "valid": self._is_valid(group, segment, end)}
-            for group, own_ends, own in zip(groups, ends, clusters, strict=True)
-            for segment, end, cluster in zip(group.segments, own_ends, own, strict=True)
+            for group, group_ends, group_clusters in zip(groups, ends, clusters, strict=True)
+            for segment, end, cluster in zip(
+                group.segments, group_ends, group_clusters, strict=True
+            )
         ]
         write_rows(self.folder.file(number, ".parquet"), rows)
         advance(len(groups))
         facts = {
-            "num_clusters": sum(len(set(own) - {None}) for own in clusters),
+            "num_clusters": sum(len(set(group_clusters) - {None}) for group_clusters in clusters),
             "num_contexts": len(groups),
-            "num_cut": sum(end not in WHOLE for own in ends for end in own),
+            "num_cut": sum(end not in WHOLE for group_ends in ends for end in group_ends),
         }
         take_counts = getattr(
             equivalence, "take_counts", dict
@@ -295,12 +297,12 @@ class ClustersStage(Stage):
         rows = self.samples.folder.rows(number)
         groups, ends = [], []
         for name, group in groupby(rows, key=lambda row: row["context"]):
-            context, own = contexts[name], list(group)
-            texts = tuple(str(row["text"]) for row in own)
+            context, members = contexts[name], list(group)
+            texts = tuple(str(row["text"]) for row in members)
             groups.append(
                 Alternatives(context.question.id, context.question.text, context.reasoning, texts)
             )
-            ends.append([SegmentEnd(row["end"]) for row in own])
+            ends.append([SegmentEnd(row["end"]) for row in members])
         return groups, ends
 
     def _is_valid(self, group: Alternatives, segment: str, end: SegmentEnd) -> bool | None:

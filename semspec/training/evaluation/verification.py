@@ -119,8 +119,8 @@ def evaluate_variant(
         for measure in (expected_calibration_error, log_loss)
     )
     verifications = {
-        one: verification(drafts(labels, predicted, test, one), cost, resampling)
-        for one in CRITERIA
+        criterion: verification(drafts(labels, predicted, test, criterion), cost, resampling)
+        for criterion in CRITERIA
     }
     return Variant(predicted.name, ece, loss, verifications)
 

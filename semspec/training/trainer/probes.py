@@ -73,20 +73,20 @@ class Variants:
             "last layer": {"features": "states", "layers": "last"},
             "surprisal alone": {"features": "surprisal"},
         }  # fmt: skip
-        others, own = changes.items() if report.variants else (), recipe.domain
-        if own not in (None, *domains):
+        compared, domain = changes.items() if report.variants else (), recipe.domain
+        if domain not in (None, *domains):
             raise InvalidRequest(
-                f"probes.domain: {own}: no questions to train on",
+                f"probes.domain: {domain}: no questions to train on",
                 remedy=f"there are {', '.join(domains)}",
             )
         return cls(
-            Variant(SERVED, recipe, domain=own),
+            Variant(SERVED, recipe, domain=domain),
             tuple(
-                Variant(name, recipe.model_copy(update=update), domain=own)
-                for name, update in others
+                Variant(name, recipe.model_copy(update=update), domain=domain)
+                for name, update in compared
             ),
             tuple(
-                Variant(f"{share:.1%} of the questions", recipe, share, own)
+                Variant(f"{share:.1%} of the questions", recipe, share, domain)
                 for share in report.learning_curve
             ),
             tuple(Variant(f"only {name}", recipe, domain=name) for name in domains)

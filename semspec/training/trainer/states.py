@@ -110,15 +110,15 @@ class FeatureSource:
             self.num_layers * self.shape[1],
         )
         order = np.lexsort((rows, shards))  # files are read sequentially
-        for places in (
+        for positions in (
             np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ()
         ):
-            shard, own = int(shards[places[0]]), torch.from_numpy(rows[places])
+            shard, shard_rows = int(shards[positions[0]]), torch.from_numpy(rows[positions])
             if num_states:
-                states = self._store.tensor(shard, self._name)[own[:, None], self._layers]
-                result[places, :num_states] = states.flatten(1).float()
+                states = self._store.tensor(shard, self._name)[shard_rows[:, None], self._layers]
+                result[positions, :num_states] = states.flatten(1).float()
             if num_states < self.num_features:
-                result[places, num_states:] = self._store.tensor(shard, "surprisal")[own]
+                result[positions, num_states:] = self._store.tensor(shard, "surprisal")[shard_rows]
         return result
 
     def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Tensor]:
