@@ -14,7 +14,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Renewed(Generic[T]):
+class FileBacked(Generic[T]):
     """An object that `make` builds from files, and rebuilds when they are written or replaced, also through a link.
 
     `make` raises ValueError for unusable files. In a rebuild, the error is logged and the previous object is kept.
@@ -55,9 +55,9 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def renewing_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def reloading_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """As `server_context`, but reloads changed files when a client connects. Raises: as `server_context`."""
-    renewed = Renewed([certificate, key], partial(server_context, certificate, key))
+    renewed = FileBacked([certificate, key], partial(server_context, certificate, key))
 
     def renew(connection: ssl.SSLObject, name: str | None, requested: ssl.SSLContext) -> None:
         connection.context = renewed.get()

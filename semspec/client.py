@@ -33,7 +33,7 @@ TIMEOUT = httpx.Timeout(600, connect=5)
 
 GENERATION_ID = "x-generation-id"
 """Response header of a server that stores generations, so that streams can be resumed."""
-NOTHING = "0"
+BEFORE_FIRST_EVENT = "0"
 """Last-Event-ID of a client that has received no text."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
@@ -68,7 +68,7 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
 
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
-    identity = last or (NOTHING if GENERATION_ID in response.headers else "")
+    identity = last or (BEFORE_FIRST_EVENT if GENERATION_ID in response.headers else "")
     async with aclosing(_read_lines(response)) as lines:
         async for line in lines:
             name, _, value = line.partition(":")
@@ -225,7 +225,7 @@ class Gateway:
         try:
             if response.is_error:
                 await response.aread()
-                error = refusal(response)
+                error = error_from_response(response)
                 if request.method == "GET" and isinstance(
                     error, Unavailable | Overloaded
                 ):  # starting or overloaded
@@ -234,7 +234,7 @@ class Gateway:
             async with aclosing(read_events(response, last)) as events:
                 async for event in events:
                     if "error" in event.data:
-                        raise _known(event.data["error"])
+                        raise _error_from_detail(event.data["error"])
                     yield event
         finally:
             await response.aclose()
@@ -248,7 +248,7 @@ class Gateway:
             with suppress(ValueError):
                 found: Json = response.json()
                 return found
-        raise refusal(response)
+        raise error_from_response(response)
 
     def _give_up(self, last: Event, error: httpx.TransportError) -> NoReturn:
         if not last.data:
@@ -265,10 +265,10 @@ class Gateway:
         )
 
 
-def refusal(response: httpx.Response) -> SemspecError:
+def error_from_response(response: httpx.Response) -> SemspecError:
     """The error of an error response, whose body must have been read."""
     try:
-        return _known(response.json()["error"])
+        return _error_from_detail(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
         answer = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
         return InternalError(f"{response.url} answers {answer}", remedy="give the URL of a gateway")
@@ -278,7 +278,7 @@ def _path(id: str, part: str = "") -> str:
     return f"/v1/generations/{quote(id, safe='')}{part}"
 
 
-def _known(detail: Json) -> SemspecError:
+def _error_from_detail(detail: Json) -> SemspecError:
     """The `SemspecError` of an OpenAI error object."""
     code, message, parameter = detail["code"], str(detail["message"]), detail.get("param")
     if code == "model_not_found":

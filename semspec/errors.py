@@ -27,9 +27,9 @@ class SemspecError(Exception):
         remedy: str = "",
         operator_hint: str = "",
     ) -> None:
-        self.message = _shown(message)
+        self.message = _bounded(message)
         super().__init__(self.message)
-        self.parameter = parameter and _shown(parameter)
+        self.parameter = parameter and _bounded(parameter)
         self.remedy = one_line(remedy)
         self.operator_hint = operator_hint
 
@@ -44,7 +44,7 @@ class SemspecError(Exception):
     def about(self, parameter: str | None) -> Self:
         """Return the same error of another `parameter`. Each raise of one object would add to its traceback."""
         error = copy(self)
-        error.parameter = parameter and _shown(parameter)
+        error.parameter = parameter and _bounded(parameter)
         return error
 
 
@@ -156,7 +156,7 @@ def one_line(text: str) -> str:
     )
 
 
-def _shown(text: str) -> str:
+def _bounded(text: str) -> str:
     """Return `text` in one line of at most `MAX_MESSAGE` characters."""
     text = one_line(text)
     if len(text) <= MAX_MESSAGE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from semspec.certificates import Renewed
+from semspec.certificates import FileBacked
 from semspec.errors import InvalidRequest
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -83,7 +83,7 @@ class Keys:
     def __init__(self, given: str, file: Path | None) -> None:
         """Raises: ValueError, as `read_entries`."""
         self._file = file
-        self._renewed = Renewed([file] if file else [], partial(read_entries, given, file))
+        self._renewed = FileBacked([file] if file else [], partial(read_entries, given, file))
         self._entries = self._renewed.get()
 
     def owner(self, key: bytes) -> str | None:

@@ -81,7 +81,7 @@ class Release:
         partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
         partial.replace(folder / RELEASE_FILE)
 
-    def foreign_model(
+    def model_mismatch(
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
     ) -> Mismatch | None:
         """Why a model is not the release's; None if it is. `tokenizer`: empty: not compared."""
@@ -102,18 +102,18 @@ class Release:
             message, remedy=remedy, operator_hint=f"SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR"
         )
 
-    def foreign_reason(
+    def mismatch_reason(
         self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
     ) -> Mismatch | None:
         """Why what the services serve is not the release; None if it is."""
         for role, info in (("draft", draft), ("target", target)):
             if info.has_model and (
-                reason := self.foreign_model(role, info.model, info.fingerprint, info.tokenizer)
+                reason := self.model_mismatch(role, info.model, info.fingerprint, info.tokenizer)
             ):
                 return reason
-        return self.foreign_probes(verifier)
+        return self.probes_mismatch(verifier)
 
-    def foreign_probes(self, served: VerifierInfo) -> Mismatch | None:
+    def probes_mismatch(self, served: VerifierInfo) -> Mismatch | None:
         """Why the verifier's probes are not the release's; None if they are."""
         if self.with_probes(served) == self:
             return None
@@ -157,6 +157,6 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
         writer.value,
         {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype},
     )
-    reasons = [load_release(one).foreign_model(role, **own) for one in folders]
+    reasons = [load_release(one).model_mismatch(role, **own) for one in folders]
     if None not in reasons and (reason := reasons[0]):
         raise reason

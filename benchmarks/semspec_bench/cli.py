@@ -14,7 +14,7 @@ from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
 from semspec_bench.reproduce import add_parser
-from semspec_bench.run import Plan, default_folder, perform
+from semspec_bench.run import Plan, default_folder, run_plans
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
     plan = _plan(options, options.task, options.temperature, reporter.say)
     plan = replace(plan, num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
-    perform({folder: plan}, reporter)
+    run_plans({folder: plan}, reporter)
     if plan.configurations[0].method != "target":
         reporter.say(f"{folder}: no report without the target")
         return
@@ -83,7 +83,7 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
         default_folder(sampled) / "sampled": sampled,
         default_folder(greedy) / "greedy": greedy,
     }
-    perform(plans, reporter)
+    run_plans(plans, reporter)
     _report(list(plans), options, options.output, reporter)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from semspec.decoding.loop import prompts_of
+from semspec.decoding.loop import render_prompts
 from semspec.engine.tokenization import LETTER, ModelTokenizer, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
@@ -70,7 +70,7 @@ class Pair:
         """Return each reading's ids, draft and score after the target's first segment; None if that does not end at
         a boundary."""
         infos = await self.draft.info(), await self.target.info()
-        prompts = await prompts_of(
+        prompts = await render_prompts(
             question.messages, self.target.encode(question.messages), self.draft, *infos
         )
         params = GenerationParams(
@@ -124,12 +124,12 @@ def summary(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
             "difference": fmean(differences),
             "half_interval_95": half,
             "num_other_ids": sum(row[name]["ids"] != row["whole"]["ids"] for row in rows),
-            "num_begun_by_digit_or_space": sum(_is_thrown_off(row[name]["text"]) for row in rows),
+            "num_begun_by_digit_or_space": sum(_begins_badly(row[name]["text"]) for row in rows),
         }
     return {"num_drafts": len(rows), "readings": readings}
 
 
-def _is_thrown_off(text: str) -> bool:
+def _begins_badly(text: str) -> bool:
     return text[:1].isdigit() or text[:1].isspace()
 
 

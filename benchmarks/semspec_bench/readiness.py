@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
-from semspec.commands.doctor import line
+from semspec.commands.doctor import format_check
 from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
@@ -43,7 +43,7 @@ SENTENCE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirements:
     """What will be used."""
 
     pipeline: PipelineConfig
@@ -98,26 +98,26 @@ class Readiness:
     """Downloads and trainings."""
 
 
-def check(wanted: Wanted, reporter: Reporter) -> Readiness:
-    """Check everything that `wanted` needs, and report each result as soon as it is known."""
+def check(requirements: Requirements, reporter: Reporter) -> Readiness:
+    """Check everything that `requirements` needs, and report each result as soon as it is known."""
     found, models = Readiness(), dict[str, Checkpoint]()
     disable_progress_bars()  # of the hub's client, between the lines
     for checks in (
-        _engines(wanted),
-        _devices(wanted),
-        _models(wanted.pipeline, models),
-        _tasks(wanted, found.tasks),
-        _resources(wanted, models, found.work),
+        _engines(requirements),
+        _devices(requirements),
+        _models(requirements.pipeline, models),
+        _tasks(requirements, found.tasks),
+        _resources(requirements, models, found.work),
     ):
         for result in checks:
             found.checks.append(result)
-            reporter.say(line(result))
+            reporter.say(format_check(result))
     enable_progress_bars()
     return found
 
 
-def _engines(wanted: Wanted) -> Iterator[Check]:
-    if wanted.is_over_vllm:
+def _engines(requirements: Requirements) -> Iterator[Check]:
+    if requirements.is_over_vllm:
         try:
             check_installed()
             yield ok("vLLM", "installed")
@@ -125,14 +125,16 @@ def _engines(wanted: Wanted) -> Iterator[Check]:
             yield fail("vLLM", error.message, error.remedy)
 
 
-def _devices(wanted: Wanted) -> Iterator[Check]:
+def _devices(requirements: Requirements) -> Iterator[Check]:
     """Compare the CUDA devices that are named with those that torch sees."""
-    if not wanted.num_gpus:
+    if not requirements.num_gpus:
         return
-    named = ", ".join(sorted({device for device in wanted.devices if device.startswith("cuda")}))
+    named = ", ".join(
+        sorted({device for device in requirements.devices if device.startswith("cuda")})
+    )
     num_found = torch.cuda.device_count()
     words = f"the pair names {named}; torch {torch.__version__} sees {num_found or 'no'} GPU{'s' * (num_found > 1)}"
-    if num_found >= wanted.num_gpus:
+    if num_found >= requirements.num_gpus:
         yield ok("GPUs", words)
     elif torch.version.cuda is None:
         yield fail("GPUs", f"{words}: it is built without CUDA", "make setup TORCH_VARIANT=cuda")
@@ -169,10 +171,10 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
         )
 
 
-def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
+def _tasks(requirements: Requirements, found: list[Task]) -> Iterator[Check]:
     """Load the questions of all runs, which downloads those that are not there yet."""
     loaded: dict[tuple[str, str | None], Task] = {}
-    for name, data in wanted.tasks:
+    for name, data in requirements.tasks:
         if (name, data) not in loaded:
             try:
                 loaded[name, data] = load_task(name, data)
@@ -183,15 +185,19 @@ def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
         found.append(loaded[name, data])
 
 
-def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) -> Iterator[Check]:
-    for config in wanted.sampled:
+def _resources(
+    requirements: Requirements, models: dict[str, Checkpoint], work: list[Work]
+) -> Iterator[Check]:
+    for config in requirements.sampled:
         try:
             questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
         except InvalidRequest as error:
             yield fail("training", error.message, error.remedy)
             return
         work.append(
-            _training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus))
+            _training(
+                config, len(questions), max(1, torch.cuda.device_count() or requirements.num_gpus)
+            )
         )
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
@@ -201,7 +207,7 @@ def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) 
         sum(model.missing_bytes for model in models.values()),
     )
     work.insert(0, Work("downloads", f"{len(models)} models", num_bytes=missing))
-    yield _disk(wanted.output, states, missing)
+    yield _disk(requirements.output, states, missing)
     yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
 
 

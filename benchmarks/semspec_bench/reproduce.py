@@ -32,16 +32,16 @@ from semspec.stack.parent_death import bound_command
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 from semspec_bench.configuration import parse
 from semspec_bench.environment import answer_tokens
-from semspec_bench.readiness import Wanted, Work, check
+from semspec_bench.readiness import Requirements, Work, check
 from semspec_bench.report.paper import expected_seconds
-from semspec_bench.run import Plan, is_complete, perform
+from semspec_bench.run import Plan, is_complete, run_plans
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import Task
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"
-OF_FIT = {"probes", "report", "likelihood"}
+FIT_SETTINGS = {"probes", "report", "likelihood"}
 """Settings of the training that its samples do not depend on."""
 
 
@@ -204,13 +204,13 @@ class Reproduction:
         Raises: InvalidRequest when a check fails.
         """
         sampled = dict.fromkeys(
-            self._sampled_as(name) for name in self.config.probes if not self._is_trained(name)
+            self._sampling_group(name) for name in self.config.probes if not self._is_trained(name)
         )
         missing = [self.pipelines[name] for name in sampled]
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
         is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
-        wanted = Wanted(
+        requirements = Requirements(
             self.pipelines[MAIN],
             missing,
             tasks_wanted,
@@ -218,14 +218,14 @@ class Reproduction:
             [*self._devices(services)],
             is_over_vllm,
         )
-        found = check(wanted, self.reporter)
+        found = check(requirements, self.reporter)
         tasks = [
             self._limited(run, task)
             for run, task in zip(self.config.runs, found.tasks, strict=False)
         ]
         num_stages = 1 + len(missing) + len(self.config.runs)  # with the downloads
         if len(found.work) + len(tasks) == num_stages:
-            self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
+            self.reporter.say("\n".join(_with_sums([*found.work, *self._answers(tasks)])))
         if num_failed := sum(result.level == "fail" for result in found.checks):
             raise InvalidRequest(
                 f"{num_failed} of {len(found.checks)} checks failed, nothing was begun",
@@ -242,12 +242,14 @@ class Reproduction:
             if isinstance(pipeline.equivalence, EntailmentConfig | LanguageModelConfig):
                 yield pipeline.equivalence.device
 
-    def _sampled_as(self, name: str) -> str:
+    def _sampling_group(self, name: str) -> str:
         """The first probes with the same samples; they differ in how they are fitted."""
 
         def sampling(name: str) -> dict[str, Any]:
             return {
-                key: value for key, value in self.config.probes[name].items() if key not in OF_FIT
+                key: value
+                for key, value in self.config.probes[name].items()
+                if key not in FIT_SETTINGS
             }
 
         return next(
@@ -300,7 +302,7 @@ class Reproduction:
             return
         with replacing(path) as partial:
             partial.write_text(text)
-        work = self.output / "training" / self._sampled_as(name)
+        work = self.output / "training" / self._sampling_group(name)
         options = ["--config", str(path), "--work", str(work)]
         devices = [
             device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
@@ -329,7 +331,9 @@ class Reproduction:
         ]
         missing = [(folder, plan) for folder, plan in plans if not is_complete(folder, plan)]
         for pair in sorted({plan.pair for _, plan in missing}):
-            perform({folder: plan for folder, plan in missing if plan.pair == pair}, self.reporter)
+            run_plans(
+                {folder: plan for folder, plan in missing if plan.pair == pair}, self.reporter
+            )
 
     def _folder(self, run: RunConfig) -> Path:
         return self.output / "runs" / run.name
@@ -360,7 +364,7 @@ class Reproduction:
         self.reporter.say(f"{self.output}/report/report.html")
 
 
-def _summed(work: Sequence[Work]) -> Iterator[str]:
+def _with_sums(work: Sequence[Work]) -> Iterator[str]:
     """Yield a line for each stage, then one with the sums."""
     yield from map(str, work)
     hours = sum(stage.seconds or 0 for stage in work) / 3600

@@ -23,7 +23,7 @@ from semspec_bench.configuration import Configuration, RunnerName
 from semspec_bench.environment import code_digest, environment, memory_bytes
 from semspec_bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec_bench.runners.assisted import open_transformers
-from semspec_bench.runners.gateway import open_gateway, open_stack, with_room
+from semspec_bench.runners.gateway import open_gateway, open_stack, with_concurrency
 from semspec_bench.runners.in_process import open_in_process
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec_bench.runners.vllm import open_vllm
@@ -75,7 +75,7 @@ Runners = Mapping[RunnerName, Runner]
 
 
 @asynccontextmanager
-async def opened(plan: Plan) -> AsyncIterator[Runners]:
+async def open_runners(plan: Plan) -> AsyncIterator[Runners]:
     """The runners of the plan's configurations; several plans for the same pair may share them.
 
     Raises: InvalidRequest, RunnerError, StackError.
@@ -90,8 +90,8 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "gateway":
             if plan.gateway:
                 return open_gateway(plan.gateway)
-            config = _with_time(StackConfig.of_pair(plan.pair), plan.pair)
-            return open_stack(with_room(config, plan.num_sessions))
+            config = _with_load_time(StackConfig.of_pair(plan.pair), plan.pair)
+            return open_stack(with_concurrency(config, plan.num_sessions))
         case "in-process":
             return open_in_process(plan.pair)
         case "transformers":
@@ -105,7 +105,7 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             return open_vllm(plan.pair, plan.vllm)
 
 
-def _with_time(config: StackConfig, pair: Path) -> StackConfig:
+def _with_load_time(config: StackConfig, pair: Path) -> StackConfig:
     """`config` with time to load models of any size."""
     num_bytes = sum(
         weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors")
@@ -113,7 +113,7 @@ def _with_time(config: StackConfig, pair: Path) -> StackConfig:
     return replace(config, start_timeout_s=config.start_timeout_s + num_bytes / LOADED_BYTES_PER_S)
 
 
-def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
+def run_plans(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     """Run plans of the same pair, each in its folder. Raises: InvalidRequest, RunnerError, StackError."""
     torch.set_num_threads(1)
     comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
@@ -123,7 +123,7 @@ def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     ]
 
     async def run_all() -> None:
-        async with opened(replace(first, configurations=configurations)) as runners:
+        async with open_runners(replace(first, configurations=configurations)) as runners:
             for comparison in comparisons:
                 await comparison.run(runners)
 
@@ -315,13 +315,13 @@ def _record(
         if outcome.trace
         else {},
         text_digest=hashlib.sha256(outcome.text.encode()).hexdigest()[:12],
-        trace=[_slim(row) for row in outcome.trace],
+        trace=[_without_tokens(row) for row in outcome.trace],
     )
 
 
-def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tokens(row: Mapping[str, Any]) -> dict[str, Any]:
     """A segment's record without the fields that its text makes redundant."""
     slim = {name: value for name, value in row.items() if name not in ("token_ids", "tokenizer")}
     if slim["rejected"]:
-        slim["rejected"] = _slim({"rejected": None, **slim["rejected"]})
+        slim["rejected"] = _without_tokens({"rejected": None, **slim["rejected"]})
     return slim

@@ -13,14 +13,14 @@ from semspec.pairs import NamedPair, find, named_pairs
 def run(arguments: argparse.Namespace) -> int:
     for pair in named_pairs():
         print(f"{pair.name}: {pair.description}")
-        for name, value in described(pair, arguments.models):
+        for name, value in describe_pair(pair, arguments.models):
             print(f"  {name:<9} {value}")
         print()
     print(f"Serve one with: {program()} serve --pair NAME [--models FOLDER]")
     return 0
 
 
-def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
+def describe_pair(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
     """Yield what is known of a pair, as names and values."""
     yield "licence", pair.licence
     yield "size", size_of(sum(file.num_bytes for file in pair.files.values()))

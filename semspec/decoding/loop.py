@@ -18,9 +18,9 @@ from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     BackendUnavailable,
+    call_backend,
     cancel_task,
-    or_backend_unavailable,
-    written_by_target,
+    write_by_target,
 )
 from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.protocols import Drafter
@@ -70,7 +70,7 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
     if generation.fallback is None or generation.open_piece is not None:
         written = rounds(progress, backends)
     else:
-        written = written_by_target(progress, backends, fallback=generation.fallback)
+        written = write_by_target(progress, backends, fallback=generation.fallback)
     try:
         while True:
             try:
@@ -81,14 +81,14 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
                         yield step
                 break
             except BackendUnavailable as unavailable:
-                written = written_by_target(progress, backends, fallback=str(unavailable))
+                written = write_by_target(progress, backends, fallback=str(unavailable))
     except ContextTooLong:
         if not progress.segments:
             raise
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
 
 
-REASONING = re.compile(
+REASONING_SUFFIX = re.compile(
     "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS),
 )
 """What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
@@ -105,7 +105,7 @@ class Prompts:
     """Why the target writes alone: the draft could not render the conversation."""
 
 
-async def prompts_of(
+async def render_prompts(
     prompt: Prompt,
     encoded: Awaitable[Piece],
     drafter: Drafter,
@@ -119,16 +119,16 @@ async def prompts_of(
     rendering. The draft gets those of a conversation's variables that its template reads.
     Raises: what `encoded` does, before all else; ContextTooLong when the draft's window is too small.
     """
-    if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
+    if isinstance(prompt, str | TokenIds) or not renders_separately(draft_info, target_info):
         return Prompts(await encoded)
     if isinstance(prompt, Conversation):
         prompt = prompt.with_known(draft_info.template_variables)
     rendering = asyncio.create_task(
-        or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s))
+        call_backend("draft", _with_deadline(drafter.encode(prompt), draft_deadline_s))
     )
     try:
         target = await encoded
-        return Prompts(target, at_the_same_point(await rendering, target))
+        return Prompts(target, align_reasoning(await rendering, target))
     except BackendUnavailable as unavailable:
         if isinstance(unavailable.__cause__, ContextTooLong):
             raise unavailable.__cause__ from None
@@ -137,7 +137,7 @@ async def prompts_of(
         await cancel_task(rendering)
 
 
-async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
+async def _with_deadline(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
     """Raises: DeadlineExceeded after `deadline_s`; what `work` raises."""
     try:
         async with asyncio.timeout(deadline_s):
@@ -146,18 +146,18 @@ async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
         raise DeadlineExceeded("the prompt takes too long to render") from None
 
 
-def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
+def renders_separately(draft: ModelInfo, target: ModelInfo) -> bool:
     """Whether the draft reads conversations in its own chat template, not in the target's."""
     is_alike = (draft.chat_template, draft.tokenizer) == (target.chat_template, target.tokenizer)
     return bool(draft.chat_template) and not is_alike
 
 
-def at_the_same_point(draft: Piece, target: Piece) -> Piece:
+def align_reasoning(draft: Piece, target: Piece) -> Piece:
     """`draft` with the reasoning open, or left out, iff it is in `target`: the same text follows for both models.
 
     A text changed here has no token ids; the draft tokenizes it.
     """
-    own, other = _reasoning(draft.text), _reasoning(target.text)
+    own, other = _reasoning_suffix(draft.text), _reasoning_suffix(target.text)
     if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (
         _is_closed(own) and not other
     ):
@@ -165,8 +165,8 @@ def at_the_same_point(draft: Piece, target: Piece) -> Piece:
     return Piece(draft.text.removesuffix(own) + other, (), "")
 
 
-def _reasoning(prompt: str) -> str:
-    found = REASONING.search(prompt)
+def _reasoning_suffix(prompt: str) -> str:
+    found = REASONING_SUFFIX.search(prompt)
     return found[0] if found else ""
 
 

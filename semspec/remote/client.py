@@ -85,7 +85,7 @@ the clients' HTTP library depends on their version."""
 
 
 @contextmanager
-def translated(server: Server) -> Iterator[None]:
+def translate_errors(server: Server) -> Iterator[None]:
     """Translate errors of the client libraries to `SemspecError`. Only operators are told the server's address."""
     try:
         yield
@@ -104,7 +104,7 @@ def translated(server: Server) -> Iterator[None]:
         ) from error
 
 
-async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
+async def with_timeouts(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
     """`events` with a timeout for each: keep-alive messages of a server would otherwise prevent a timeout. Raises:
     TimeoutError when an event takes longer than `timeout_s`."""
     iterator = aiter(events)

@@ -140,7 +140,7 @@ class RemoteModel(RemoteBackend):
     def _note(self, digest: str, states: States | None) -> None:
         """Count states on which a replica was to apply the projection `digest`, and did not."""
         if digest and states is not None and not states.projection:
-            self.pool.num_whole_states += 1
+            self.pool.num_unprojected_states += 1
 
 
 class RemoteDrafter(RemoteModel):

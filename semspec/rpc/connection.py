@@ -214,7 +214,7 @@ class Connection:
         """What `read` makes of each response. `context`: sent with the request, without what the service remembers of
         it; or all of it, if the service asks for that. Raises: DeadlineExceeded after `timeout_s` without a response.
         """
-        for may_want_whole in self._put(context, request):
+        for may_need_whole in self._put(context, request):
             is_first = True
             try:
                 async with aclosing(self._responses(self._methods[name], request)) as responses:
@@ -227,7 +227,7 @@ class Connection:
                         yield item
                 return
             except SemspecError as error:
-                if not (may_want_whole and is_first and _wants_whole(error)):
+                if not (may_need_whole and is_first and _needs_whole_context(error)):
                     raise
 
     def _put(self, context: Context | None, request: Any) -> Iterator[bool]:
@@ -269,7 +269,7 @@ class Connection:
         raise AssertionError("the last stream returns or raises")
 
 
-def _wants_whole(error: SemspecError) -> bool:
+def _needs_whole_context(error: SemspecError) -> bool:
     """Whether the service does not remember the beginning of a context."""
     return isinstance(error, InternalError) and error.parameter == TAIL
 

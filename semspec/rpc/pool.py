@@ -47,7 +47,7 @@ class Pool:
         self._members: dict[str, Replica] = {}
         self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
-        self.num_whole_states = 0
+        self.num_unprojected_states = 0
         """Segments whose states came whole, since the replica did not hold the projection; clients count them."""
         self._model: object = None
         self._mismatched: set[str] = set()
@@ -77,7 +77,7 @@ class Pool:
     async def call(
         self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None
     ) -> R:
-        """The result of `work` from the best replica; on errors in `ELSEWHERE`, tries each other replica once.
+        """The result of `work` from the best replica; on errors in `RETRIABLE_ERRORS`, tries each other replica once.
 
         `model`: use only replicas that serve it. Raises: what `work` raises; the last error if all replicas failed.
         """

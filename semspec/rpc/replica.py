@@ -41,7 +41,7 @@ class Health(IntEnum):
     """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
-ELSEWHERE = (Unavailable, Overloaded, InternalError)
+RETRIABLE_ERRORS = (Unavailable, Overloaded, InternalError)
 """Errors after which a call is retried on another replica: it is away, has no room, or answers nonsense."""
 NUM_CHECKS = 2
 """Health checks in a row that must time out before a replica is unreachable: this process may have been suspended."""
@@ -137,11 +137,11 @@ class Replica:
 
     @contextmanager
     def attempt(self, tried: MutableMapping["Replica", SemspecError]) -> Iterator[None]:
-        """Count the body as a call in flight. An error in `ELSEWHERE` is put into `tried`, and not raised."""
+        """Count the body as a call in flight. An error in `RETRIABLE_ERRORS` is put into `tried`, and not raised."""
         self.num_in_flight += 1
         try:
             yield
-        except ELSEWHERE as error:
+        except RETRIABLE_ERRORS as error:
             self._failed(error)
             tried[self] = error
         finally:

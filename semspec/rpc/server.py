@@ -184,7 +184,7 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
         await server.start()
         await server.load()
         if metrics and getattr(servicer.backend, "steps", None):  # there is an engine
-            metrics.of_backend = getattr(servicer.backend, "metrics", tuple)
+            metrics.backend_metrics = getattr(servicer.backend, "metrics", tuple)
     except BaseException:
         await server.abandon()
         raise

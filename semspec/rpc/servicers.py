@@ -32,7 +32,7 @@ from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 B = TypeVar("B")
 LOADING = "the model is still loading, or being tested"
-NUM_LOOKS = 10
+NUM_POLLS = 10
 """Looks of `watch_steps` within its limit, which all find the same counter: time in suspension does not count."""
 
 
@@ -54,13 +54,13 @@ async def watch_steps(
     It hangs after no step for `stall_s` while busy, and then until its next step, busy or not. Calls that wait in a
     queue are no sign of it, as long as any call makes a step. `is_stalled`: what was reported last.
     """
-    num_steps, num_looks = steps.num_steps, 0
+    num_steps, num_polls = steps.num_steps, 0
     while True:
-        await asyncio.sleep(stall_s / NUM_LOOKS)
+        await asyncio.sleep(stall_s / NUM_POLLS)
         before, num_steps = num_steps, steps.num_steps
         stands_still = num_steps == before and (steps.is_busy or is_stalled)
-        num_looks = num_looks + 1 if stands_still else 0
-        if is_stalled != (num_looks >= NUM_LOOKS):
+        num_polls = num_polls + 1 if stands_still else 0
+        if is_stalled != (num_polls >= NUM_POLLS):
             is_stalled = not is_stalled
             await report(is_stalled)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 
-from semspec.certificates import Renewed, check_authority, read, server_context
+from semspec.certificates import FileBacked, check_authority, read, server_context
 from semspec.errors import Unavailable
 from semspec.settings import ServiceSettings
 
@@ -50,7 +50,9 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
         )
 
     try:
-        renewed = Renewed([path for path in (certificate, key, client_ca) if path], configuration)
+        renewed = FileBacked(
+            [path for path in (certificate, key, client_ca) if path], configuration
+        )
     except ValueError as error:
         raise Unavailable(str(error), "tls_certificate") from error
     current = renewed.get()

@@ -11,7 +11,7 @@ MAX_MEMORY = "400mb"
 """Memory of the private server, as in docker-compose.yml. Beyond it the server forgets what was used longest ago."""
 
 
-def given_url() -> str | None:
+def configured_url() -> str | None:
     """URL of a running Redis server, if configured."""
     return os.environ.get("REDIS_URL") or None
 

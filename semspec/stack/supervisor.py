@@ -105,7 +105,7 @@ class Stack:
         await self._until_ready()
 
     async def _start_redis(self) -> None:
-        url = redis.given_url()
+        url = redis.configured_url()
         if url is None:
             url, command = redis.private_redis(self._private.path)
             await self._start_child("redis", command, {})

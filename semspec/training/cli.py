@@ -15,10 +15,10 @@ from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
 from semspec.reporting.progress import Reporter
 from semspec.training import from_prompts
-from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
+from semspec.training.config import DatastoreConfig, laptop_preset, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
-from semspec.training.pipeline import Pipeline, agree, scaled, told_estimate
+from semspec.training.pipeline import Pipeline, confirm_run, describe_estimate, scale_to_budget
 
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
@@ -78,15 +78,15 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
         return 0
     config = load_config(options.config)
     if options.preset:
-        config = laptop(config)
+        config = laptop_preset(config)
     work = options.work or Path(".work") / f"probes-{config.name}"
     if options.preset:
         can_start = options.command not in ("status", "check") and options.shard == (0, 1)
-        config = scaled(config, work, reporter, can_start)
+        config = scale_to_budget(config, work, reporter, can_start)
         if options.command == "run":
-            agree(work, options.yes, reporter)
+            confirm_run(work, options.yes, reporter)
         if options.command == "estimate":
-            print(told_estimate(work))
+            print(describe_estimate(work))
             return 0
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:

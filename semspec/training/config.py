@@ -239,7 +239,7 @@ class PipelineConfig(WorkConfig):
         return content
 
 
-def laptop(config: PipelineConfig) -> PipelineConfig:
+def laptop_preset(config: PipelineConfig) -> PipelineConfig:
     """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
     and under a name of its own."""
     contexts, samples = config.contexts, config.samples
@@ -257,7 +257,7 @@ def laptop(config: PipelineConfig) -> PipelineConfig:
     )
 
 
-def limited(config: PipelineConfig, num_questions: int) -> PipelineConfig:
+def limit_questions(config: PipelineConfig, num_questions: int) -> PipelineConfig:
     """`config` with at most so many questions, and a quarter as many from sources for the report alone."""
     num_sources = Counter(source.role for source in config.questions)
     most = {"train": num_questions, "test": num_questions // 4}

@@ -15,7 +15,7 @@ import numpy as np
 from semspec.engine.hub import size_of
 from semspec.reporting.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
-from semspec.training.data.labels import Labels, arranged
+from semspec.training.data.labels import Labels, labels_from_rows
 from semspec.training.data.pair import DeadlinePassed, Pair
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import ClustersStage
@@ -98,7 +98,7 @@ class PilotOverdue(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piloted:
+class PilotResult:
     """What the pilot measured, as for all questions."""
 
     stage_s: dict[str, float]
@@ -109,7 +109,7 @@ class Piloted:
     work: Path
 
 
-def groups_of(questions: Sequence[Question], size: int) -> list[list[Question]]:
+def group_questions(questions: Sequence[Question], size: int) -> list[list[Question]]:
     """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
     smaller where there are fewer questions of a kind; those left over are in none."""
     order = np.random.default_rng(0).permutation(len(questions))
@@ -130,7 +130,7 @@ def run_pilot(
     groups: Sequence[Sequence[Question]],
     questions: Sequence[Question],
     reporter: Reporter,
-) -> Piloted:
+) -> PilotResult:
     """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
     folders are empty, and the models are loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
     clusters.load()
@@ -165,17 +165,17 @@ def run_pilot(
         )
 
     rows = [row for number in range(num_done) for row in clusters.labels(number)]
-    return Piloted(
+    return PilotResult(
         {stage.name: whole(stage.name) for stage in stages},
         {kind: found["num_contexts"] / found["questions"] for kind, found in totals.items()},
         whole("bytes"),
-        arranged(rows, clusters.contexts.questions.all),
+        labels_from_rows(rows, clusters.contexts.questions.all),
         clusters.folder.path.parent,
     )
 
 
 def fit_seconds(
-    config: PipelineConfig, piloted: Piloted, questions: Sequence[Question], reporter: Reporter
+    config: PipelineConfig, piloted: PilotResult, questions: Sequence[Question], reporter: Reporter
 ) -> float:
     """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
     of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
@@ -212,7 +212,7 @@ def num_rows(
     config: PipelineConfig,
     role: Role,
     variant: Variant,
-    piloted: Piloted,
+    piloted: PilotResult,
     questions: Sequence[Question],
 ) -> float:
     """Segments that a probe is trained on in the whole run."""

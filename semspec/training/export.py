@@ -38,7 +38,7 @@ NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
 
 
-def measure(
+def measure_cost(
     pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int
 ) -> Cost:
     """Median times over `contexts` of generating and scoring one next segment, with the context already prefilled."""
@@ -96,7 +96,7 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
         )
     [prints] = found
     draft, target = (
-        ReleasedModel(_place(model.model, output), *digests, model.revision, model.dtype)
+        ReleasedModel(_relative_model(model.model, output), *digests, model.revision, model.dtype)
         for model, digests in zip((config.draft, config.target), prints, strict=True)
     )
     rule = load_release(output).rule if rule is None else rule
@@ -107,7 +107,7 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
     return release
 
 
-def _place(model: str, output: Path) -> str:
+def _relative_model(model: str, output: Path) -> str:
     """A model's folder or GGUF file relative to `output`, or its name on the hub."""
     return os.path.relpath(model, output) if Path(model).exists() else model
 
@@ -298,7 +298,7 @@ class Export:
             write_json(
                 path,
                 asdict(
-                    measure(
+                    measure_cost(
                         pair,
                         timed_on,
                         self._config.segmentation,

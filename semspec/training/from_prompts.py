@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
     work = options.work or Path(".work") / f"prompts-{settings.name.replace('/', '-')}"
     _check_output(settings.output)
     report, infos = asyncio.run(_calibrate(settings, questions, work, reporter))
-    release = _write(settings, report, infos)
+    release = _write_release(settings, report, infos)
     lines = (
         report.table,
         "speed: without draft-ahead, which may be faster; how many wrong segments "
@@ -228,7 +228,9 @@ async def _calibrate(
     return calibrated_without_labels(answers.contexts(), settings.quantile, basis), infos
 
 
-def _write(settings: Settings, report: QuantileReport, infos: dict[str, ModelInfo]) -> Release:
+def _write_release(
+    settings: Settings, report: QuantileReport, infos: dict[str, ModelInfo]
+) -> Release:
     """Write the calibration and the `pair.json` that names it."""
     settings.output.mkdir(parents=True, exist_ok=True)
     write_json(settings.output / CALIBRATION_FILE, as_json(report.calibration))

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from semspec.decoding import prompts_of
+from semspec.decoding import render_prompts
 from semspec.decoding.repeats import repeated_index
-from semspec.decoding.steps import together, write_all
+from semspec.decoding.steps import gather_or_cancel, write_all
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
@@ -282,7 +282,7 @@ class AnswerWriter:
         messages = [Message("user", self._answers.questions[index])]
         infos = await self._draft.info(), await self._target.info()
         encoded = self._target.encode(messages)
-        prompts = await prompts_of(messages, encoded, self._draft, *infos)
+        prompts = await render_prompts(messages, encoded, self._draft, *infos)
         return prompts.target, prompts.draft or prompts.target
 
     def _params(self, index: int, max_segments: int, max_tokens: int) -> GenerationParams:
@@ -303,7 +303,7 @@ async def answer_all(writer: AnswerWriter, answers: Answers, reporter: Reporter)
     num_all, begin = len(answers.questions), perf_counter()
     with reporter.bar("answers", num_all, "answers", num_all - len(missing)) as advance:
         for number, group in enumerate(_groups(missing)):
-            await together(writer.write(index, is_alone=len(group) == 1) for index in group)
+            await gather_or_cancel(writer.write(index, is_alone=len(group) == 1) for index in group)
             for index in group:
                 await writer.compare(index)
                 advance(1)

@@ -16,7 +16,7 @@ from semspec.probes.probe import layer_indices
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter, duration
 from semspec.training.checks import check_models, check_output
-from semspec.training.config import PipelineConfig, limited
+from semspec.training.config import PipelineConfig, limit_questions
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import gather, questions_recipe, stored_questions
@@ -31,7 +31,7 @@ from semspec.training.estimate import (
     Estimate,
     PilotOverdue,
     fit_seconds,
-    groups_of,
+    group_questions,
     run_pilot,
     state_row_bytes,
 )
@@ -47,10 +47,10 @@ PILOT_QUESTIONS = 2
 PILOT_LIMIT_S = 300.0
 """Of the preset's pilot: a pair for which it takes longer is too slow for an hour."""
 LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
-"""Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
+"""Of the preset `laptop_preset`: fewer are too few to calibrate on; the bundled probes learn from as many."""
 
 
-def scaled(
+def scale_to_budget(
     config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
 ) -> PipelineConfig:
     """`config` with as many questions as take `BUDGET_S` by the estimate, which is told and kept in `work`.
@@ -62,7 +62,7 @@ def scaled(
                 f"{work} has no run with this preset yet: `semspec train estimate --preset laptop` with the same "
                 "--config and --work chooses its number of questions"
             )
-        config = limited(config, MOST_QUESTIONS)
+        config = limit_questions(config, MOST_QUESTIONS)
         pilot = Pipeline(config, work, reporter=reporter)
         questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
         pilot.questions = Questions(questions, config.shard_questions)
@@ -78,17 +78,17 @@ def scaled(
         scaled_estimate = estimate.times(num / num_all)
         reporter.say(str(scaled_estimate))
         write_json(kept, {"num_questions": num, "time": scaled_estimate.time, "is_agreed": False})
-    return limited(config, read_json(kept)["num_questions"])
+    return limit_questions(config, read_json(kept)["num_questions"])
 
 
-def told_estimate(work: Path) -> str:
-    """The estimate that `scaled` kept in `work`, in a line."""
+def describe_estimate(work: Path) -> str:
+    """The estimate that `scale_to_budget` kept in `work`, in a line."""
     kept = read_json(work / "preset.json")
     return f"{kept['num_questions']} questions: {kept.get('time', 'of unknown time')}"
 
 
-def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
-    """Ask whether to begin the run whose estimate `scaled` kept in `work`, unless that was agreed before.
+def confirm_run(work: Path, is_agreed: bool, reporter: Reporter) -> None:
+    """Ask whether to begin the run whose estimate `scale_to_budget` kept in `work`, unless that was agreed before.
 
     Raises: InvalidRequest when the user declines, or there is no terminal to ask on.
     """
@@ -273,7 +273,7 @@ class Pipeline:
         """Estimate the whole run from a pilot in a temporary folder, on `PILOT_QUESTIONS` at a time to train on and as
         many for the report. After `limit_s` seconds of writing, a lower bound from the questions begun until then."""
         questions = self.questions.all
-        groups = groups_of(questions, PILOT_QUESTIONS)
+        groups = group_questions(questions, PILOT_QUESTIONS)
         if not self.pair.is_loaded:
             with self.reporter.busy("loading the models"):
                 self.pair.models  # noqa: B018  (load before timing)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _Jump(SelectSelector):
+class _VirtualSelector(SelectSelector):
     """Instead of waiting for the next timer, sets the clock to it."""
 
     now_s = 0.0
@@ -22,11 +22,11 @@ class _Jump(SelectSelector):
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
+        self._clock = _VirtualSelector()
+        super().__init__(self._clock)
 
     def time(self) -> float:
-        return self._jump.now_s
+        return self._clock.now_s
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

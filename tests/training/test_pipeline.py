@@ -18,7 +18,7 @@ from semspec.release import load_release
 from semspec.reporting.progress import Reporter
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline, agree, scaled
+from semspec.training.pipeline import Pipeline, agree, scale_to_budget
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.helpers.checkpoints import loaded
 from tests.training import support
@@ -72,7 +72,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
     assert release.rule == {"strategy": "target"}  # too few segments to recommend a rule
-    assert release.foreign_probes(info) is None and release.place("draft") == str(
+    assert release.probes_mismatch(info) is None and release.place("draft") == str(
         models[0].resolve()
     )
     assert [model.fingerprint for model in (release.draft, release.target)] == [
@@ -170,7 +170,7 @@ def test_preset_takes_as_many_questions_as_fit_its_time(
     monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
     monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", budget_s)
     for _ in range(2):  # the second time as the first has chosen
-        config = scaled(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
+        config = scale_to_budget(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
         assert config.questions[0].limit == num_questions
         monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1.0)
 
@@ -189,7 +189,7 @@ def estimated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr("semspec.training.pipeline.PILOT_LIMIT_S", 0.0)
     monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1e-9)
     monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
-    scaled(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
+    scale_to_budget(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
     return tmp_path / "work"
 
 

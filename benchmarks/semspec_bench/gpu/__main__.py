@@ -29,10 +29,10 @@ from semspec.reporting.files import read_json
 from semspec.stack import BUNDLED_PAIR
 from semspec.stack.parent_death import bound_command
 from semspec_bench.environment import code_digest
-from semspec_bench.gpu.pair import HUB_PAIR, folder_of, linked, measure_answers, rows_of
+from semspec_bench.gpu.pair import HUB_PAIR, folder_of, link_pair, measure_answers, rows_of
 from semspec_bench.gpu.record import Facts, Record, Results, bundle, holds, summary
 from semspec_bench.gpu.shapes import SCALES, Scale
-from semspec_bench.gpu.timing import Light, measure_light, with_floors
+from semspec_bench.gpu.timing import PeakRates, measure_peak_rates, with_floors
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = (
@@ -106,7 +106,7 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     ]
     if name == "answers":
         try:
-            pair = linked(chosen.pair, folder)
+            pair = link_pair(chosen.pair, folder)
         except Mismatch as error:
             return {"status": "skipped", "reason": str(error)}
         arguments += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
@@ -124,7 +124,9 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
         shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
         gpus = 2 if name == "tp2" else 1
         facts = with_floors(
-            facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"])
+            facts,
+            shape,
+            PeakRates(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"]),
         )
     if code == 0:
         return {"status": "done", "facts": facts}
@@ -175,7 +177,7 @@ def stage_main(chosen: Namespace, results: Results) -> int:
 
 async def measure(name: str, scale: Scale, device: str, results: Results) -> None:
     if name == "light":
-        return results.note(**measure_light(scale, torch.device(device)))
+        return results.note(**measure_peak_rates(scale, torch.device(device)))
     # Only here: they need what a service needs.
     from semspec_bench.gpu.parity import measure_parity
     from semspec_bench.gpu.series import measure_shape

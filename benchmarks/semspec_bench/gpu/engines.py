@@ -66,7 +66,7 @@ def checkpoint(shape: Shape, window: int) -> Iterator[Path]:
         yield Path(name)
 
 
-class Started:
+class MeasuredVllm:
     """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
 
     def __init__(self, arguments: Facts, settings: ModelSettings) -> None:
@@ -147,10 +147,10 @@ def memory(
 
 
 @asynccontextmanager
-async def started(
+async def start_vllm(
     device: str, settings: Facts, extra: Facts, has_hooks: bool = True
-) -> AsyncIterator[tuple[Started, VllmEngine]]:
-    """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `Started` works."""
+) -> AsyncIterator[tuple[MeasuredVllm, VllmEngine]]:
+    """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `MeasuredVllm` works."""
     defaults = {
         "engine": "vllm",
         "threads": GPU_THREADS if device == "cuda" else 1,
@@ -172,7 +172,7 @@ async def started(
     )
     if not has_hooks:
         arguments = {name: value for name, value in arguments.items() if name not in HOOKS}
-    llm = await asyncio.to_thread(Started, arguments, chosen)
+    llm = await asyncio.to_thread(MeasuredVllm, arguments, chosen)
     try:
         yield llm, VllmEngine(llm.core, tokenizer, Writer.TARGET)
     finally:

@@ -19,7 +19,7 @@ from semspec_bench.gpu.engines import CPU_KV_BYTES
 from semspec_bench.gpu.record import Facts
 from semspec_bench.gpu.shapes import PAPER, Scale
 from semspec_bench.record import RECORDS, Record, read_records, write_answers
-from semspec_bench.run import Plan, perform
+from semspec_bench.run import Plan, run_plans
 from semspec_bench.tasks import load_task
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
@@ -28,7 +28,7 @@ STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"
 CONTEXT, SESSIONS = 4096, 2
 
 
-def linked(pair: str, output: Path) -> Path:
+def link_pair(pair: str, output: Path) -> Path:
     """A folder of links to a pair: to a folder with draft/, target/ and perhaps probes/, or to two checkpoints with a
     comma between them. Raises: Mismatch when one is not on this machine."""
     base = Path(pair).absolute()
@@ -67,7 +67,7 @@ def measure_answers(folder: Path, gpus: Sequence[int], scale: Scale, data: str |
     plan = Plan(
         task, [*map(parse, STRATEGIES)], folder, task.temperature, task.top_p, scale.answer_tokens
     )
-    perform({folder / "run": plan}, Reporter())
+    run_plans({folder / "run": plan}, Reporter())
 
 
 def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
-from semspec_bench.gpu.engines import TARGET, started
+from semspec_bench.gpu.engines import TARGET, start_vllm
 from semspec_bench.gpu.record import Facts, Results
 from semspec_demo.problems import SPLITS, make_problem
 
@@ -36,7 +36,7 @@ async def measure_parity(results: Results, num_problems: int, device: str) -> No
     )
     options = {"gpu_memory_utilization": 0.4, "max_num_seqs": 16}
     settings = {"model": str(TARGET), "dtype": "float32", "vllm_options": options}
-    async with started(device, settings, extra) as (llm, engine):
+    async with start_vllm(device, settings, extra) as (llm, engine):
         results.note(start=await llm.facts())
         await llm.check(results, engine)
         reference = TransformersEngine.load(

@@ -18,7 +18,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from semspec_bench.gpu.engines import checkpoint, started
+from semspec_bench.gpu.engines import checkpoint, start_vllm
 from semspec_bench.gpu.record import Facts, Results
 from semspec_bench.gpu.shapes import Shape, Sizes
 from semspec_bench.gpu.timing import numbers
@@ -53,7 +53,10 @@ async def measure_shape(
             "max_context_tokens": sizes.window,
             "vllm_options": options,
         }
-        async with started(device, settings, {"load_format": "dummy"}, has_hooks) as (llm, engine):
+        async with start_vllm(device, settings, {"load_format": "dummy"}, has_hooks) as (
+            llm,
+            engine,
+        ):
             results.note(shape=shape.name, options=options, start=await llm.facts(has_hooks))
             series = _Series(results, shape, sizes)
             if has_hooks:

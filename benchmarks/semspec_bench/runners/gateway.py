@@ -61,7 +61,7 @@ async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
         yield GatewayRunner(await ChatClient.connect(http), processes)
 
 
-def with_room(config: StackConfig, num_sessions: int) -> StackConfig:
+def with_concurrency(config: StackConfig, num_sessions: int) -> StackConfig:
     """`config` with a gateway that runs so many generations at the same time."""
     room = {"SEMSPEC_GATEWAY_MAX_CONCURRENT": str(max(num_sessions, 32))}
     return replace(config, environment={**config.environment, **room})

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
-from semspec.decoding import Backends, Generation, Options, Verifier, decode, prompts_of
+from semspec.decoding import Backends, Generation, Options, Verifier, decode, render_prompts
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
@@ -50,7 +50,7 @@ class InProcessRunner:
         if reason := served.unsupported_reason(strategy):
             raise reason
         is_exact = ask.configuration.options.get("exact_answer")
-        prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
+        prompts = await render_prompts(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = Generation(
             context=Context((prompts.target,)),
             strategy=strategy,
@@ -108,7 +108,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
-        if release and (reason := release.foreign_reason(*infos)):
+        if release and (reason := release.mismatch_reason(*infos)):
             raise reason
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield InProcessRunner(backends, Defaults().with_rule(release) if release else Defaults())

@@ -42,7 +42,7 @@ _REFUSED_VALUE = re.compile(r"^ *Value error, (.*?)(?: \[type=.*)?$", re.MULTILI
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class VllmServers:
     """Pair, interpreter and files of the servers."""
 
     pair: Path
@@ -91,7 +91,7 @@ class Site:
         return speculation
 
 
-class ServerBroke(RunnerError):
+class ServerFailed(RunnerError):
     """A server did not start, or failed during a request; the message has the reason from its log."""
 
 
@@ -103,7 +103,7 @@ class Server:
     http: httpx.AsyncClient
 
     async def ask(self, ask: Ask, takes_seed: bool) -> Outcome:
-        """Raises: ServerBroke; RunnerError, when it refuses the question."""
+        """Raises: ServerFailed; RunnerError, when it refuses the question."""
         start = perf_counter()
         try:
             response = await self.http.post("/v1/chat/completions", json=_body(ask, takes_seed))
@@ -125,7 +125,7 @@ class Server:
         )
 
     async def until_healthy(self) -> None:
-        """Raises: ServerBroke, when the server ends or takes too long."""
+        """Raises: ServerFailed, when the server ends or takes too long."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await self._is_healthy():
@@ -142,9 +142,9 @@ class Server:
         except httpx.TransportError:
             return False
 
-    def broke(self, how: str) -> ServerBroke:
+    def broke(self, how: str) -> ServerFailed:
         """The error to raise, with the reason from the log; the end of the log is a note."""
-        error = ServerBroke(
+        error = ServerFailed(
             f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}"
         )
         error.add_note(self.child.log_tail())
@@ -154,7 +154,7 @@ class Server:
 class VllmRunner:
     """See `semspec_bench.runners.protocol.Runner`. Each label has its server, started at its first request."""
 
-    def __init__(self, site: Site, stack: AsyncExitStack) -> None:
+    def __init__(self, site: VllmServers, stack: AsyncExitStack) -> None:
         self._site, self._stack = site, stack
         self._servers: dict[str, Server] = {}
         self._proven: set[str] = set()
@@ -168,7 +168,7 @@ class VllmRunner:
                     served(self._site, ask.configuration)
                 )
             outcome = await self._servers[label].ask(ask, self._site.has_gpu)
-        except ServerBroke as error:
+        except ServerFailed as error:
             if ask.configuration.method == "target" or label in self._proven:
                 raise
             raise NotApplicable(str(error)) from error
@@ -195,7 +195,7 @@ async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
     python = python.absolute()  # not resolved: an environment's interpreter is a link
     has_gpu = await sees_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
-        site = Site(pair, python, has_gpu, Path(folder))
+        site = VllmServers(pair, python, has_gpu, Path(folder))
         write_tokenizer(pair / "target", site.tokenizer)
         async with AsyncExitStack() as stack:
             yield VllmRunner(site, stack)
@@ -232,8 +232,8 @@ def reason(log: str) -> str:
 
 
 @asynccontextmanager
-async def served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
-    """A healthy server of this configuration. Raises: ServerBroke."""
+async def served(site: VllmServers, configuration: Configuration) -> AsyncIterator[Server]:
+    """A healthy server of this configuration. Raises: ServerFailed."""
     port = free_port("127.0.0.1", 0)
     command, log = site.command(configuration, port), site.folder / f"{port}.log"
     child = await Child.start(configuration.label, command, site.environment, log)
@@ -242,14 +242,14 @@ async def served(site: Site, configuration: Configuration) -> AsyncIterator[Serv
         timeout=httpx.Timeout(3600, connect=10),
         trust_env=False,
     )
-    async with _reaped(child), client as http:
+    async with _kill_at_exit(child), client as http:
         server = Server(child, http)
         await server.until_healthy()
         yield server
 
 
 @asynccontextmanager
-async def _reaped(child: Child) -> AsyncIterator[None]:
+async def _kill_at_exit(child: Child) -> AsyncIterator[None]:
     """Kill `child` and its process group at the end of the block or of this process.
 
     A shell waits for the end of its input, which comes however this process ends, and kills the group.

@@ -148,13 +148,13 @@ def make_questions(
             if row.has(id_field)
             else hashlib.sha256(text.encode()).hexdigest()[:12]
         )
-        name = _free(name, taken)
+        name = _unique_name(name, taken)
         taken.add(name)
         questions.append(Question(name, messages, reference))
     return questions
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unique_name(name: str, taken: set[str]) -> str:
     """The name, numbered if an earlier question has it."""
     number, candidate = 1, name
     while candidate in taken:

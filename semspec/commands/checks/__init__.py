@@ -35,7 +35,7 @@ def fail(name: str, message: str, remedy: str) -> Check:
     return Check(name, "fail", message, remedy)
 
 
-def attempt(name: str, look: Callable[[], Check | str]) -> Check:
+def run_check(name: str, look: Callable[[], Check | str]) -> Check:
     """What `look` finds: a check, the message of one that is fulfilled, or the error of one that is not."""
     try:
         found = look()

@@ -7,20 +7,20 @@ from functools import partial
 
 from packaging.version import Version
 
-from semspec.commands.checks import Check, attempt
+from semspec.commands.checks import Check, run_check
 from semspec.errors import Unavailable
 from semspec.stack import StackConfig, StackError
 from semspec.stack.listening import free_port, url_host
-from semspec.stack.redis import find_server, given_url
+from semspec.stack.redis import configured_url, find_server
 
 LEAST_REDIS = "6.2"
 TIMEOUT_S = 3.0
 
 
-def check_places(config: StackConfig) -> Iterator[Check]:
-    yield attempt("port", partial(_port, config.host, config.port))
-    url = given_url()
-    yield attempt("redis", partial(_given_redis, url) if url else _own_redis)
+def check_network(config: StackConfig) -> Iterator[Check]:
+    yield run_check("port", partial(_port, config.host, config.port))
+    url = configured_url()
+    yield run_check("redis", partial(_given_redis, url) if url else _own_redis)
 
 
 def _port(host: str, port: int) -> str:

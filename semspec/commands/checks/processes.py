@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semspec.commands import BAD_VERDICT
-from semspec.commands.checks import Check, attempt, fail, ok, warn
+from semspec.commands.checks import Check, fail, ok, run_check, warn
 from semspec.decoding.backends import WithoutProbes
 from semspec.errors import Mismatch
 from semspec.keys import new_key
 from semspec.stack import StackConfig
-from semspec.stack.redis import given_url
+from semspec.stack.redis import configured_url
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings
@@ -30,7 +30,7 @@ FORM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedProcess:
     """A process that starts."""
 
     found: Check | str
@@ -44,7 +44,7 @@ class Started:
 def check_processes(config: StackConfig) -> Iterator[Check]:
     """One check per process; of the memory, and of what the processes report of each other, if both models are on this
     machine and nothing fails before."""
-    started = dict[str, Started]()
+    started = dict[str, StartedProcess]()
 
     def start(name: str) -> Check | str:
         started[name] = _start(config, name)
@@ -52,19 +52,21 @@ def check_processes(config: StackConfig) -> Iterator[Check]:
 
     names = (*config.roles, "gateway")
     for name in names:
-        yield attempt(name, partial(start, name))
+        yield run_check(name, partial(start, name))
     models = [
         started[role] for role in ("draft", "target") if role in started and started[role].report
     ]
     if len(models) == 2:
-        yield attempt("memory", partial(_memory, models))
+        yield run_check("memory", partial(_memory, models))
         if len(started) == len(names):
-            yield attempt("pair", partial(_compare, started))
-            yield attempt("draft test", lambda: asyncio.run(_tested("draft", started["draft"])))
-            yield attempt("target test", lambda: asyncio.run(_tested("target", started["target"])))
+            yield run_check("pair", partial(_compare, started))
+            yield run_check("draft test", lambda: asyncio.run(_tested("draft", started["draft"])))
+            yield run_check(
+                "target test", lambda: asyncio.run(_tested("target", started["target"]))
+            )
 
 
-def _start(config: StackConfig, name: str) -> Started:
+def _start(config: StackConfig, name: str) -> StartedProcess:
     """Start a process as far as its model's weights. Raises: what ends it at its start."""
     from semspec.settings import read_settings
 
@@ -85,15 +87,15 @@ def _start(config: StackConfig, name: str) -> Started:
         )
 
 
-def _gateway(settings: Any) -> Started:
+def _gateway(settings: Any) -> StartedProcess:
     release = _loaded("semspec_gateway.releases:load_served_release")(
         settings.pair, settings.defaults
     )
     words = f", the release is {release.label}" if release else ""
-    return Started(f"its settings are valid{words}", settings, release)
+    return StartedProcess(f"its settings are valid{words}", settings, release)
 
 
-def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
+def _verifier(config: StackConfig, settings: Any, load: Any) -> StartedProcess:
     report = asyncio.run(load(settings.model_copy(update={"device": "cpu"})).info())
     found: Check | str = f"probes of {report.draft_model} and {report.target_model}"
     if not report.operating_points:
@@ -107,10 +109,10 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
         found = warn("verifier", f"{found}, whose report says: {config.bad_verdicts}", BAD_VERDICT)
     elif config.verdicts:
         found = f"{found}, whose report says: {config.verdicts}"
-    return Started(found, settings, report)
+    return StartedProcess(found, settings, report)
 
 
-def _model(role: str, settings: Any, load: Any) -> Started:
+def _model(role: str, settings: Any, load: Any) -> StartedProcess:
     from semspec.engine.hub import look_up, size_of
 
     num_weights, weight_bytes = 0, 0
@@ -119,7 +121,7 @@ def _model(role: str, settings: Any, load: Any) -> Started:
         if found.missing_bytes:
             words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
-            return Started(warn(role, words, remedy), settings, None)
+            return StartedProcess(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
     engine = load(settings, outline)
     if settings.model and (bytes_per_weight := FORM_BYTES.get(engine.form)):
@@ -129,11 +131,11 @@ def _model(role: str, settings: Any, load: Any) -> Started:
         if settings.model
         else "a datastore"
     )
-    return Started(words, settings, asyncio.run(engine.info()), weight_bytes)
+    return StartedProcess(words, settings, asyncio.run(engine.info()), weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ModelOutline:
     """In the place of an engine: its handshake."""
 
     handshake: "ModelInfo"
@@ -146,7 +148,7 @@ class Outline:
         return self.handshake
 
 
-def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
+def outline(settings: "ModelSettings", writer: "Writer") -> ModelOutline:
     """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
     from semspec.engine.load import chosen_engine
 
@@ -155,7 +157,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
 
         check_installed()
         model, tokenizer = load_model(settings, writer)
-        return Outline(model.info, tokenizer, f"vLLM {version('vllm')}", "bfloat16")
+        return ModelOutline(model.info, tokenizer, f"vLLM {version('vllm')}", "bfloat16")
     from semspec.engine.causal_lm import CausalLM
     from semspec.release import check_model
 
@@ -163,7 +165,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
     check_model(settings, writer, lm.info.fingerprint)
     runner = "fast decoder" if lm.decoder else "transformers"
-    return Outline(
+    return ModelOutline(
         lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}, {lm.form}", lm.form
     )
 
@@ -197,7 +199,7 @@ def count_weights(folder: Path) -> int:
     return num_weights
 
 
-async def _tested(role: str, started: Started) -> str:
+async def _tested(role: str, started: StartedProcess) -> str:
     """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
     from semspec.engine.load import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
@@ -214,7 +216,7 @@ async def _tested(role: str, started: Started) -> str:
         await engine.aclose()
 
 
-def _compare(started: dict[str, Started]) -> str:
+def _compare(started: dict[str, StartedProcess]) -> str:
     """What the gateway finds once all services answer. Raises: Mismatch."""
     draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
     verifier = (
@@ -237,7 +239,7 @@ def _compare(started: dict[str, Started]) -> str:
     return f"{matched}; {served.default_name(defaults)} by default; {served.support(defaults)}"
 
 
-def _memory(models: list[Started]) -> Check:
+def _memory(models: list[StartedProcess]) -> Check:
     from semspec.engine.hub import size_of
 
     device, free_bytes = _free()
@@ -277,7 +279,7 @@ def _environment(config: StackConfig, name: str) -> Iterator[None]:
     before = dict(os.environ)
     if name == "gateway":
         addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {
-            "redis": given_url() or "redis://127.0.0.1"
+            "redis": configured_url() or "redis://127.0.0.1"
         }
         settings = config.gateway_environment(addresses, 0, config.api_key or new_key())
     else:

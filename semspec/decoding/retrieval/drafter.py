@@ -52,7 +52,7 @@ def propose(
     """
     start = perf_counter()
     text = _text(datastore.card.tokenizer, context.pieces, open_ids)
-    found = _found(datastore, text, retrieval, num_tokens) if text else ()
+    found = _find_continuations(datastore, text, retrieval, num_tokens) if text else ()
     token_ids = agreed(found, num_tokens, LEAST_SHARE)
     certain = tuple(map(Distribution.certain, token_ids))
     layer = datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
@@ -60,7 +60,9 @@ def propose(
     return Proposal(tuple(token_ids), certain, datastore.card.tokenizer, duration_ms, layer)
 
 
-def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
+def _find_continuations(
+    datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int
+) -> Sequence[str]:
     """What followed similar contexts."""
     matches: list[Match] = []  # the longest n-gram of each part, in order of preference
     if retrieval.source != "datastore":
@@ -70,11 +72,13 @@ def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: in
     best = max(matches, key=attrgetter("length"))
     near: tuple[str, ...] = ()
     if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
-        near = _near(datastore, text, retrieval.state, num_tokens)
+        near = _neighbour_continuations(datastore, text, retrieval.state, num_tokens)
     return near or best.continuations
 
 
-def _near(datastore: Datastore, text: str, state: bytes, num_tokens: int) -> tuple[str, ...]:
+def _neighbour_continuations(
+    datastore: Datastore, text: str, state: bytes, num_tokens: int
+) -> tuple[str, ...]:
     """What followed neighbours of the state before the last token that were followed by the same token."""
     if datastore.neighbours is None or not state:
         return ()

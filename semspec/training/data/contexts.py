@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from semspec.decoding import Prompts, at_the_same_point, renders_its_own
+from semspec.decoding import Prompts, align_reasoning, renders_separately
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
@@ -75,9 +75,9 @@ def prompts(
     text = config.template.replace("{question}", question.text)
     messages = [Message("user", text)]
     start = target.encode(messages if config.chat else text)
-    if not config.chat or not renders_its_own(draft.info, target.info):
+    if not config.chat or not renders_separately(draft.info, target.info):
         return Prompts(start)
-    return Prompts(start, at_the_same_point(draft.encode(messages), start))
+    return Prompts(start, align_reasoning(draft.encode(messages), start))
 
 
 def mixed_trace(
@@ -106,7 +106,7 @@ def mixed_trace(
     return pieces
 
 
-def given_trace(
+def data_trace(
     question: Question, start: Piece, target: ModelTokenizer, rule: Segmentation, limit: int
 ) -> list[Piece]:
     """The data's own trace, split where `rule` ends a segment."""

@@ -120,7 +120,7 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
             "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence",
             remedy="raise max_segment_tokens, or the NLI model's window",
         )
-    labels = arranged(rows, questions)
+    labels = labels_from_rows(rows, questions)
     if np.all(labels.target_probability == 1):
         raise InvalidRequest(
             f"every one of {len(np.unique(labels.context))} contexts has fewer than two clusters: nothing to learn "
@@ -130,7 +130,7 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
     return labels
 
 
-def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
+def labels_from_rows(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
     """The labels in `rows` as arrays."""
     contexts = {
         name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))

@@ -48,7 +48,7 @@ def gather(
 ) -> tuple[list[Question], list[Dropped]]:
     """All questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest naming source and problem."""
     has_test = any(source.role == "test" for source in sources)
-    sides = _sides(shares, with_test=not has_test)
+    sides = _split_function(shares, with_test=not has_test)
     seen = _SeenQuestions()
     for source in evaluation_sets:
         for row in _rows(source):
@@ -106,7 +106,7 @@ def _check(questions: Sequence[Question]) -> None:
         )
 
 
-def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
+def _split_function(shares: Shares, with_test: bool) -> Callable[[str], str]:
     """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
 
     def side(identifier: str) -> str:

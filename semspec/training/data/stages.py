@@ -26,7 +26,7 @@ from semspec.training.data.contexts import (
     ProbeContext,
     choose_depths,
     contexts_of,
-    given_trace,
+    data_trace,
     mixed_trace,
     prompts,
     trace_row,
@@ -175,7 +175,7 @@ class ContextsStage(Stage):
         config, contexts, target = self._config, self._config.contexts, self._pair.target.tokenizer
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
-            return given_trace(
+            return data_trace(
                 question, start.target, target, config.segmentation, contexts.max_segments
             ), start.draft
         return mixed_trace(

@@ -21,7 +21,7 @@ from semspec.types import derive_seed
 Probabilities = NDArray[np.float32]
 
 
-class Descent:
+class NetworkTrainer:
     """Trains a network. Epoch, seed and number of segments determine all randomness."""
 
     def __init__(self, num_inputs: int, recipe: FitRecipe, device: torch.device) -> None:
@@ -107,7 +107,7 @@ def fit(
     device = torch.device(device_of(recipe.device, "the probes"))
     seen = sample_of(train_idx, recipe.statistics_rows)
     reduction = fit_reduction(source, labels, seen, recipe.projection, device)
-    descent = Descent(reduction.num_outputs, recipe, device)
+    descent = NetworkTrainer(reduction.num_outputs, recipe, device)
     free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
     held_out = Examples(
@@ -122,7 +122,9 @@ def fit(
     return _probe(descent, reduction, source.num_features, recipe), descent.history
 
 
-def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: FitRecipe) -> Probe:
+def _probe(
+    descent: NetworkTrainer, reduction: Reduction, num_features: int, recipe: FitRecipe
+) -> Probe:
     """The best network as a plain probe over raw features."""
     if not isfinite(descent.best_error):
         raise InvalidRequest("the fit diverged: lower probes.learning_rate")
