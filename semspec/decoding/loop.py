@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from semspec.decoding import exact_answer, semantic, steps, token_level
+from semspec.decoding import exact_answer, semantic, single_model, token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
@@ -42,8 +42,8 @@ STRATEGIES: Strategies = {
     "likelihood": likelihood.strategy,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
-    "target": steps.target,
-    "draft": steps.draft,
+    "target": single_model.target,
+    "draft": single_model.draft,
 }
 PREFERRED = ("semantic", "likelihood", "token-level", "retrieval", "target")
 """A request that names no strategy gets the first of these that the pair supports."""

@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from semspec.decoding import steps, token_level
+from semspec.decoding import single_model, token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import (
     Limits,
@@ -287,7 +287,7 @@ def _states(generated: GeneratedSegment) -> States:
 
 
 REWRITES: Mapping[RewriteName, Callable[[Options, Literal[0, 1]], Strategy]] = {
-    "target": steps.target,
+    "target": single_model.target,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
 }

@@ -1,17 +1,15 @@
-"""Building blocks of strategies: times per stage, records of generated segments, rewrites, unavailable backends. And
-the strategies of one model alone."""
+"""Building blocks of strategies: times per stage, records of generated segments, rewrites, unavailable backends."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Options, Progress, Step, Strategy
+from semspec.decoding.generation import Progress, Step
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -29,7 +27,6 @@ from semspec.types import (
     OpenText,
     SegmentRecord,
     StageTimes,
-    Writer,
 )
 
 _stages = attrgetter(*(field.name for field in fields(StageTimes)))
@@ -256,27 +253,3 @@ def write_by_target(
     return write_records(
         progress, backends.target, progress.params("target", max_segments), "write_ms", fallback
     )
-
-
-async def _write_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
-    params = progress.params("draft", max_segments=0)
-    with backend_failures("draft"):
-        async with aclosing(
-            write_records(progress, backends.drafter, params, "draft_ms")
-        ) as records:
-            async for record in records:
-                yield record
-
-
-def target(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
-    """The target alone: the baseline."""
-    rounds = partial(write_by_target, max_segments=max_segments)
-    writers = frozenset({Writer.TARGET})
-    return Strategy("target", rounds, options, writers, is_exact=True, supports_grammars=True)
-
-
-def draft(options: Options) -> Strategy:
-    """The draft alone: the lower bound."""
-    writers = frozenset({Writer.DRAFT})
-    return Strategy("draft", _write_by_draft, options, writers, supports_grammars=True)

@@ -15,8 +15,9 @@ from semspec.errors import InternalError, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
 from semspec.rpc.codec.values import UNKNOWN_CLUSTER, check_length, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.pool import Lookup, Pool, look_up
+from semspec.rpc.pool import Pool
 from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
+from semspec.rpc.resolver import Lookup, look_up
 from semspec.types import (
     Context,
     GeneratedSegment,

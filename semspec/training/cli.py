@@ -15,10 +15,11 @@ from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
 from semspec.reporting.progress import Reporter
 from semspec.training import from_prompts
-from semspec.training.config import DatastoreConfig, laptop_preset, load_config, read_config
+from semspec.training.config import DatastoreConfig, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
-from semspec.training.pipeline import Pipeline, confirm_run, describe_estimate, scale_to_budget
+from semspec.training.pipeline import Pipeline
+from semspec.training.preset import confirm_run, describe_estimate, laptop_preset, scale_to_budget
 
 COMMANDS = {
     "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",

@@ -1,6 +1,5 @@
 """The pipeline's configuration: one YAML file, validated before any model loads."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -237,36 +236,6 @@ class PipelineConfig(WorkConfig):
                 loaded = {name: target[name] for name in fields if name in target}
                 return content | {"equivalence": loaded | judge}
         return content
-
-
-def laptop_preset(config: PipelineConfig) -> PipelineConfig:
-    """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
-    and under a name of its own."""
-    contexts, samples = config.contexts, config.samples
-    return config.model_copy(
-        update={
-            "name": f"{config.name}-laptop",
-            "contexts": contexts.model_copy(
-                update={"per_question": min(contexts.per_question or 4, 4)}
-            ),
-            "samples": samples.model_copy(
-                update={"num_samples": min(samples.num_samples, 10), "num_test_samples": None}
-            ),
-            "report": config.report.model_copy(update={"variants": False, "learning_curve": ()}),
-        }
-    )
-
-
-def limit_questions(config: PipelineConfig, num_questions: int) -> PipelineConfig:
-    """`config` with at most so many questions, and a quarter as many from sources for the report alone."""
-    num_sources = Counter(source.role for source in config.questions)
-    most = {"train": num_questions, "test": num_questions // 4}
-
-    def cut(source: QuestionSource) -> QuestionSource:
-        limit = max(1, most[source.role] // num_sources[source.role])
-        return source.model_copy(update={"limit": min(source.limit or limit, limit)})
-
-    return config.model_copy(update={"questions": tuple(map(cut, config.questions))})
 
 
 class AnswersConfig(SamplingConfig):

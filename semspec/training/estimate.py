@@ -16,9 +16,10 @@ from semspec.engine.hub import size_of
 from semspec.reporting.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, labels_from_rows
-from semspec.training.data.pair import DeadlinePassed, Pair
+from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import ClustersStage
+from semspec.training.data.writers import DeadlinePassed
 from semspec.training.trainer.fit import fit
 from semspec.training.trainer.probes import Variant, Variants, training_of
 from semspec.training.trainer.recipe import FitRecipe, Role

@@ -1,7 +1,6 @@
 """Runs all stages from a model pair to probes, each resumable, and estimates a run from a pilot of a few questions."""
 
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,13 +12,12 @@ from semspec.clustering.loading import load_equivalence
 from semspec.engine.hub import size_of
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.reporting.files import read_json, write_json
-from semspec.reporting.progress import Reporter, duration
+from semspec.reporting.progress import Reporter
 from semspec.training.checks import check_models, check_output
-from semspec.training.config import PipelineConfig, limit_questions
+from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import gather, questions_recipe, stored_questions
+from semspec.training.data.questions import questions_recipe, stored_questions
 from semspec.training.data.stages import (
     ClustersStage,
     ContextsStage,
@@ -42,70 +40,7 @@ from semspec.types import Writer
 SHARDED = ("contexts", "samples", "clusters")
 
 
-BUDGET_S = 3600.0
 PILOT_QUESTIONS = 2
-PILOT_LIMIT_S = 300.0
-"""Of the preset's pilot: a pair for which it takes longer is too slow for an hour."""
-LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
-"""Of the preset `laptop_preset`: fewer are too few to calibrate on; the bundled probes learn from as many."""
-
-
-def scale_to_budget(
-    config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
-) -> PipelineConfig:
-    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told and kept in `work`.
-    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
-    kept = work / "preset.json"
-    if not kept.exists():
-        if not can_start:
-            raise InvalidRequest(
-                f"{work} has no run with this preset yet: `semspec train estimate --preset laptop` with the same "
-                "--config and --work chooses its number of questions"
-            )
-        config = limit_questions(config, MOST_QUESTIONS)
-        pilot = Pipeline(config, work, reporter=reporter)
-        questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
-        pilot.questions = Questions(questions, config.shard_questions)
-        pilot.check_start(range(len(pilot.questions)))
-        reporter.say(
-            f"a pilot of a few questions, at most {duration(PILOT_LIMIT_S)}, estimates the time first; Ctrl-C stops, "
-            "nothing is lost"
-        )
-        estimate = pilot.estimate(limit_s=PILOT_LIMIT_S)
-        has_own_test = any(source.role == "test" for source in config.questions)
-        num_all = sum(question.split != "test" or not has_own_test for question in questions)
-        num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
-        scaled_estimate = estimate.times(num / num_all)
-        reporter.say(str(scaled_estimate))
-        write_json(kept, {"num_questions": num, "time": scaled_estimate.time, "is_agreed": False})
-    return limit_questions(config, read_json(kept)["num_questions"])
-
-
-def describe_estimate(work: Path) -> str:
-    """The estimate that `scale_to_budget` kept in `work`, in a line."""
-    kept = read_json(work / "preset.json")
-    return f"{kept['num_questions']} questions: {kept.get('time', 'of unknown time')}"
-
-
-def confirm_run(work: Path, is_agreed: bool, reporter: Reporter) -> None:
-    """Ask whether to begin the run whose estimate `scale_to_budget` kept in `work`, unless that was agreed before.
-
-    Raises: InvalidRequest when the user declines, or there is no terminal to ask on.
-    """
-    kept = read_json(work / "preset.json")
-    if kept.get("is_agreed", True):  # a run that was begun by an earlier version does not know it
-        return
-    if not is_agreed:
-        alternative = "`semspec train calibrate --from-prompts` gives a rule in minutes"
-        if not sys.stdin.isatty():
-            raise InvalidRequest(
-                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {alternative}"
-            )
-        reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
-        if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
-            raise InvalidRequest("not begun", remedy=f"the same command asks again; {alternative}")
-    reporter.say("Ctrl-C stops; the same command continues")
-    write_json(work / "preset.json", kept | {"is_agreed": True})
 
 
 class Pipeline:

@@ -12,7 +12,8 @@ from itertools import islice
 
 from semspec.engine.steps import equal_shares
 from semspec.engine.worker import REUNION_S, STEP_TOKENS
-from semspec.rpc.replica import Health, best
+from semspec.rpc.replica import Health
+from semspec.rpc.selection import best
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -76,7 +77,7 @@ class _Call:
 
 
 class Replica:
-    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.replica` chooses by."""
+    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.selection` chooses by."""
 
     health, is_overloaded = Health.SERVING, False
 

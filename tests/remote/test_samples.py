@@ -8,7 +8,7 @@ import pytest
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Api
 from semspec.training.config import ServerSampler
-from semspec.training.data.pair import ServerWriter
+from semspec.training.data.writers import ServerWriter
 from semspec.types import (
     Context,
     GenerationParams,

@@ -24,7 +24,7 @@ from semspec.errors import (
 from semspec.rpc import replica
 from semspec.rpc.calls import Methods
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.replica import weight
+from semspec.rpc.selection import weight
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
 from tests.helpers.fakes import FakeModel

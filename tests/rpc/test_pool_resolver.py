@@ -7,7 +7,7 @@ import pytest
 
 from semspec.errors import InvalidRequest
 from semspec.rpc import pool
-from semspec.rpc.pool import Endpoint, Resolver, look_up, parse_endpoints
+from semspec.rpc.resolver import Endpoint, Resolver, look_up, parse_endpoints
 
 
 class Names:

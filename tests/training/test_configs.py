@@ -17,11 +17,10 @@ from semspec.training.config import (
     DatastoreConfig,
     PipelineConfig,
     ServerSampler,
-    laptop_preset,
-    limit_questions,
     load_config,
     read_config,
 )
+from semspec.training.preset import laptop_preset, limit_questions
 from semspec.training.trainer.probes import Variants
 from semspec.training.trainer.recipe import FitRecipe
 from tests.manifests.policy import CONFINED

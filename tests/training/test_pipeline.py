@@ -18,7 +18,8 @@ from semspec.release import load_release
 from semspec.reporting.progress import Reporter
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline, agree, scale_to_budget
+from semspec.training.pipeline import Pipeline
+from semspec.training.preset import confirm_run, scale_to_budget
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.helpers.checkpoints import loaded
 from tests.training import support
@@ -167,12 +168,12 @@ def test_preset_takes_as_many_questions_as_fit_its_time(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float, num_questions: int
 ) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
-    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", budget_s)
+    monkeypatch.setattr("semspec.training.preset.LEAST_QUESTIONS", 8)
+    monkeypatch.setattr("semspec.training.preset.BUDGET_S", budget_s)
     for _ in range(2):  # the second time as the first has chosen
         config = scale_to_budget(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
         assert config.questions[0].limit == num_questions
-        monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1.0)
+        monkeypatch.setattr("semspec.training.preset.BUDGET_S", 1.0)
 
 
 def test_pilot_that_reaches_its_limit_tells_the_least_time(run: Path, tmp_path: Path) -> None:
@@ -186,9 +187,9 @@ def test_pilot_that_reaches_its_limit_tells_the_least_time(run: Path, tmp_path: 
 def estimated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The work folder of a preset whose estimate is not agreed to yet."""
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.PILOT_LIMIT_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1e-9)
-    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
+    monkeypatch.setattr("semspec.training.preset.PILOT_LIMIT_S", 0.0)
+    monkeypatch.setattr("semspec.training.preset.BUDGET_S", 1e-9)
+    monkeypatch.setattr("semspec.training.preset.LEAST_QUESTIONS", 8)
     scale_to_budget(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
     return tmp_path / "work"
 
@@ -213,16 +214,16 @@ def test_run_of_the_preset_asks_at_a_terminal(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     if reply == "y":
-        agree(estimated, False, Reporter(quiet=True))
-        agree(estimated, False, Reporter(quiet=True))  # it asks once
+        confirm_run(estimated, False, Reporter(quiet=True))
+        confirm_run(estimated, False, Reporter(quiet=True))  # it asks once
     else:
         with pytest.raises(InvalidRequest, match="not begun"):
-            agree(estimated, False, Reporter(quiet=True))
+            confirm_run(estimated, False, Reporter(quiet=True))
 
 
 def test_yes_is_remembered(estimated: Path) -> None:
-    agree(estimated, True, Reporter(quiet=True))
-    agree(estimated, False, Reporter(quiet=True))
+    confirm_run(estimated, True, Reporter(quiet=True))
+    confirm_run(estimated, False, Reporter(quiet=True))
 
 
 def test_long_work_shows_that_it_is_alive(

@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from semspec.decoding import Prompts, align_reasoning, renders_separately
 from semspec.engine.segmentation import cut
@@ -13,6 +12,7 @@ from semspec.errors import InvalidRequest
 from semspec.reporting.files import Row
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.questions import Question
+from semspec.training.data.writers import SegmentWriter
 from semspec.types import (
     Context,
     Message,
@@ -23,14 +23,6 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
-
-
-class SegmentWriter(Protocol):
-    """Generates next segments."""
-
-    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """One next segment per seed, in the order of `seeds`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
