@@ -16,12 +16,12 @@ OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "chat": ("ask a gateway, and watch the answer as it is written", options.chat_options),
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
     "health": (
-        "check that a service or a gateway serves; exit code 0 if so",
+        "check that a service or a gateway is serving; the exit code is 0 if it is",
         options.health_options,
     ),
-    "key": ("make an API key, and the entry that lets a gateway know it", options.key_options),
+    "key": ("create an API key, and its entry for the gateway's settings", options.key_options),
     "pairs": (
-        "list the pairs that `serve --pair NAME` knows, and what of them is here",
+        "list the pairs that `serve --pair NAME` accepts, and which of their files are here",
         options.pairs_options,
     ),
     "plan": ("show which layouts of a pair fit on GPUs, and their settings", options.plan_options),

@@ -192,7 +192,7 @@ class Gateway:
                 if not last.id or num_breaks > NUM_REATTACHMENTS:
                     self._give_up(last, error)
                 on_break(
-                    f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                    f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
                 )
             except (
                 Unavailable,
@@ -206,7 +206,7 @@ class Gateway:
                 ):
                     raise
                 on_break(
-                    f"the gateway let go ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                    f"the gateway stopped ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
                 )
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
@@ -255,7 +255,7 @@ class Gateway:
             raise self._unreachable(error) from error
         raise Unavailable(
             f"the connection to {self._http.base_url} broke ({_reason(error)})",
-            remedy=f"what was kept of the answer: GET {_path(str(last.data.get('id')))}",
+            remedy=f"GET {_path(str(last.data.get('id')))} returns the stored part of the answer",
         ) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
@@ -270,7 +270,7 @@ def error_from_response(response: httpx.Response) -> SemspecError:
     try:
         return _error_from_detail(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        answer = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
+        answer = f"{response.status_code}, not as a gateway would: {' '.join(response.text.split())[:120]}"
         return InternalError(f"{response.url} answers {answer}", remedy="give the URL of a gateway")
 
 

@@ -13,10 +13,10 @@ MAX_MESSAGE, NUM_KEPT_AT_END = 1200, 300
 
 
 class SemspecError(Exception):
-    """Base of all errors a caller may receive. `str()` is all of it in one line, for operators; `text` is for clients.
+    """Base of all errors a caller may receive. `str()` has all fields in one line for operators; `text` is for clients.
 
     `parameter`: the invalid request field, if any. `remedy`: how to solve the problem. `operator_hint`: the settings
-    that solve it, which no client is told.
+    that solve it; it is not sent to clients.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ TABLE: dict[type[SemspecError], Representation] = {
 
 
 def represent(error: SemspecError) -> Representation:
-    """The table's row for the error's class or its nearest base class."""
+    """Return the table's row for the error's class or its nearest base class."""
     return next((TABLE[row] for row in type(error).__mro__ if row in TABLE), TABLE[InternalError])
 
 
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
-    """The error for a gRPC status; `InternalError` for an unknown status."""
+    """Return the error for a gRPC status; `InternalError` for an unknown status."""
     kind = next((kind for kind, row in TABLE.items() if row.grpc_status == status), None)
     if kind is InvalidRequest and parameter and message.startswith(f"{parameter}: "):
         return InvalidField(message.removeprefix(f"{parameter}: "), parameter)
@@ -148,7 +148,7 @@ def from_grpc_status(status: str, message: str, parameter: str | None = None) ->
 
 
 def one_line(text: str) -> str:
-    """`text`, with what terminals interpret escaped as in JSON: line breaks, other control characters, direction."""
+    """Escape as in JSON what a terminal interprets: line breaks, other control characters, text direction."""
     if text.isprintable():
         return text
     return "".join(
@@ -165,7 +165,7 @@ def _bounded(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether `text` can be encoded: a lone surrogate cannot."""
+    """Return whether `text` can be encoded; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

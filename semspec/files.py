@@ -19,9 +19,9 @@ class TooDeep(ValueError):
 
 
 def regular(path: Path) -> Path:
-    """`path`. Raises: OSError when there is something else than a file, such as a device, which may have no end."""
+    """Return `path`. Raises: OSError when it is not a regular file but, for example, a device, which may never end."""
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a regular file")
     return path
 
 

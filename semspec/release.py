@@ -28,16 +28,16 @@ class ReleasedModel:
     model: str
     """Its folder or GGUF file, absolute or relative to the folder of `pair.json`; or its name on the hub."""
     fingerprint: str
-    """Of its weights, its configuration, and the options of vLLM that change its numbers."""
+    """Digest of its weights, its configuration, and the options of vLLM that change its numbers."""
     tokenizer: str
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = "auto"
-    """Of the weights when it is served; auto: any."""
+    """Numeric form of the weights when it is served; auto: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one version of a pair consists of."""
+    """One version of a pair: models, probes, calibration and rule."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class Release:
     draft: ReleasedModel
     target: ReleasedModel
     rule: dict[str, Any]
-    """The options of a request that names none, as in `SEMSPEC_GATEWAY_DEFAULTS`."""
+    """Defaults for the options that a request leaves unset, as in `SEMSPEC_GATEWAY_DEFAULTS`."""
     draft_probe: str = ""
     """Digest of its weights; empty: the pair has no probes."""
     target_probe: str = ""
@@ -56,27 +56,27 @@ class Release:
     """Digest of the calibration; empty: there is none."""
     format: Literal[1] = 1
     folder: Path = field(default=Path(), compare=False)
-    """Of `pair.json`, which does not name it."""
+    """Folder of `pair.json`; not part of the file."""
 
     @property
     def label(self) -> str:
-        """What a request's `model` calls it."""
+        """Return its name in a request's `model`."""
         return f"{self.name}@{self.version}"
 
-    def place(self, role: str) -> str:
-        """The folder, the GGUF file or the name on the hub of a model."""
+    def model_location(self, role: str) -> str:
+        """Return the folder, the GGUF file or the name on the hub of a model."""
         model: str = getattr(self, role).model
         return str((self.folder / model).resolve()) if (self.folder / model).exists() else model
 
     def with_probes(self, served: VerifierInfo) -> "Release":
-        """The same with the probes that a verifier serves."""
+        """Return the release with the probes that a verifier serves."""
         probes = served.draft_probe, served.target_probe
         return replace(
             self, draft_probe=probes[0], target_probe=probes[1], projections=served.projections
         )
 
     def save(self, folder: Path) -> None:
-        """Write `pair.json` at once."""
+        """Write `pair.json` atomically."""
         partial = folder / f".{RELEASE_FILE}"
         partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
         partial.replace(folder / RELEASE_FILE)
@@ -84,7 +84,7 @@ class Release:
     def model_mismatch(
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
     ) -> Mismatch | None:
-        """Why a model is not the release's; None if it is. `tokenizer`: empty: not compared."""
+        """Return why a model is not the release's; None if it is. An empty `tokenizer` is not compared."""
         released: ReleasedModel = getattr(self, role)
         found = f"but the {role} service serves {name}"
         if fingerprint != released.fingerprint:
@@ -105,7 +105,7 @@ class Release:
     def mismatch_reason(
         self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
     ) -> Mismatch | None:
-        """Why what the services serve is not the release; None if it is."""
+        """Return why the services do not serve this release; None if they do."""
         for role, info in (("draft", draft), ("target", target)):
             if info.has_model and (
                 reason := self.model_mismatch(role, info.model, info.fingerprint, info.tokenizer)
@@ -114,7 +114,7 @@ class Release:
         return self.probes_mismatch(verifier)
 
     def probes_mismatch(self, served: VerifierInfo) -> Mismatch | None:
-        """Why the verifier's probes are not the release's; None if they are."""
+        """Return why the verifier's probes are not the release's; None if they are."""
         if self.with_probes(served) == self:
             return None
         probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
@@ -130,7 +130,7 @@ _RELEASE = TypeAdapter(Release)
 
 
 def load_release(path: Path) -> Release:
-    """The release of a folder with `pair.json`, or of that file. Raises: Mismatch, with the remedy, in one line."""
+    """Read a release from its folder or from its `pair.json`. Raises: Mismatch, with the remedy, in one line."""
     file = path / RELEASE_FILE if path.is_dir() else path
     try:
         release = _RELEASE.validate_python(read_json(file))
@@ -144,7 +144,10 @@ def load_release(path: Path) -> Release:
 
 
 def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> None:
-    """Raises: Mismatch when `settings.pair` names no release with this model: it is one, or has one in each folder."""
+    """Check that a release in `settings.pair` names this model; the folder is a release, or holds one in each folder.
+
+    Raises: Mismatch when none does.
+    """
     if settings.pair is None:
         return
     inside = [
@@ -153,10 +156,11 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
         if path.parent.name[0] != "."
     ]
     folders = inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair]
-    role, own = (
-        writer.value,
-        {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype},
-    )
-    reasons = [load_release(one).model_mismatch(role, **own) for one in folders]
+    reasons = [
+        load_release(folder).model_mismatch(
+            writer.value, settings.model, fingerprint, dtype=settings.dtype
+        )
+        for folder in folders
+    ]
     if None not in reasons and (reason := reasons[0]):
         raise reason

@@ -159,17 +159,19 @@ def parser() -> argparse.ArgumentParser:
     run_parser.set_defaults(command=run)
     run_parser.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
     run_parser.add_argument(
-        "--temperature", type=float, help="0 is greedy (default: as published for the task)"
+        "--temperature",
+        type=float,
+        help="sampling temperature, 0 is greedy (default: as published for the task)",
     )
     run_parser.add_argument(
-        "--output", type=Path, help="folder of the run (default: one of its own in .work/bench)"
+        "--output", type=Path, help="folder of the run (default: a folder in .work/bench)"
     )
     run_parser.add_argument(
         "--sessions",
         type=int,
         default=1,
         metavar="N",
-        help="questions at a time; above 1 only quality is reported",
+        help="concurrent questions; above 1 only quality is reported",
     )
     _add_run_options(run_parser, limit=None)
     _add_report_options(run_parser)
@@ -181,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         default=RESULTS / f"{datetime.now(UTC):%Y-%m-%d}",
-        help="of the report",
+        help="folder of the report",
     )
     _add_run_options(suite_parser, limit=100)
     _add_report_options(suite_parser)
@@ -209,8 +211,8 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
         "--data",
         help="JSONL file or hub dataset with the task's questions (default: the task's own)",
     )
-    add("--limit", type=int, default=limit, help="questions (default: all)")
-    add("--skip", type=int, default=0, help="questions to leave out first")
+    add("--limit", type=int, default=limit, help="number of questions (default: all)")
+    add("--skip", type=int, default=0, help="number of questions to skip first")
     add(
         "--samples",
         type=int,
@@ -221,16 +223,16 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
     add(
         "--max-tokens",
         type=int,
-        help="budget of an answer (default: as published, or what the window leaves)",
+        help="token budget of an answer (default: as published, or what the window leaves)",
     )
-    add("--seed", type=int, default=0, help="names the draws of the whole run")
+    add("--seed", type=int, default=0, help="seed of all draws of the run")
     add(
         "--pair",
         type=Path,
         default=BUNDLED_PAIR,
         help="folder with draft/, target/ and probes/ (default: bundled)",
     )
-    add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
+    add("--gateway", metavar="URL", help="measure a running gateway instead of starting one")
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM")
 
 

@@ -43,7 +43,7 @@ def _address(text: str) -> SplitResult:
     except ValueError:
         known = False
     if not known:
-        raise InvalidRequest(f"{text!r} is no address", remedy=REMEDY)
+        raise InvalidRequest(f"{text!r} is not an address", remedy=REMEDY)
     return address
 
 
@@ -52,7 +52,7 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
         return None
     if arguments.ca is None:
         raise InvalidRequest(
-            "grpcs wants --ca, the PEM file of the authority that signed the service's certificate"
+            "grpcs requires --ca, the PEM file of the CA that signed the service's certificate"
         )
     return Certificates(arguments.ca, arguments.certificate, arguments.key)
 

@@ -17,22 +17,22 @@ API_KEY = "SEMSPEC_API_KEY"
 
 
 def serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="where the gateway listens (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
+    parser.add_argument("--host", help="address the gateway listens on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="gateway's port (default 8080)")
     parser.add_argument(
-        "--start-timeout-s", type=float, help="for the models to load (default 120)"
+        "--start-timeout-s", type=float, help="seconds to wait for the models to load (default 120)"
     )
     parser.add_argument(
         "--pair",
         metavar="NAME",
-        help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)",
+        help="pair listed by `semspec pairs`, or path of a release (default: the bundled pair)",
     )
     pairs_options(parser)
     for role in ("draft", "target"):
         parser.add_argument(
             f"--{role}-model",
             metavar="MODEL",
-            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub (default: as --pair says)",
+            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub (default: from --pair)",
         )
 
 
@@ -41,7 +41,7 @@ def pairs_options(parser: argparse.ArgumentParser) -> None:
         "--models",
         metavar="FOLDER",
         type=Path,
-        help="where files of named pairs lie (default: the hub's cache)",
+        help="folder with the files of named pairs (default: the hub's cache)",
     )
 
 
@@ -58,7 +58,7 @@ def stack_config(
         return replace(pair_config(arguments.pair, arguments.models, tell), **options)
     if arguments.models is not None:
         raise InvalidRequest(
-            "--models: only with --pair NAME, whose files it has",
+            "--models requires --pair NAME",
             remedy="`semspec pairs` lists names",
         )
     if not options.keys().isdisjoint({"draft_model", "target_model"}):
@@ -94,50 +94,50 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation"
     )
     parser.add_argument(
-        "--url", default=DEFAULT_URL, help=f"a gateway that runs (default {DEFAULT_URL})"
+        "--url", default=DEFAULT_URL, help=f"URL of a running gateway (default {DEFAULT_URL})"
     )
     parser.add_argument(
         "--api-key",
         type=api_key,
         metavar="KEY",
         default=os.environ.get(API_KEY),
-        help=f"its key (default: ${API_KEY})",
+        help=f"API key of the gateway (default: ${API_KEY})",
     )
     parser.add_argument(
         "--model",
         metavar="NAME[:STRATEGY]",
-        help="one that GET /v1/models lists (default: its first)",
+        help="model listed by GET /v1/models (default: the first)",
     )
     parser.add_argument(
-        "--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest"
+        "--strictness", type=float, metavar="S", help="from 0, which accepts most drafts, to 1"
     )
     parser.add_argument(
-        "--gamma", type=int, metavar="N", help="segments drafted before the target reads them"
+        "--gamma", type=int, metavar="N", help="segments drafted before the target scores them"
     )
     parser.add_argument(
-        "--exact-answer", action="store_true", default=None, help="only the reasoning is drafted"
+        "--exact-answer", action="store_true", default=None, help="draft the reasoning only"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="longest answer, reasoning included"
+        "--max-tokens", type=int, metavar="N", help="most tokens of an answer, with its reasoning"
     )
     parser.add_argument(
-        "--session", metavar="ID", help="conversation to go on with (default: a new one)"
+        "--session", metavar="ID", help="conversation to continue (default: a new one)"
     )
     parser.add_argument(
-        "--plain", action="store_true", help="text only, as where the output is no terminal"
+        "--plain", action="store_true", help="print text only, as when the output is not a terminal"
     )
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show the judgements and the drafts that were refused",
+        help="show the judgements and the rejected drafts",
     )
 
 
 def key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help="whose it is; two keys of one name see the same"
+        "name", metavar="NAME", help="owner of the key; keys with the same name share their data"
     )
 
 
@@ -149,25 +149,25 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
             required=True,
             help="hub id, or a folder with config.json",
         )
-    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="how many (default 2)")
+    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="GPUs (default 2)")
     parser.add_argument(
-        "--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each (default 80)"
+        "--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each GPU (default 80)"
     )
     parser.add_argument(
         "--context",
         type=int,
         default=34_816,
         metavar="N",
-        help="prompt and output, in tokens (default 34816)",
+        help="tokens of prompt and output together (default 34816)",
     )
     parser.add_argument(
-        "--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)"
+        "--sessions", type=int, default=8, metavar="N", help="concurrent answers (default 8)"
     )
 
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:
     serve_options(parser)
-    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the checks as one JSON object")
 
 
 def health_options(parser: argparse.ArgumentParser) -> None:
@@ -180,31 +180,31 @@ def health_options(parser: argparse.ArgumentParser) -> None:
         "--service",
         default="",
         metavar="NAME",
-        help="such as semspec.v2.Target (default: the process)",
+        help="gRPC service, such as semspec.v2.Target (default: the whole process)",
     )
     parser.add_argument(
         "--timeout-s",
         type=float,
         default=4,
         metavar="S",
-        help="longest wait for an answer (default 4)",
+        help="seconds to wait for an answer (default 4)",
     )
     parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed the certificate, PEM"
+        "--ca", type=Path, metavar="FILE", help="PEM file of the CA that signed the certificate"
     )
     parser.add_argument(
         "--certificate",
         type=Path,
         metavar="FILE",
-        help="to show to a service that asks for one, PEM",
+        help="PEM file of the client certificate, if the service requires one",
     )
     parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="private key of that certificate, PEM"
+        "--key", type=Path, metavar="FILE", help="PEM file of the client certificate's private key"
     )
 
 
 def api_key(text: str) -> str | None:
-    """An API key; None for an empty one."""
+    """Parse an API key; None if it is empty."""
     try:
         return checked_key(text) if text else None
     except InvalidRequest as error:

@@ -46,7 +46,7 @@ async def rounds(
 
 
 def _answer_start(progress: Progress, *following: Segment) -> int | None:
-    """Where the answer begins in the text of all segments and `following`; None: not in there."""
+    """Return where the answer begins in the text of all segments and `following`; None: it has not begun."""
     pieces = progress.context.pieces
     prompt = "".join(piece.text for piece in pieces if not isinstance(piece, Segment))
     return answer_start(

@@ -1,5 +1,4 @@
-"""From a prompt to a generation's events: the prompt as each model reads it in its own chat template, the table of
-strategies, and the loop that runs one of them.
+"""The decoding loop: it renders the prompt in each model's chat template, and runs a strategy of the table.
 
 When the drafter or the verifier becomes unavailable, the loop continues with the target alone.
 """
@@ -91,7 +90,7 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
 REASONING_SUFFIX = re.compile(
     "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS),
 )
-"""What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
+"""End of a rendered prompt that opens the reasoning, or opens and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ async def render_prompts(
     target_info: ModelInfo,
     draft_deadline_s: float | None = None,
 ) -> Prompts:
-    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs.
+    """Wait for the target's rendering of `prompt`, `encoded`, and render it for the draft if its template differs.
 
     A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
     rendering. The draft gets those of a conversation's variables that its template reads.
@@ -147,22 +146,21 @@ async def _with_deadline(work: Awaitable[Piece], deadline_s: float | None) -> Pi
 
 
 def renders_separately(draft: ModelInfo, target: ModelInfo) -> bool:
-    """Whether the draft reads conversations in its own chat template, not in the target's."""
+    """Return whether the draft reads conversations in its own chat template instead of the target's."""
     is_alike = (draft.chat_template, draft.tokenizer) == (target.chat_template, target.tokenizer)
     return bool(draft.chat_template) and not is_alike
 
 
 def align_reasoning(draft: Piece, target: Piece) -> Piece:
-    """`draft` with the reasoning open, or left out, iff it is in `target`: the same text follows for both models.
+    """Return `draft` with the reasoning opened, or left out, iff it is in `target`: both models continue alike.
 
     A text changed here has no token ids; the draft tokenizes it.
     """
-    own, other = _reasoning_suffix(draft.text), _reasoning_suffix(target.text)
-    if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (
-        _is_closed(own) and not other
-    ):
+    suffix, wanted = _reasoning_suffix(draft.text), _reasoning_suffix(target.text)
+    is_aligned = (bool(suffix), _is_closed(suffix)) == (bool(wanted), _is_closed(wanted))
+    if is_aligned or (_is_closed(suffix) and not wanted):
         return draft
-    return Piece(draft.text.removesuffix(own) + other, (), "")
+    return Piece(draft.text.removesuffix(suffix) + wanted, (), "")
 
 
 def _reasoning_suffix(prompt: str) -> str:

@@ -64,8 +64,7 @@ THRESHOLD = Limits("semantic", "acceptance.threshold", 0.5, 0, inf)
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply
-    to the states for it."""
+    """A way to judge and accept segments that do not repeat the answer, and the projections that it needs of states."""
 
     judge: Callable[
         [int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]
@@ -94,7 +93,8 @@ def probe_judge(backends: Backends, options: Options) -> Judge:
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
-    """Whether to accept a segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
+    """Return whether to accept a segment. `draw` is uniform in [0, 1). With a draft probability of 0, p/q is unbounded,
+    and the segment is accepted."""
     draft_probability, target_probability = (
         judgement.draft_probability,
         judgement.target_probability,
@@ -181,7 +181,7 @@ class Speculation:
         return replace(batch, times=stage_times("draft_ms", draft_ms, engine_ms))
 
     async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
-        """The next `gamma` segments, or the alternatives of the next one."""
+        """Draft the next `gamma` segments, or the alternatives of the next one."""
         num_candidates = num_alternatives(progress)
         gamma = progress.generation.strategy.options.gamma if num_candidates == 1 else 1
         params = progress.params("draft", gamma, self._judge.wants_draft_states)
@@ -199,8 +199,8 @@ class Speculation:
         return [generated for segments in drafted for generated in segments]
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """Records of the drafted segments up to the first rejected one, or that of the first accepted alternative, of
-        the first one if all are rejected. They share the time of the round, also that of the other segments.
+        """Return the records of the drafted segments up to the first rejected one. Of alternatives, return the record
+        of the first accepted one, or of the first one if all are rejected. The records share the time of the round.
 
         Raises: BackendUnavailable, and what the target raises.
         """
@@ -243,7 +243,7 @@ class Speculation:
         ]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
-        """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""
+        """Score the drafted segments; each alternative has a call of its own, and an engine batches the calls."""
         session, projection = progress.generation.session, self._judge.target_projection
         if not batch.are_alternatives:
             return await self._target.score(progress.context, batch.segments, session, projection)
@@ -268,13 +268,14 @@ def num_alternatives(progress: Progress) -> int:
 
 
 def alternative_name(name: str, number: int) -> str:
-    """The name of a session or a random stream for the alternative `number` of a segment."""
+    """Return the name of a session or a random stream for the alternative `number` of a segment."""
     return f"{name} {number}" if name and number else name
 
 
 def _alternative_params(params: GenerationParams, index: int, number: int) -> GenerationParams:
-    """`params` for an alternative of segment `index`. Each has a random stream of its own, since the choice among
-    alternatives depends on all of their draws, and a session of its own, since engines cache a prefix a session."""
+    """Return `params` for an alternative of segment `index`. Each has a random stream of its own, because the choice
+    among alternatives depends on all of their draws, and a session of its own, because engines cache one prefix for
+    each session."""
     seed = derive_seed(params.sampling.seed, alternative_name("alternative", number), index)
     session = alternative_name(params.session, number)
     return replace(params, sampling=replace(params.sampling, seed=seed), session=session)

@@ -49,7 +49,7 @@ class Stopwatch:
 
 
 def stage_times(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
-    """The times of a stage that took `wall_ms`, `engine_ms` of it in an engine; the rest counts as `wire_ms`.
+    """Return the times of a stage that took `wall_ms`, `engine_ms` of it in an engine; the rest counts as `wire_ms`.
 
     `engine_ms` exceeds `wall_ms` when the engine started before the wait; `wire_ms` is then 0.
     """
@@ -57,17 +57,17 @@ def stage_times(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTi
 
 
 def engine_ms(times: StageTimes) -> float:
-    """Time spent in engines: all stages without `wire_ms`."""
+    """Return the time spent in engines: all stages without `wire_ms`."""
     return times.draft_ms + times.read_ms + times.judge_ms + times.write_ms - times.wire_ms
 
 
 def sum_times(*parts: StageTimes) -> StageTimes:
-    """The sum of `parts` for each stage."""
+    """Add up the times of each stage."""
     return StageTimes(*map(sum, zip(*map(_stages, parts), strict=True)))
 
 
 def divide_times(times: StageTimes, num_segments: int) -> StageTimes:
-    """The times of `num_segments` segments, divided evenly among them."""
+    """Divide the times of a round evenly among its `num_segments` segments."""
     return StageTimes(*(round(part / num_segments, 3) for part in _stages(times)))
 
 
@@ -98,7 +98,7 @@ class BackendUnavailable(Exception):
 def backend_failures(
     role: str, errors: tuple[type[SemspecError], ...] = (SemspecError,)
 ) -> Iterator[None]:
-    """Raises: BackendUnavailable instead of `errors`."""
+    """Raise BackendUnavailable instead of `errors`, which are logged."""
     try:
         yield
     except errors as error:
@@ -110,14 +110,17 @@ def backend_failures(
 
 
 async def call_backend(role: str, work: Awaitable[T]) -> T:
-    """The result of a call of the drafter or the verifier. Raises: BackendUnavailable."""
+    """Return the result of a call of the drafter or the verifier. Raises: BackendUnavailable."""
     with backend_failures(role):
         return await work
 
 
 async def call_verification(work: Awaitable[T]) -> T:
-    """The result of a call of the target on drafted text or tokens. Raises: BackendUnavailable when the target refuses
-    them: they exceed its context window, are empty, or are not of its vocabulary or its tokenizer."""
+    """Return the result of a call of the target on drafted text or tokens.
+
+    Raises: BackendUnavailable when the target refuses them because they exceed its context window, are empty, or are
+    not of its vocabulary or its tokenizer.
+    """
     with backend_failures("target", (InvalidRequest, Mismatch)):
         return await work
 
@@ -132,7 +135,7 @@ async def cancel_task(task: asyncio.Task[T] | None) -> None:
 
 
 async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of calls made at the same time. When one fails, the others are cancelled."""
+    """Return the results of concurrent calls. When one fails, the others are cancelled."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -144,13 +147,13 @@ async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def write_all(
     model: Model, context: Context, params: GenerationParams
 ) -> list[GeneratedSegment]:
-    """All segments that `model` generates under `params`."""
+    """Return all segments that `model` generates under `params`."""
     async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
 
 
 async def call_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSegment]:
-    """The drafted segments. Raises: BackendUnavailable, also when there are none."""
+    """Return the drafted segments. Raises: BackendUnavailable, also when there are none."""
     drafted = await call_backend("draft", work)
     if not drafted:
         raise BackendUnavailable("the draft wrote nothing")
@@ -160,7 +163,7 @@ async def call_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedS
 async def draft_segment(
     progress: Progress, drafter: Drafter, params: GenerationParams
 ) -> SegmentRecord:
-    """The record of the draft's next segment, not judged yet. Raises: BackendUnavailable."""
+    """Draft the next segment and return its record, not judged yet. Raises: BackendUnavailable."""
     clock = Stopwatch()
     generated = (await call_draft(write_all(drafter, progress.draft_context, params)))[0]
     times = stage_times("draft_ms", clock.lap_ms(), generated.duration_ms)
@@ -177,7 +180,7 @@ async def write_records(
     stage: Stage,
     fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`.
+    """Yield records of all segments that `model` generates after `progress` under `params`, with their time as `stage`.
 
     The text of the target is shown as it is written; that of the draft may give way to the target's.
     """
@@ -218,8 +221,8 @@ async def write_records(
 async def rewrite_rejected(
     rejected: SegmentRecord, steps: AsyncGenerator[Step, None]
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """The text of the first segment that `steps` record, then the record `rejected` with that segment; the time taken
-    is its `write_ms`."""
+    """Yield the text of the first segment that `steps` record, then the record `rejected` with that segment; the time
+    taken is its `write_ms`."""
     clock = Stopwatch()
     async with aclosing(steps):
         async for step in steps:
@@ -246,7 +249,7 @@ def write_by_target(
     max_segments: Literal[0, 1] = 0,
     fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
+    """Write the next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
 
     `fallback`: why it takes over, if it does.
     """

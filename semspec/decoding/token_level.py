@@ -39,7 +39,7 @@ NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 8, 1, 16)
 NO_PROPOSAL = Proposal((), (), "", 0.0)
 
 Propose = Callable[[Progress, VerifiedTokens, int], Awaitable[Proposal]]
-"""(progress, result of the round before, number of tokens) -> at most so many tokens to verify next, which follow the
+"""(progress, result of the previous round, number of tokens) -> at most this many tokens to verify next, after the
 result's `open_ids`; its segments are part of the progress. Raises: BackendUnavailable."""
 Round = tuple[Proposal, VerifiedTokens, StageTimes]
 """A proposal, what the target made of it, and the time that both took."""
@@ -164,7 +164,7 @@ async def _verified(
 def _record(
     index: int, segment: Segment, since: Sequence[Round], fallback: str | None
 ) -> SegmentRecord:
-    """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
+    """Return the record of a segment. `since`: the rounds since the previous segment; none if both end in one round."""
     return SegmentRecord(
         index,
         segment,

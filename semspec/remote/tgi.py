@@ -61,10 +61,9 @@ class TgiClient:
                     delta = "" if token.special and token.text not in MARKS else token.text
                     end = ENDS[event.details.finish_reason] if event.details else None
                     text += delta
+                    # TGI includes the stop sequence; compatible servers may omit it.
                     if stop and end is SegmentEnd.BOUNDARY and not text.endswith(stop):
-                        delta += (
-                            stop  # TGI includes the stop sequence; compatible servers may omit it
-                        )
+                        delta += stop
                     yield Delta(delta, end)
 
     async def aclose(self) -> None:
@@ -72,7 +71,7 @@ class TgiClient:
 
 
 def _sampling_options(sampling: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters for TGI. Greedy requests omit the filters, because TGI samples if one is present."""
+    """Return sampling parameters for TGI. Greedy requests omit the filters, because TGI samples if one is present."""
     if sampling.temperature == 0:
         return {"do_sample": False}
     options: dict[str, Any] = {"do_sample": True, "temperature": sampling.temperature}

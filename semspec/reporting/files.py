@@ -65,7 +65,7 @@ def read_json(path: Path, remedy: str = "") -> Any:
         value = files.read_json(path)
         if isinstance(value, dict):
             return value
-        reason = "no JSON object"
+        reason = "not a JSON object"
     except (OSError, ValueError) as error:
         reason = str(error)
     raise Mismatch(f"{path} is damaged: {reason}", remedy=remedy or AGAIN.format(path))

@@ -73,7 +73,7 @@ class RemoteModel(RemoteBackend):
     """The calls that draft and target share; see `Model`."""
 
     def of(self, info: ModelInfo) -> Self:
-        """A view of the same replicas whose calls use only those that serve this model."""
+        """Return a view of the replicas whose calls use only those that serve this model."""
         view = copy(self)
         view._model = identity(info)
         return view
@@ -241,12 +241,12 @@ class RemoteVerifier(RemoteBackend):
 
 
 def _without_stop(segment: Segment) -> Segment:
-    """Return the segment as services of every version read it: where a stop ends it does not matter to a reader."""
+    """Return the segment as services of every version read it; they need not know that a stop sequence ended it."""
     return replace(segment, end=SegmentEnd.LENGTH) if segment.end is SegmentEnd.STOP else segment
 
 
 def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenText | None:
-    """None: the call has ended."""
+    """Read a response; None: the call has ended."""
     if response.HasField("open_text"):
         return read(OpenText, response.open_text, "open_text")
     return (
@@ -264,7 +264,7 @@ def _prompt(response: types_pb2.EncodeResponse) -> Piece:
 
 
 def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -> None:
-    """Raises: InternalError when that is more than a replica was asked for."""
+    """Check the size of an answer. Raises: InternalError when it is more than the replica was asked for."""
     num_tokens = sum(len(generated.segment.token_ids) for generated in written)
     if 0 < params.max_segments < len(written):
         raise InternalError(
@@ -277,7 +277,7 @@ def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
-    """Parameters for the rest of a call after the segments `kept`; None when it is complete."""
+    """Return the parameters for the rest of a call after the segments `kept`; None when it is complete."""
     if not kept:
         return params
     num_tokens = sum(len(segment.token_ids) for segment in kept)

@@ -1,4 +1,4 @@
-"""The metrics of a service's process, on a port of their own: its backend's, Python's, and vLLM's where that runs."""
+"""The metrics of a service's process, on a separate port: its backend's, Python's, and vLLM's if it runs."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator

@@ -25,7 +25,7 @@ class Pool:
     """Sends each call to the best replica. Construct within the running loop, close with `aclose`.
 
     All calls go to replicas of one model: the first model served, until no replica serves it.
-    Raises: InvalidRequest when `addresses` is no address list.
+    Raises: InvalidRequest when `addresses` is not an address list.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Pool:
         self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
         self.num_unprojected_states = 0
-        """Segments whose states came whole, since the replica did not hold the projection; clients count them."""
+        """Segments whose states were not projected because the replica lacks the projection; clients count them."""
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
@@ -66,7 +66,7 @@ class Pool:
     async def call(
         self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None
     ) -> R:
-        """The result of `work` from the best replica; on errors in `RETRIABLE_ERRORS`, tries each other replica once.
+        """Return the result of `work` from the best replica; on `RETRIABLE_ERRORS`, try each other replica once.
 
         `model`: use only replicas that serve it. Raises: what `work` raises; the last error if all replicas failed.
         """
@@ -91,9 +91,8 @@ class Pool:
                 for replica in self._members.values()
                 if replica.needs_check and replica not in tried
             ]
-            await asyncio.gather(
-                *(replica.check() for replica in unknown)
-            )  # it may be serving by now
+            # One may be serving by now.
+            await asyncio.gather(*(replica.check() for replica in unknown))
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
@@ -126,7 +125,7 @@ class Pool:
         ]
 
     def _usable(self) -> list[Replica]:
-        """Members that serve the model or were not checked yet. Changes the model when no member serves it."""
+        """Return the members that serve the model or were not checked yet. Changes the model when none serves it."""
         replicas = list(self._members.values())
         known = [replica for replica in replicas if replica.model is not None]
         if known and self._model not in {replica.model for replica in known}:
@@ -164,7 +163,7 @@ class Pool:
         mismatched = self._members.keys() - {replica.address for replica in self._usable()}
         for address in mismatched - self._mismatched:
             _log.warning(
-                "%s at %s serves another model than the others; not used",
+                "%s at %s serves a different model from the other replicas; it is not used",
                 self._spec.service,
                 address,
             )

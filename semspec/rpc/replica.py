@@ -32,7 +32,7 @@ class Health(IntEnum):
 
 
 RETRIABLE_ERRORS = (Unavailable, Overloaded, InternalError)
-"""Errors after which a call is retried on another replica: it is away, has no room, or answers nonsense."""
+"""Errors after which a call is retried on another replica: it is unavailable, overloaded or broken."""
 NUM_CHECKS = 2
 """Health checks in a row that must time out before a replica is unreachable: this process may have been suspended."""
 RECHECK_INTERVAL_S = 0.25
@@ -60,7 +60,7 @@ class ServiceSpec:
 
     @property
     def role(self) -> str:
-        """`draft`, `target` or `verifier`."""
+        """Return `draft`, `target` or `verifier`."""
         return self.descriptor.name.lower()
 
 
@@ -111,7 +111,7 @@ class Replica:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether calls to it would not end."""
+        """Return whether a call to it might never end."""
         return self.health >= Health.HUNG
 
     @property
@@ -140,7 +140,7 @@ class Replica:
         """Cancels its body when the replica becomes unreachable or hangs, and raises Unavailable then."""
         if self.is_fenced:
             raise self._unreachable()
-        timeout = asyncio.timeout(None)  # which is rescheduled
+        timeout = asyncio.timeout(None)  # rescheduled when the replica becomes unreachable
         self._waiting.add(timeout)
         try:
             async with timeout:

@@ -9,17 +9,13 @@ from ipaddress import ip_address
 
 from semspec.errors import InvalidRequest
 
-_log = logging.getLogger(__name__)
-
-
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> its IP addresses. Raises: OSError when there are none."""
 
-
 LOOKUP_TIMEOUT_S = 5.0
-
-
 MAX_PORT = 65535
+
+_log = logging.getLogger(__name__)
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
@@ -39,7 +35,7 @@ class Endpoint:
 
 
 def parse_endpoints(addresses: str) -> tuple[Endpoint, ...]:
-    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for one that is not that, or `unix:PATH`."""
+    """Parse `host:port[,host:port...]`; an entry may also be `unix:PATH`. Raises: InvalidRequest."""
     return tuple(_parse_endpoint(entry.strip()) for entry in addresses.split(","))
 
 
@@ -54,7 +50,9 @@ def _parse_endpoint(text: str) -> Endpoint:
         or int(port) > MAX_PORT
         or (":" in host and not is_bracketed)
     ):
-        raise InvalidRequest(f"{text!r} is no address: write host:port, [IPv6]:port or unix:PATH")
+        raise InvalidRequest(
+            f"{text!r} is not an address: write host:port, [IPv6]:port or unix:PATH"
+        )
     try:
         ip_address(host.strip("[]"))
     except ValueError:
@@ -72,7 +70,7 @@ class Resolver:
         }
 
     async def resolve(self) -> Mapping[str, str]:
-        """Address of each replica -> host name on its certificate; empty if the address contains that name.
+        """Map the address of each replica to the host name on its certificate; empty if the address has that name.
 
         A name that cannot be resolved keeps its last result; before the first result, gRPC resolves it as one replica.
         """
@@ -96,7 +94,7 @@ class Resolver:
 
 
 def _replicas(endpoint: Endpoint, ips: Sequence[str]) -> Mapping[str, str]:
-    """One replica per IP address.
+    """Return one replica per IP address.
 
     A dual-stack host has each replica once per address family, so only the family with more addresses is used. A host
     with at most one address per family is one replica, called by its name.

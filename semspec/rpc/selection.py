@@ -27,14 +27,14 @@ class Candidate(Protocol):
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether it returned Overloaded recently."""
+        """Return whether it raised Overloaded recently."""
 
 
 K = TypeVar("K", bound=Candidate)
 
 
 def best(candidates: Sequence[K], session: str) -> K:
-    """The replica for the next call of `session`.
+    """Choose the replica for the next call of `session`.
 
     Among the replicas with the best health: the first in the session's ranking that is below `capacity`; without a
     session, the one with the fewest calls in flight. Raises: ValueError when there are no candidates.
@@ -63,11 +63,11 @@ def best(candidates: Sequence[K], session: str) -> K:
 
 
 def capacity(loads: Sequence[int]) -> int:
-    """Maximum calls in flight at one replica, including the next call, for the given loads; one is always below it."""
+    """Return the most calls in flight at one replica, with the next call, for these loads; one is always below it."""
     return ceil(BALANCE * fmean(loads)) + 1
 
 
 def weight(session: str, address: str) -> int:
-    """Rendezvous weight of a replica for a session: uniform in [0, 2^64)."""
+    """Return the rendezvous weight of a replica for a session: uniform in [0, 2^64)."""
     name = f"{session}\0{address}".encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -21,7 +21,7 @@ class Certificates:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Credentials of a client channel. Raises: Unavailable when a file cannot be read."""
+    """Return the credentials of a client channel. Raises: Unavailable when a file cannot be read."""
     files = (certificates.ca, certificates.key, certificates.certificate)
     try:
         ca, key, certificate = (read(path) if path else None for path in files)
@@ -31,7 +31,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
-    """Credentials of a server; None: no TLS. Changed files take effect at the next connection.
+    """Return the credentials of a server; None: no TLS. Changed files take effect at the next connection.
 
     Raises: Unavailable when the files cannot be used.
     """

@@ -24,7 +24,7 @@ def check_output(folder: Path) -> None:
         card = weights.with_suffix(".json")
         if card.exists() and (found := card_format(read_json(card))) != PROBE_FORMAT:
             raise Mismatch(
-                f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}",
+                f"output: {folder} contains probes of format {found}, a run writes format {PROBE_FORMAT}",
                 remedy="name another folder, or move them",
             )
 
@@ -71,7 +71,7 @@ def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]
         raise Mismatch(
             f"{name} tokenizer does not keep text: {before[start : start + 24]!r} becomes "
             f"{after[start : start + 24]!r}",
-            remedy="take a model that keeps case, white space and the questions' words",
+            remedy="choose a model whose tokenizer keeps case, white space and the questions' words",
         )
 
 
@@ -109,7 +109,7 @@ def _check_prompt(
     if tokenizer.raw.chat_template is None:
         raise Mismatch(
             f"{name} has no chat template",
-            remedy="set prompt.chat: false, or take a model that has one",
+            remedy="set prompt.chat: false, or choose a model that has one",
         )
     try:
         rendered = prompts(question, config.prompt, tokenizer, tokenizer).target.text

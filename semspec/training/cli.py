@@ -22,11 +22,11 @@ from semspec.training.pipeline import Pipeline
 from semspec.training.preset import confirm_run, describe_estimate, laptop_preset, scale_to_budget
 
 COMMANDS = {
-    "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
+    "run": "run the missing stages; with --shard i/n only this worker's share of the sharded stages",
     "calibrate": "calibrate the strategy likelihood, by a pilot or from prompts alone, to serve a pair without probes",
-    "export": "write pair.json for the probes in `output`, as after a change of name or version",
-    "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
-    "status": "show which shards are there",
+    "export": "write pair.json for the probes in `output`, for example after a change of name or version",
+    "estimate": "estimate time and disk of the whole run from a pilot of a minute or more",
+    "status": "show how many shards of each stage are finished",
     "datastore": "build a datastore of the target's answers, for the strategy `retrieval`",
     "check": "read every file and compare it with its digest",
 }
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.command == "calibrate" and options.from_prompts is not None:
         if options.config is not None or options.shard != (0, 1):
             raise InvalidRequest(
-                "--from-prompts: it takes no --config and no --shard", remedy="leave them out"
+                "--from-prompts excludes --config and --shard", remedy="leave them out"
             )
         print(from_prompts.run(options, reporter))
         return 0
@@ -132,7 +132,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         type=Path,
         required=command != "calibrate",
         metavar="FILE",
-        help="YAML; see semspec/training/configs/",
+        help="YAML file; see semspec/training/configs/",
     )
     parser.add_argument(
         "--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)"
@@ -155,11 +155,11 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--preset",
             choices=["laptop"],
-            help="laptop: as many questions as take an hour by a pilot's estimate, which `run` tells and asks about",
+            help="laptop: as many questions as a pilot says take an hour; `run` shows the estimate and asks first",
         )
     if command == "run":
         parser.add_argument(
-            "--yes", action="store_true", help="begin the preset's run without asking"
+            "--yes", action="store_true", help="start the preset's run without asking"
         )
 
 

@@ -82,8 +82,8 @@ def check_format(work: Path) -> None:
     for path in sorted(work.glob("*/recipe.json")):
         if (found := read_json(path, _RECIPE.format(path.parent)).get("format", 1)) != DATA_FORMAT:
             raise Mismatch(
-                f"{work} has format {found!r}, this version makes format {DATA_FORMAT}",
-                remedy="it is left as it is: run `semspec train run` with another --work",
+                f"{work} has format {found!r}, this version writes format {DATA_FORMAT}",
+                remedy="run `semspec train run` with another --work; this folder is left unchanged",
             )
 
 
@@ -101,7 +101,7 @@ class StageFolder:
         elif differing := self.differing(recipe):
             raise Mismatch(
                 f"{self.path} was made with other settings ({'; '.join(differing)})",
-                remedy=f"give another --work, or delete {self.path} to make it again",
+                remedy=f"give another --work, or delete {self.path} to repeat this stage",
             )
 
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
@@ -130,7 +130,7 @@ class StageFolder:
             return _MANIFEST.validate_python(read_json(path))
         except ValidationError as error:
             raise Mismatch(
-                f"{path} is damaged: it is no manifest", remedy=AGAIN.format(path)
+                f"{path} is damaged: it is not a manifest", remedy=AGAIN.format(path)
             ) from error
 
     def manifests(self, numbers: Iterable[int]) -> list[Manifest]:

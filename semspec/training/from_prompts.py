@@ -60,7 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON lines with `problem` or `question`, such as MATH-500's",
     )
-    group.add_argument("--pair", metavar="NAME", help="a pair of `semspec pairs`, or both models:")
+    group.add_argument(
+        "--pair", metavar="NAME", help="pair listed by `semspec pairs`, instead of two models"
+    )
     for role in ROLES:
         group.add_argument(
             f"--{role}-model",
@@ -68,31 +70,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub",
         )
     group.add_argument(
-        "--models", type=Path, metavar="FOLDER", help="where the files of the named pair lie"
+        "--models", type=Path, metavar="FOLDER", help="folder with the files of the named pair"
     )
     group.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="of the release, for `semspec serve --pair`"
+        "--output", type=Path, metavar="FOLDER", help="folder of the release to write"
     )
     group.add_argument(
         "--num-prompts",
         type=_number(int, 1),
         metavar="N",
         default=defaults.num_prompts,
-        help=f"the first N of the file (default {defaults.num_prompts})",
+        help=f"use the first N prompts of the file (default {defaults.num_prompts})",
     )
     group.add_argument(
         "--max-tokens",
         type=_number(int, 1),
         metavar="N",
         default=defaults.max_tokens,
-        help=f"longest answer (default {defaults.max_tokens})",
+        help=f"most tokens of an answer (default {defaults.max_tokens})",
     )
     group.add_argument(
         "--temperature",
         type=_number(float, 0, 2),
         metavar="T",
         default=defaults.temperature,
-        help=f"of both models, from 0 to 2 (default {defaults.temperature})",
+        help=f"temperature of both models, from 0 to 2 (default {defaults.temperature})",
     )
     group.add_argument(
         "--quantile",

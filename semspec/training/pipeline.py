@@ -38,8 +38,6 @@ from semspec.training.files import StageFolder, check_format
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
-
-
 PILOT_QUESTIONS = 2
 
 
@@ -165,7 +163,7 @@ class Pipeline:
         )
         if needed > free:
             raise Unavailable(
-                f"the samples want {size_of(needed)} in {self.work}, {size_of(free)} are free: make room, "
+                f"the samples need {size_of(needed)} in {self.work}, {size_of(free)} are free: make room, "
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 

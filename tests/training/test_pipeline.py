@@ -73,7 +73,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
     assert release.rule == {"strategy": "target"}  # too few segments to recommend a rule
-    assert release.probes_mismatch(info) is None and release.place("draft") == str(
+    assert release.probes_mismatch(info) is None and release.model_location("draft") == str(
         models[0].resolve()
     )
     assert [model.fingerprint for model in (release.draft, release.target)] == [
@@ -101,8 +101,7 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work" / "probes")
     config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})
     again = Pipeline(config, tmp_path / "work")
-    again.make("probes")
-    again.make("report")
+    again.run()
     for name in ("report/report.json", "report/report.html"):
         assert (tmp_path / "work" / name).read_bytes() == (run / "work" / name).read_bytes()
     delivered = [

@@ -58,7 +58,7 @@ class Record:
         if self.left_s < least_s:
             row: Facts = {
                 "status": "skipped",
-                "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}",
+                "reason": f"{self.left_s:.0f} s were left, it needs {least_s:.0f}",
             }
         else:
             row = run(min(limit_s, self.left_s))

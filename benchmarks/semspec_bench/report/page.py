@@ -47,7 +47,7 @@ def read_probes(path: Path) -> dict[str, Any]:
         return about_probes(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
-            f"{path} is no report of probes ({type(error).__name__}: {error})",
+            f"{path} is not a report of probes ({type(error).__name__}: {error})",
             remedy="give the report.json that `semspec train run` writes",
         ) from None
 

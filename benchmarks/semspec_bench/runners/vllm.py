@@ -108,10 +108,10 @@ class Server:
         try:
             response = await self.http.post("/v1/chat/completions", json=_body(ask, takes_seed))
         except httpx.TransportError as error:
-            raise self.broke("broke off") from error
+            raise self.failure("closed the connection") from error
         latency_s = perf_counter() - start
         if response.is_server_error:
-            raise self.broke(f"answers {response.status_code}")
+            raise self.failure(f"answers {response.status_code}")
         if response.is_error:
             raise RunnerError(f"{self.child.name} refuses the question: {_message(response)}")
         body = response.json()
@@ -132,9 +132,9 @@ class Server:
                     self.child.check_alive()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise self.broke(f"was not ready within {START_TIMEOUT_S:g} s") from None
+            raise self.failure(f"was not ready within {START_TIMEOUT_S:g} s") from None
         except StackError as error:
-            raise self.broke("ended at its start") from error
+            raise self.failure("ended at its start") from error
 
     async def _is_healthy(self) -> bool:
         try:
@@ -142,8 +142,8 @@ class Server:
         except httpx.TransportError:
             return False
 
-    def broke(self, how: str) -> ServerFailed:
-        """The error to raise, with the reason from the log; the end of the log is a note."""
+    def failure(self, how: str) -> ServerFailed:
+        """Return the error to raise, with the reason from the log; the end of the log is a note."""
         error = ServerFailed(
             f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}"
         )

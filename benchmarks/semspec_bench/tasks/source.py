@@ -89,7 +89,8 @@ def _is_file(data: str) -> bool:
 def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(
-            f"{title} holds no question", remedy="give a JSON lines file, one question a line"
+            f"{title} contains no question",
+            remedy="give a JSON lines file with one question on each line",
         )
     return rows
 

@@ -13,7 +13,7 @@ from semspec.errors import Mismatch
 from semspec.types import Acceptance, GeneratedSegment, Judgement, SegmentScore
 
 THRESHOLD = Limits("likelihood", "acceptance.threshold", 0.0, 0, 1)
-"""Of a request that gives one; else the calibration's."""
+"""Limits of a request's threshold; the default is the calibration's."""
 
 
 def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:

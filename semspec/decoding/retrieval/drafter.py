@@ -1,4 +1,4 @@
-"""Proposals from a datastore, beside the draft model of a service."""
+"""Proposals from a datastore, next to the draft model of a service."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,8 +41,8 @@ def propose(
     retrieval: Retrieval,
     num_tokens: int,
 ) -> Proposal:
-    """Up to `num_tokens` tokens after a context: what followed its last tokens before, or what followed similar states.
-    Each has probability 1; none if nothing is found. Takes about a millisecond.
+    """Propose up to `num_tokens` tokens that followed the context's last tokens, or similar states, before. Each has
+    probability 1. The proposal is empty if nothing is found. Takes about a millisecond.
 
     The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
     n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
@@ -63,7 +63,7 @@ def propose(
 def _find_continuations(
     datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int
 ) -> Sequence[str]:
-    """What followed similar contexts."""
+    """Return the texts that followed similar contexts."""
     matches: list[Match] = []  # the longest n-gram of each part, in order of preference
     if retrieval.source != "datastore":
         matches.append(earlier_match(text, num_tokens))
@@ -79,7 +79,7 @@ def _find_continuations(
 def _neighbour_continuations(
     datastore: Datastore, text: str, state: bytes, num_tokens: int
 ) -> tuple[str, ...]:
-    """What followed neighbours of the state before the last token that were followed by the same token."""
+    """Return the texts after neighbours of the state before the last token that continue with the same token."""
     if datastore.neighbours is None or not state:
         return ()
     if len(state) != (num_bytes := 4 * datastore.neighbours.hidden_size):
@@ -92,7 +92,7 @@ def _neighbour_continuations(
 
 
 def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
-    """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
+    """Return the last tokens, back to the last piece of another tokenizer, whose ids mean other text."""
     ids: list[int] = [*open_ids]
     for piece in reversed(pieces):
         if not shares_ordinary_tokens(piece.tokenizer, tokenizer) or len(ids) >= WINDOW:
@@ -113,7 +113,7 @@ class RetrievingDraft:
     """
 
     def __init__(self, engine: Engine | None, datastore: Datastore) -> None:
-        """`engine`: None: there is no model, and all other calls are refused by a `Mismatch`."""
+        """Without an `engine` there is no model, and all other calls raise `Mismatch`."""
         self._engine, self._datastore = engine, datastore
 
     @property

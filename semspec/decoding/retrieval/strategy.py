@@ -26,7 +26,7 @@ def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
         async def propose(
             progress: Progress, verified: VerifiedTokens, num_tokens: int
         ) -> Proposal:
-            """What was retrieved, perhaps nothing."""
+            """Retrieve a proposal, which may be empty."""
             retrieval = Retrieval(verified.state, options.retrieval.source)
             params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
             proposal = backends.drafter.propose(

@@ -130,7 +130,8 @@ class ServerWriter:
                 for segment in segmenter.take(delta.text, delta.end):
                     return segment
         raise Unavailable(
-            f"{self._config.base_url} broke off without an end", remedy="run the same command again"
+            f"{self._config.base_url} closed the stream without an end",
+            remedy="run the same command again",
         )
 
 
