@@ -41,9 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(_run(options, reporter))
     except SemspecError as error:
         code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, str(error)
-    except (
-        OSError
-    ) as error:  # a folder of another user, a full disk under a library's temporary files
+    except OSError as error:  # for example a folder of another user, or a full disk
         code, reason = (
             1,
             f"{error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written",
@@ -164,7 +162,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """`i/n`, 0 <= i < n."""
+    """Parse `i/n` with 0 <= i < n."""
     try:
         index, total = map(int, text.split("/"))
     except ValueError:

@@ -60,7 +60,7 @@ class ModelConfig(Part):
 
 
 class QuestionSource(Part):
-    """Where questions come from: exactly one of `hub`, `file` and `python`."""
+    """A source of questions: exactly one of `hub`, `file` and `python`."""
 
     hub: str | None = Field(None, description="dataset id, or a dataset's folder")
     hub_config: str | None = None
@@ -99,7 +99,7 @@ class Shares(Part):
 
 
 class PromptConfig(Part):
-    """How a question is rendered as a prompt."""
+    """The rendering of a question as a prompt."""
 
     template: str = Field("{question}", pattern=r"\{question\}", description="the user's turn")
     chat: bool = Field(True, description="render the target's chat template around it")
@@ -125,7 +125,7 @@ class ContextsConfig(Part):
 
 
 class SamplingConfig(Part):
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     temperature: float = Field(0.6, ge=0, le=2)
     top_p: float = Field(0.95, gt=0, le=1)
@@ -152,7 +152,7 @@ class SamplesConfig(SamplingConfig):
 
 
 class ReportConfig(Part):
-    """What the report compares, and the limit for the acceptance rule."""
+    """The report's comparisons, and the limit for the acceptance rule."""
 
     variants: bool = Field(
         True,
@@ -182,7 +182,7 @@ class LikelihoodConfig(Part):
 
 
 class WorkConfig(Part):
-    """What the configurations of a pair's probes and of a datastore have in common."""
+    """Settings common to the configurations of a pair's probes and of a datastore."""
 
     name: str = Field(min_length=1)
     target: ModelConfig
@@ -197,7 +197,7 @@ class WorkConfig(Part):
 
 
 class PipelineConfig(WorkConfig):
-    """The whole configuration."""
+    """The configuration of a pair's probes."""
 
     name: str = Field(pattern=r"^[\w./-]{1,128}$", description="of the release, in the API, too")
     version: str = Field(
@@ -250,7 +250,7 @@ class AnswersConfig(SamplingConfig):
 
 
 class DatastoreConfig(WorkConfig):
-    """The whole configuration of a datastore."""
+    """The configuration of a datastore."""
 
     answers: AnswersConfig = AnswersConfig()
     neighbours: bool = Field(
@@ -275,17 +275,17 @@ C = TypeVar("C", bound=Part)
 
 
 def load_config(path: Path) -> PipelineConfig:
-    """See `read_config`."""
+    """Read the configuration of a pair's probes; see `read_config`."""
     return read_config(path, PipelineConfig)
 
 
 def read_config(path: Path, kind: type[C]) -> C:
-    """The configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
+    """Read the configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
     return validated(read_yaml(path), kind, str(path))
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents of a YAML file. Raises: InvalidRequest when it cannot be read."""
+    """Read a YAML file. Raises: InvalidRequest when it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())
     except OSError as error:
@@ -301,7 +301,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def validated(content: Any, kind: type[C], source: str) -> C:
-    """The configuration with this content. Raises: InvalidRequest naming `source` and each invalid field."""
+    """Validate the content of a configuration. Raises: InvalidRequest naming `source` and each invalid field."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -320,7 +320,7 @@ EXAMPLES = {
     "output": "probes/my-pair",
     "model": "Qwen/Qwen2.5-1.5B-Instruct",
 }
-"""Of the blocks that a configuration must have."""
+"""Examples of required settings, for messages."""
 
 
 def _problem(detail: Any) -> str:

@@ -174,7 +174,7 @@ class DatastoreBuild:
         return self._lm.tokenizer.ids_of(question.trace)
 
     async def _written(self, prompts: Sequence[Piece], ids: Sequence[str]) -> list[list[list[int]]]:
-        """The target's answers to each prompt, all at the same time."""
+        """Return the target's answers to each prompt, all written concurrently."""
         config = self.config.answers
         engine = TransformersEngine(self._lm, Writer.TARGET, _CACHE_BYTES)
 
@@ -197,7 +197,7 @@ class DatastoreBuild:
             await engine.aclose()
 
     def _documents(self, number: int) -> Iterator[tuple[list[int], int]]:
-        """Tokens of each prompt with its answer, and the length of the prompt."""
+        """Yield the tokens of each prompt with its answer, and the length of the prompt."""
         tensors = self._folder("answers").tensors(number)
         ends = [0, *tensors["lengths"].cumsum(0).tolist()]
         for (start, end), num_prompt in zip(
@@ -206,7 +206,7 @@ class DatastoreBuild:
             yield tensors["tokens"][start:end].tolist(), num_prompt
 
     def _states(self, number: int) -> Iterator[Tensor]:
-        """Of each document, fp32 `[num_answer_tokens, hidden_size]`: the state before each token of the answer."""
+        """Yield the states before each token of an answer, fp32 `[num_answer_tokens, hidden_size]`, by document."""
         for tokens, num_prompt in self._documents(number):
             forward = self._lm.forward(tokens[:-1], self._lm.new_kv(), want_states=True)
             yield forward.states[self._layer, num_prompt - 1 :].float().cpu()
@@ -262,7 +262,7 @@ class DatastoreBuild:
 
 
 def _answer_places(documents: Sequence[tuple[list[int], int]]) -> NDArray[np.int64]:
-    """Place of each token of an answer, in the tokens of all documents with an end after each."""
+    """Return the position of each token of an answer in the tokens of all documents, each followed by an end token."""
     starts = np.cumsum([0, *(len(tokens) + 1 for tokens, _ in documents)])
     spans = zip(starts.tolist(), documents, strict=False)
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""What a run will take: time from a pilot on a few questions and a few timed steps, disk from the models' sizes."""
+"""Estimates of a run: time from a pilot on a few questions and a few timed steps, disk from the models' sizes."""
 
 import json
 from collections import Counter, defaultdict
@@ -27,12 +27,12 @@ from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
 
 LEAST_S = 60.0
-"""A pilot goes on for at least so many seconds, so that long and short questions even out."""
+"""A pilot runs for at least this many seconds, so that long and short questions even out."""
 TIMED_ROWS = 1024
 """Segments that parts of a fit are timed on."""
 
 Kind = bool
-"""Whether a question is for the report only: such have samples of their own number."""
+"""True for questions that are for the report only, which have another number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Estimate:
         return "\n".join(lines)
 
     def times(self, share: float) -> "Estimate":
-        """The estimate for this share of the questions."""
+        """Return the estimate for this share of the questions."""
         stage_s = {name: share * seconds for name, seconds in self.stage_s.items()}
         counts = round(share * self.num_questions), round(share * self.num_contexts)
         states_bytes = round(share * self.states_bytes)
@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def time(self) -> str:
-        """The time of the whole run in words."""
+        """Return the time of the whole run in words."""
         return f"{'at least' if self.is_lower_bound else 'about'} {duration(self.total_s)}"
 
     @property
@@ -78,14 +78,14 @@ class Estimate:
 
 
 def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
-    """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
+    """Return the bytes of the states of one context with N target-written and N draft-written segments."""
     infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
     return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT])
 
 
 def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int) -> int:
-    """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
+    """Return the bytes of the states of one context; `target_size`, `draft_size`: numbers in a segment's states."""
     return samples.num_samples * 2 * (2 * target_size + draft_size)
 
 
@@ -93,14 +93,14 @@ class PilotOverdue(Exception):
     """The pilot reached its limit of time."""
 
     def __init__(self, num_begun: int, seconds: float) -> None:
-        """`num_begun`: questions that the pilot finished or had begun; `seconds`: what they took."""
+        """`num_begun`: questions that the pilot finished or began; `seconds`: time that they took."""
         super().__init__(num_begun, seconds)
         self.num_begun, self.seconds = num_begun, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class PilotResult:
-    """What the pilot measured, as for all questions."""
+    """Measurements of the pilot, scaled to all questions."""
 
     stage_s: dict[str, float]
     contexts: dict[Kind, float]
@@ -111,8 +111,8 @@ class PilotResult:
 
 
 def group_questions(questions: Sequence[Question], size: int) -> list[list[Question]]:
-    """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
-    smaller where there are fewer questions of a kind; those left over are in none."""
+    """Group the questions by `size` of one kind, both kinds in turn, in a fixed random order. Groups are smaller if
+    there are fewer questions of a kind; remaining questions are in no group."""
     order = np.random.default_rng(0).permutation(len(questions))
     kinds = [
         [questions[i] for i in order if (questions[i].split == "test") is is_test]
@@ -132,8 +132,8 @@ def run_pilot(
     questions: Sequence[Question],
     reporter: Reporter,
 ) -> PilotResult:
-    """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
-    folders are empty, and the models are loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
+    """Run the stages on `groups`, each a shard, until each kind had one and `LEAST_S` seconds have passed. The stages'
+    folders must be empty, and the models loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
     clusters.load()
     stages, bars = (clusters.contexts, clusters.samples, clusters), reporter.passing()
     totals = {group[0].split == "test": defaultdict[str, float](float) for group in groups}
@@ -178,8 +178,8 @@ def run_pilot(
 def fit_seconds(
     config: PipelineConfig, piloted: PilotResult, questions: Sequence[Question], reporter: Reporter
 ) -> float:
-    """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
-    of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
+    """Estimate the seconds of fitting all probes: the served pair, and those that the report compares with it. Each
+    kind of probe is fitted to rows of the pilot, whose store has the shapes of the whole run's."""
     store, times, total = (
         StateStore(piloted.work / "samples"),
         dict[Any, tuple[float, float]](),
@@ -200,7 +200,7 @@ def fit_seconds(
 def planned_probes(
     config: PipelineConfig, questions: Sequence[Question]
 ) -> list[tuple[Role, Variant]]:
-    """Role and variant of each probe that a run fits; those that several variants share, once."""
+    """Return role and variant of each probe that a run fits; a probe that several variants share is listed once."""
     domains = sorted({question.domain for question in questions if question.split == "train"})
     roles: tuple[Role, ...] = ("draft", "target")
     found: dict[str, tuple[Role, Variant]] = {}
@@ -216,7 +216,7 @@ def num_rows(
     piloted: PilotResult,
     questions: Sequence[Question],
 ) -> float:
-    """Segments that a probe is trained on in the whole run."""
+    """Return the number of segments that a probe is trained on in the whole run."""
     chosen = [
         question
         for question in questions
@@ -235,8 +235,8 @@ def num_rows(
 def _fit_times(
     role: Role, recipe: FitRecipe, labels: Labels, store: StateStore, num_train: float
 ) -> tuple[float, float]:
-    """Seconds a segment of what a fit does once, and of an epoch: of short fits to rows of the pilot, repeated where
-    there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""
+    """Return the seconds per segment of a fit's fixed work and of an epoch, from short fits to rows of the pilot, which
+    are repeated if there are too few. Reduced features are cached only if those of `num_train` segments would be."""
     source = FeatureSource(store, role, *recipe.inputs(role))
     mask = labels.by_draft if role == "draft" else np.ones(len(labels), dtype=np.bool_)
     rows = np.resize(np.flatnonzero(mask), TIMED_ROWS)

@@ -1,7 +1,7 @@
 """Calibrates `likelihood` from prompts alone.
 
-The target's own answers set the threshold, and drafts at the same contexts tell how fast it is. Every segment that is
-written is kept, so a killed run goes on with the same command.
+The target's own answers set the threshold, and drafts at the same contexts give the speed. Every written segment is
+kept, so the same command resumes a killed run.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PROMPT_FIELDS = ("problem", "question")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `semspec train calibrate --from-prompts`."""
+    """Add the options of `semspec train calibrate --from-prompts`."""
     group = parser.add_argument_group(
         "without labels", "a threshold from the target's own answers, instead of --config"
     )
@@ -165,7 +165,7 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
 
 
 def _questions(path: Path, num_prompts: int) -> list[str]:
-    """The first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
+    """Read the first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
 
     def question(location: str, row: dict[str, Any]) -> str:
         text = next((row[name] for name in PROMPT_FIELDS if row.get(name)), None)
@@ -192,7 +192,7 @@ def _check_output(output: Path) -> None:
 
 
 def _with_form(model: ModelChoice, threads: int | None) -> ModelChoice:
-    """Choose the form of a GGUF file's weights, which is part of its fingerprint, where it is auto."""
+    """Choose the form of a GGUF file's weights if it is auto; it is part of the fingerprint."""
     with loading(model.model, model.loaded_revision) as folder:
         form = resolve_form(model.model, folder, "auto", model.dtype, threads)
         return replace(model, dtype=form) if weights_file(folder) else model
@@ -201,7 +201,7 @@ def _with_form(model: ModelChoice, threads: int | None) -> ModelChoice:
 async def _calibrate(
     settings: Settings, questions: Sequence[str], work: Path, reporter: Reporter
 ) -> tuple[QuantileReport, dict[str, ModelInfo]]:
-    """The report, and what the engines say of the models."""
+    """Return the report, and the infos of the models."""
     async with AsyncExitStack() as stack:
         engines = dict[str, TransformersEngine]()
         for role in ROLES:
@@ -253,7 +253,7 @@ def _released(settings: Settings, role: str, info: ModelInfo) -> ReleasedModel:
 
 
 def _rule_sentence(release: Release, report: QuantileReport) -> str:
-    """What a request that names no strategy gets, and why."""
+    """Say which strategy a request that names none gets, and why."""
     speed = f"{report.chosen.speed_up.value:.2f} times the target's speed"
     if release.rule["strategy"] == "likelihood":
         return f"default of the release: likelihood, an estimate of {speed}"

@@ -52,10 +52,10 @@ class ModelChoice:
     """A model of the pair to calibrate."""
 
     model: str
-    """Folder, GGUF file, hub id, or ID:FILE.gguf: what is loaded."""
+    """Folder, GGUF file, hub id, or ID:FILE.gguf to load."""
     dtype: str = "auto"
     name: str = ""
-    """What `pair.json` calls it; empty: as `model`."""
+    """Name in `pair.json`; empty: `model`."""
     revision: str | None = None
 
     @property
@@ -66,27 +66,27 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the answers depend on, and the quantile."""
+    """Settings of the answers, and the quantile."""
 
     name: str
-    """Of the release."""
+    """Name of the release."""
     draft: ModelChoice
     target: ModelChoice
     output: Path
     num_prompts: int = 20
     temperature: float = 0.6
     max_tokens: int = 512
-    """Of an answer."""
+    """Token budget of an answer."""
     quantile: float = 0.1
     threads: int | None = None
-    """Of each model, as in `TransformersEngine.load`: the times depend on it."""
+    """CPU threads of each model, as in `TransformersEngine.load`; the measured times depend on it."""
 
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, TOP_P)
 
     def recipe(self) -> dict[str, Any]:
-        """What must not change between two runs in one work folder, next to the models' fingerprints."""
+        """Return the settings that must not change between two runs in one work folder."""
         return {
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
@@ -97,18 +97,18 @@ class Settings:
 
 @dataclass(slots=True)
 class Answer:
-    """What is kept of an answer."""
+    """The stored part of an answer."""
 
     segments: list[Segment] = field(default_factory=list)
     timed_ms: float = 0.0
     """Time of the segments that were written while no other answer was."""
     num_timed_tokens: int = 0
     contexts: list[dict[str, Any]] = field(default_factory=list)
-    """Of each segment, once all are compared with drafts."""
+    """Comparison of each segment with a draft, once all segments are compared."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether the target ended it."""
+        """Return whether the target ended it."""
         return bool(self.segments) and self.segments[-1].end.is_last
 
     @property
@@ -139,7 +139,7 @@ class Answers:
         return self._found[self._key(index)]
 
     def missing(self) -> list[int]:
-        """Numbers of the prompts whose answers are not there or not compared."""
+        """Return the numbers of the prompts whose answers are not written or not compared."""
         return [index for index in range(len(self.questions)) if not self.answer(index).contexts]
 
     def add_segment(self, index: int, segment: Segment, write_ms: float | None) -> None:
@@ -152,7 +152,7 @@ class Answers:
         self._append({"prompt": self._key(index), "contexts": contexts})
 
     def contexts(self) -> OwnContexts:
-        """All contexts of the answers. Raises: InvalidRequest if there are none."""
+        """Return all contexts of the answers. Raises: InvalidRequest if there are none."""
         answers = [self.answer(index) for index in range(len(self.questions))]
         rows = [(number, row) for number, answer in enumerate(answers) for row in answer.contexts]
         if not rows:
@@ -298,7 +298,7 @@ class AnswerWriter:
 
 
 async def answer_all(writer: AnswerWriter, answers: Answers, reporter: Reporter) -> None:
-    """Make the missing answers: write the first ones alone and the others together, then compare one at a time."""
+    """Make the missing answers: write the first ones alone and the others in groups, then compare one at a time."""
     missing = answers.missing()
     num_all, begin = len(answers.questions), perf_counter()
     with reporter.bar("answers", num_all, "answers", num_all - len(missing)) as advance:

@@ -228,14 +228,14 @@ class Pipeline:
         return Estimate(len(questions), round(contexts), stages, round(piloted.states_bytes), free)
 
     def status(self) -> list[str]:
-        """One line per stage with its number of finished shards."""
+        """Return one line per stage with its number of finished shards."""
         return [
             f"{name:<9} {len(StageFolder(self.work / name).numbers())} of {len(self.questions)} shards"
             for name in SHARDED
         ]
 
     def damaged(self) -> list[str]:
-        """Files that differ from their manifests, and recipes that differ from the configuration."""
+        """List files that differ from their manifests, and recipes that differ from the configuration."""
         bare = Pipeline(self.config, self.work)
         bare.questions = Questions([], 1)  # the stored ones may be damaged
         recipes = {"questions": questions_recipe(self.config)}

@@ -22,8 +22,10 @@ LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
 def scale_to_budget(
     config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
 ) -> PipelineConfig:
-    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told and kept in `work`.
-    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
+    """Limit `config` to as many questions as take `BUDGET_S` by an estimate, which is reported and kept in `work`.
+
+    Raises: InvalidRequest when `work` has no estimate and this command (a worker, `status` or `check`) cannot make it.
+    """
     kept = work / "preset.json"
     if not kept.exists():
         if not can_start:
@@ -51,7 +53,7 @@ def scale_to_budget(
 
 
 def describe_estimate(work: Path) -> str:
-    """The estimate that `scale_to_budget` kept in `work`, in a line."""
+    """Return the estimate that `scale_to_budget` kept in `work`, in one line."""
     kept = read_json(work / "preset.json")
     return f"{kept['num_questions']} questions: {kept.get('time', 'of unknown time')}"
 
@@ -78,8 +80,8 @@ def confirm_run(work: Path, is_agreed: bool, reporter: Reporter) -> None:
 
 
 def laptop_preset(config: PipelineConfig) -> PipelineConfig:
-    """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
-    and under a name of its own."""
+    """Return `config` with at most 4 contexts a question and 10 samples of each model there, without the report's
+    alternatives and under its own name."""
     contexts, samples = config.contexts, config.samples
     return config.model_copy(
         update={
@@ -96,7 +98,7 @@ def laptop_preset(config: PipelineConfig) -> PipelineConfig:
 
 
 def limit_questions(config: PipelineConfig, num_questions: int) -> PipelineConfig:
-    """`config` with at most so many questions, and a quarter as many from sources for the report alone."""
+    """Return `config` with at most this many questions, and a quarter as many from sources for the report only."""
     num_sources = Counter(source.role for source in config.questions)
     most = {"train": num_questions, "test": num_questions // 4}
 

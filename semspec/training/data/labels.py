@@ -70,7 +70,7 @@ _STORED: dict[type, tuple[str, ...]] = {
 def label(
     rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]
 ) -> Iterator[Row]:
-    """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
+    """Yield the labels of a shard, one row per segment. `rows` and `clusters` are aligned, by context.
 
     A segment without a cluster (cut by a token budget, or beyond what the equivalence compares) has no label, but
     counts in the N of its writer's shares: the writer did not write another meaning there either. A context without
@@ -113,7 +113,7 @@ def label(
 
 
 def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]) -> Labels:
-    """The labels of all shards. Raises: InvalidRequest when no segment has a known meaning, or no context has two."""
+    """Collect the labels of all shards. Raises: InvalidRequest when no segment has a meaning, or no context has two."""
     rows = [row for shard in shards for row in shard]
     if not rows:
         raise InvalidRequest(
@@ -131,7 +131,7 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
 
 
 def labels_from_rows(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
-    """The labels in `rows` as arrays."""
+    """Return the labels in `rows` as arrays."""
     contexts = {
         name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))
     }
@@ -162,7 +162,7 @@ def read_labels(path: Path) -> Labels:
     return Labels(**columns)
 
 
-def _share(samples: Sequence[int | None], meaning: int, is_one: bool) -> float:
-    """Share of `samples` with this meaning. `is_one`: the judged segment is one of them and is left out, so that a
-    sample does not raise its own probability."""
-    return (samples.count(meaning) - is_one) / max(len(samples) - is_one, 1)
+def _share(samples: Sequence[int | None], meaning: int, is_sample: bool) -> float:
+    """Return the share of `samples` with this meaning. `is_sample`: the judged segment is one of them and is left out,
+    so that a sample does not raise its own probability."""
+    return (samples.count(meaning) - is_sample) / max(len(samples) - is_sample, 1)

@@ -25,8 +25,8 @@ from semspec.types import GenerationParams, ModelInfo, Segment, Segmentation, Wr
 
 
 def to_disk(states: Tensor) -> Tensor:
-    """`states` as kept on disk: in float16, which rounds finer than models in bfloat16 compute, or in float32 where one
-    exceeds its range. Raises: InvalidRequest when they are not finite."""
+    """Convert `states` for the disk: to float16, which rounds finer than models in bfloat16 compute, or to float32 if
+    one exceeds its range. Raises: InvalidRequest when they are not finite."""
     if not bool(states.isfinite().all()):
         raise InvalidRequest(
             "states are not finite", remedy="set dtype of both models to bfloat16 or float32"
@@ -75,8 +75,8 @@ class Pair:
         return self.models[Writer.TARGET].lm
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
-        """Rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1, hidden],
-        `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
+        """Return rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1,
+        hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
         segments = {
             writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)
         }
@@ -121,7 +121,7 @@ class Pair:
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
 
     def until(self, deadline: float) -> "Pair":
-        """The same models, whose writers raise DeadlinePassed when the clock `time.monotonic` is past `deadline`."""
+        """Return the pair with writers that raise DeadlinePassed when `time.monotonic` is past `deadline`."""
         limited = Pair(self._config)
         limited.models = self.models
         limited.writers = {
@@ -135,7 +135,7 @@ class Pair:
         return "models" in self.__dict__
 
     def infos(self) -> dict[str, dict[str, Any]]:
-        """Both models' infos, for the manifests and the probes' cards."""
+        """Return both models' infos, for the manifests and the probes' cards."""
         return {writer.value: info_json(model.lm.info) for writer, model in self.models.items()}
 
     def forget(self) -> None:
@@ -156,7 +156,7 @@ class Pair:
 
 
 def load_model(config: ModelConfig) -> CausalLM:
-    """Raises: Mismatch when it cannot be loaded."""
+    """Load a model. Raises: Mismatch when it cannot be loaded."""
     return CausalLM.load(config.model, config.revision, config.device, config.dtype)
 
 
@@ -167,7 +167,7 @@ def info_json(info: ModelInfo) -> dict[str, Any]:
 
 
 def info_of(fields: dict[str, Any]) -> ModelInfo:
-    """The inverse of `info_json`."""
+    """Return the inverse of `info_json`."""
     return ModelInfo(
         **fields | {"segmentations": tuple(Segmentation(name) for name in fields["segmentations"])}
     )

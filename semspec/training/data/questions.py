@@ -46,7 +46,7 @@ class Dropped:
 def gather(
     sources: Sequence[QuestionSource], evaluation_sets: Sequence[QuestionSource], shares: Shares
 ) -> tuple[list[Question], list[Dropped]]:
-    """All questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest naming source and problem."""
+    """Return all questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest."""
     has_test = any(source.role == "test" for source in sources)
     sides = _split_function(shares, with_test=not has_test)
     seen = _SeenQuestions()
@@ -61,7 +61,7 @@ def gather(
             text, identifier = str(row[source.question]), f"{index}-{number}"
             if source.id:
                 identifier = str(row[source.id])
-            if reason := seen.where(text):
+            if reason := seen.repetition_reason(text):
                 dropped.append(Dropped(identifier, text, reason))
                 continue
             seen.add(text, f"{_title(source)} ({identifier})")
@@ -74,7 +74,7 @@ def gather(
 
 
 def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list[Question]:
-    """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
+    """Return the questions of `config`, gathered at the first call and read from the work folder by later ones."""
     folder = StageFolder(work / "questions")
     folder.claim(questions_recipe(config))
     if not folder.is_done(0):
@@ -107,7 +107,7 @@ def _check(questions: Sequence[Question]) -> None:
 
 
 def _split_function(shares: Shares, with_test: bool) -> Callable[[str], str]:
-    """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
+    """Return a function from a question's id alone to its split, so that adding questions changes no other's split."""
 
     def side(identifier: str) -> str:
         position = (
@@ -134,14 +134,14 @@ class _SeenQuestions:
         self._ngrams: dict[tuple[str, ...], set[str]] = {}
 
     def add(self, text: str, source: str, with_parts: bool = False) -> None:
-        """`with_parts`: later questions are also repetitions if they share long passages with it."""
+        """Note a question. `with_parts`: later questions are also repetitions if they share long passages with it."""
         words = _words(text)
         self._exact.setdefault(" ".join(words), source)
         for ngram in _ngrams(words) if with_parts else ():
             self._ngrams.setdefault(ngram, set()).add(f"{source}: {text[:60]!r}")
 
-    def where(self, text: str) -> str | None:
-        """Why the question is a repetition; None if it is not."""
+    def repetition_reason(self, text: str) -> str | None:
+        """Return why the question is a repetition; None if it is not."""
         words = _words(text)
         if found := self._exact.get(" ".join(words)):
             return f"asked in {found}"

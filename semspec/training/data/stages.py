@@ -51,22 +51,22 @@ class Stage(ABC):
     unit: ClassVar[str] = "contexts"
     suffixes: ClassVar[Sequence[str]] = (".parquet",)
     before: "Stage"
-    """The stage before; the first one overrides what asks for it."""
+    """The previous stage; the first stage overrides the methods that use it."""
 
     def __init__(self, work: Path, config: PipelineConfig) -> None:
         self.folder, self._config = StageFolder(work / self.name), config
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """The settings that its shards depend on."""
+        """Return the settings that its shards depend on."""
 
     def inputs(self, number: int) -> str:
-        """Digest of the inputs of shard `number`: of the shard of the stage before."""
+        """Return the digest of the inputs of shard `number`: by default the previous stage's shard."""
         manifest = self.before.folder.manifest(number)
         return manifest.digest if manifest else ""
 
     def size(self, number: int) -> int:
-        """Number of units of work in shard `number`."""
+        """Return the number of units of work in shard `number`."""
         return self.before.size(number)
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Stage(ABC):
         """Write the files of shard `number`. Returns facts for its manifest."""
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
-        """Those of `numbers` whose shards are not there, or are made from other inputs."""
+        """Return the `numbers` whose shards are missing, or made from other inputs."""
         return [
             number for number in numbers if not self.folder.is_done(number, self.inputs(number))
         ]
@@ -102,14 +102,14 @@ class Questions:
         return -(-len(self.all) // self._per_shard)
 
     def pilot(self, num_questions: int) -> list[int]:
-        """Numbers of the shards that hold the first `num_questions` questions that are not of the split `test`."""
+        """Return the numbers of the shards with the first `num_questions` questions outside the split `test`."""
         others = [number for number, question in enumerate(self.all) if question.split != "test"][
             :num_questions
         ]
         return sorted({number // self._per_shard for number in others})
 
     def numbers(self, shard: int) -> range:
-        """Numbers of the questions in a shard."""
+        """Return the numbers of the questions in a shard."""
         return range(shard * self._per_shard, min((shard + 1) * self._per_shard, len(self.all)))
 
 
@@ -154,11 +154,8 @@ class ContextsStage(Stage):
         return {"num_contexts": sum(len(row["depths"]) for row in rows)}
 
     def _trace(self, index: int) -> Row:
-        question, target, contexts = (
-            self.questions.all[index],
-            self._pair.target.tokenizer,
-            self._config.contexts,
-        )
+        question, contexts = self.questions.all[index], self._config.contexts
+        target = self._pair.target.tokenizer
         pieces, draft_prompt = self._pieces(question)
         while (
             len(pieces) > 1
@@ -171,7 +168,7 @@ class ContextsStage(Stage):
         return trace_row(index, pieces, depths, draft_prompt)
 
     def _pieces(self, question: Question) -> tuple[list[Piece], Piece | None]:
-        """The target's prompt and the segments of a trace, and the draft's prompt where it has its own."""
+        """Return the target's prompt and the segments of a trace, and the draft's prompt if it differs."""
         config, contexts, target = self._config, self._config.contexts, self._pair.target.tokenizer
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
@@ -183,7 +180,7 @@ class ContextsStage(Stage):
         ), start.draft
 
     def contexts(self, number: int) -> list[ProbeContext]:
-        """The contexts of a finished shard."""
+        """Read the contexts of a finished shard."""
         rows = self.folder.rows(number)
         return [
             context
@@ -248,7 +245,7 @@ class ClustersStage(Stage):
         return recipe
 
     def load(self) -> Equivalence:
-        """The equivalence, loaded once."""
+        """Load the equivalence once."""
         if self._equivalence is None:
             self._equivalence = load_equivalence(
                 self._config.equivalence, self._config.max_segment_tokens
@@ -273,26 +270,24 @@ class ClustersStage(Stage):
             "num_contexts": len(groups),
             "num_cut": sum(end not in WHOLE for group_ends in ends for end in group_ends),
         }
-        take_counts = getattr(
-            equivalence, "take_counts", dict
-        )  # such as forward passes of an NLI model
+        take_counts = getattr(equivalence, "take_counts", dict)  # an NLI model's forward passes
         return facts | take_counts()
 
     def labels(self, number: int) -> Iterator[Row]:
-        """The labels of a finished shard, one row a segment."""
+        """Yield the labels of a finished shard, one row a segment."""
         questions = self.contexts.questions
         ids = {questions.all[index].id: index for index in questions.numbers(number)}
         return label(self.samples.folder.rows(number), self.folder.rows(number), number, ids)
 
     def counted(self) -> Counter[str]:
-        """The facts of all finished shards, added up."""
+        """Add up the facts of all finished shards."""
         counted = Counter[str]()
         for manifest in self.folder.manifests(self.folder.numbers()):
             counted.update(manifest.facts)
         return counted
 
     def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
-        """The segments of each context, and how they end."""
+        """Return the segments of each context, and how they end."""
         contexts = {context.id: context for context in self.contexts.contexts(number)}
         rows = self.samples.folder.rows(number)
         groups, ends = [], []
@@ -316,7 +311,7 @@ def _sampling(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _without_devices(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without settings that do not change the output: devices and request parameters."""
+    """Remove settings that do not change the output from the recipe: devices and request parameters."""
     for role in ("draft", "target"):
         recipe[role].pop("device", None)
         for name in ("base_url", "concurrency", "timeout_s", "max_retries", "api_key_env"):

@@ -23,7 +23,7 @@ class SegmentWriter(Protocol):
     """Generates next segments."""
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """One next segment per seed, in the order of `seeds`."""
+        """Write one next segment per seed, in the order of `seeds`."""
         ...
 
 
@@ -80,7 +80,7 @@ class ServerWriter:
         params: GenerationParams,
         tokenizer: ModelTokenizer,
     ) -> None:
-        """`tokenizer` is that of the local copy of the same model, which reads the server's text."""
+        """`tokenizer`: that of the local copy of the same model, which reads the server's text."""
         self._config, self._writer, self._params, self._tokenizer = (
             config,
             writer,
@@ -116,9 +116,7 @@ class ServerWriter:
                         for item in completions
                     ]
             except ExceptionGroup as errors:
-                raise errors.exceptions[
-                    0
-                ] from None  # the first failure, which has cancelled the other tasks
+                raise errors.exceptions[0] from None  # it has cancelled the other tasks
         return [task.result() for task in tasks]
 
     async def _segment(

@@ -29,7 +29,7 @@ from semspec.training.evaluation.verification import Predicted
 from semspec.types import ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "sum_log_probability", "min_margin")
-"""What the rule uses."""
+"""Statistics of a segment that the rule uses."""
 LIMITS = (0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.165, 0.13, 0.1, 0.075, 0.05, 0.03)
 """Shares of wrong segments accepted at the thresholds of the curve."""
 NUM_CANDIDATES = 500
@@ -134,7 +134,7 @@ class LikelihoodReport:
 
     calibration: Calibration
     auroc: Measured
-    """Of drafted segments, said against unsaid."""
+    """AUROC of said against unsaid drafted segments."""
     missed: float
     """Share of the target's own segments that none of its other samples means."""
     chosen: LikelihoodPoint
@@ -204,7 +204,7 @@ def calibrated(
 
 
 def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
-    """Weights of `STATISTICS`, none negative, and the bias: penalised logistic regression of `said`."""
+    """Fit `said` by penalised logistic regression; return weights of `STATISTICS`, none negative, and the bias."""
     features = select_statistics(surprisal, STATISTICS)
     mean, scale = features.mean(0), features.std(0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -225,13 +225,13 @@ def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
 
 
 def probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
-    """`[num_segments]`, as `Calibration.probability`."""
+    """Return the probability of each segment, as `Calibration.probability`."""
     result: Floats = expit(select_statistics(surprisal, STATISTICS) @ weights + bias)
     return result
 
 
 def held_out(pilot: Pilot) -> Floats:
-    """The probability of each segment by a function fitted on the drafted segments of the other folds' questions."""
+    """Return each segment's probability by a function fitted on the drafted segments of the other folds' questions."""
     questions = np.random.default_rng(0).permutation(np.unique(pilot.question))
     result = np.zeros(len(pilot.said))
     for fold in np.array_split(questions, NUM_FOLDS):
@@ -244,8 +244,8 @@ def held_out(pilot: Pilot) -> Floats:
 
 
 def wrong_accepted_from(pilot: Pilot, probability: Floats) -> tuple[Floats, Floats]:
-    """Candidates for a threshold, ascending, and the largest share of the wrong segments that is accepted from each
-    on."""
+    """Return candidates for a threshold, ascending, and the largest share of the wrong segments that any threshold from
+    there on accepts."""
     unsaid = np.unique(probability[pilot.by_draft & ~pilot.said])
     candidates = unsaid[
         np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)
@@ -260,7 +260,7 @@ def wrong_accepted_from(pilot: Pilot, probability: Floats) -> tuple[Floats, Floa
 def lowest_within(
     pilot: Pilot, probability: Floats, candidates: Floats, limit: float, resampling: Resampling
 ) -> float:
-    """The lowest threshold from which on the upper end of the 95% interval is at most `limit`, found by halving.
+    """Find by bisection the lowest threshold from which on the upper end of the 95% interval is at most `limit`.
 
     Raises: InvalidRequest when there is none.
     """
@@ -282,18 +282,18 @@ def lowest_within(
 
 
 def _lowest(candidates: Floats, is_within: Mask) -> float:
-    """The lowest threshold above a candidate that is within a limit; 1 if none is."""
+    """Return the lowest threshold above a candidate that is within a limit; 1 if none is."""
     within = np.flatnonzero(is_within)
     return _above(candidates[within[0]]) if len(within) else 1.0
 
 
 def _above(candidate: float) -> float:
-    """The least threshold of five digits that does not accept what has this probability."""
+    """Return the lowest threshold of five digits that does not accept a segment with this probability."""
     return min(float(np.ceil(np.nextafter(candidate, 2) * 1e5) / 1e5), 1.0)
 
 
 def predicted(labels: Labels, surprisal: Floats, calibration: Calibration) -> Predicted:
-    """Its probabilities of all segments, as those of a pair of probes whose q is 1."""
+    """Return the calibration's probabilities of all segments, as those of a pair of probes whose q is 1."""
     p = probabilities(surprisal, np.array(calibration.weights), calibration.bias).astype(np.float32)
     return Predicted("likelihood", p, np.ones_like(p))
 

@@ -34,7 +34,7 @@ def weighted_share(mask: Mask, weight: Floats) -> float:
 
 
 def dense_ranks(values: Floats) -> Ranks:
-    """`[num_segments]`: the rank of each value among the distinct ones, ascending. Metrics of order need only these."""
+    """Return the rank of each value among the distinct ones, ascending; metrics of order need only ranks."""
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
@@ -96,7 +96,7 @@ class Resampling:
         )
 
     def measured(self, measure: Measure, question: NDArray[np.int64]) -> Measured:
-        """`measure` of segments of these questions, with its standard error."""
+        """Compute `measure` over segments of these questions, with its standard error."""
         if not len(question):
             return Measured(nan)
         value = measure(np.ones(len(question)))
@@ -131,7 +131,7 @@ def _weights(weight: Floats | None, like: NDArray[Any]) -> Floats:
 
 
 def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, Floats]:
-    """Weights of right and of wrong segments, one entry per score."""
+    """Return the weights of right and of wrong segments, one entry per score."""
     weight = _weights(weight, score)
     size = int(score.max()) + 1 if len(score) else 0
     rights, wrongs = (

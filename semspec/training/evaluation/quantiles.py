@@ -46,7 +46,7 @@ class OwnContexts:
     is_whole: Mask
     """Whether the target's own segment ended by itself."""
     surprisal: Floats
-    """Of the drafted segments, `[num_contexts, num_surprisal_features]`."""
+    """Surprisal of the drafted segments, `[num_contexts, num_surprisal_features]`."""
     num_tokens: NDArray[np.int64]
     repeats: Mask
     """Whether the drafted segment repeats the answer, so that it is never accepted."""
@@ -121,7 +121,7 @@ class QuantileReport:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a report without labels states next to its numbers."""
+    """Facts that a report without labels states next to its numbers."""
 
     draft: ModelInfo
     target: ModelInfo
@@ -188,7 +188,7 @@ def calibrated_without_labels(
 
 
 def _standardised(own: Floats) -> tuple[Floats, float]:
-    """Weights of `STATISTICS` and the bias that make a mean of 0 and equal parts of the spread of each statistic."""
+    """Return weights of `STATISTICS` and a bias that give a mean of 0 and each statistic an equal spread."""
     features = select_statistics(own, STATISTICS)
     scale = features.std(0)
     weights = 1 / (np.where(scale > 0, scale, 1.0) * features.shape[1])
@@ -196,7 +196,7 @@ def _standardised(own: Floats) -> tuple[Floats, float]:
 
 
 def _probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
-    """`[num_segments]`, as `Calibration.probability`; 0 where a statistic is not finite."""
+    """Return the probability of each segment, as `Calibration.probability`; 0 if a statistic is not finite."""
     features = select_statistics(surprisal, STATISTICS)
     is_finite: Mask = np.isfinite(features.sum(1))
     score = np.where(is_finite[:, None], features, 0.0) @ weights + bias
@@ -205,7 +205,7 @@ def _probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
 
 
 def _quantile(values: Floats, quantile: float) -> float:
-    """The value that at most this share of `values` is below, a little lower for the rounding of other machines."""
+    """Return the value that at most this share of `values` is below, a little lower for rounding on other machines."""
     return float(np.quantile(values, quantile, method="lower")) * (1 - 1e-6)
 
 
@@ -216,7 +216,7 @@ def _point(
     probability: Floats,
     resampling: Resampling,
 ) -> QuantilePoint:
-    """`probability`: of each drafted segment, below 0 if it is never accepted."""
+    """Return a point of the curve. `probability`: of each drafted segment, below 0 if it is never accepted."""
     accepted = probability >= threshold
     return QuantilePoint(
         quantile,
