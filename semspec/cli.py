@@ -12,7 +12,7 @@ from semspec.commands import INTERRUPTED, options
 from semspec.errors import SemspecError
 from semspec.installation import install_command
 
-OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+BUILT_IN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "chat": ("ask a gateway, and watch the answer as it is written", options.chat_options),
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
     "health": (
@@ -67,7 +67,7 @@ def parser(added: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (purpose, add_options) in OWN.items():
+    for name, (purpose, add_options) in BUILT_IN.items():
         add_options(
             commands.add_parser(
                 name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."

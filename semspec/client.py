@@ -64,7 +64,7 @@ class Event:
 
 
 async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerator[Event, None]:
-    """The events of a stream up to `[DONE]`; `last`: id of the last event before a resumption.
+    """Yield the events of a stream up to `[DONE]`; `last`: id of the last event before a resumption.
 
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
@@ -83,7 +83,7 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
 
 
 async def _read_lines(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """Yield the lines of an event stream. httpx's `aiter_lines` splits at others that JSON may have, too."""
+    """Yield the lines of an event stream. httpx's `aiter_lines` also splits at separators that JSON may contain."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = _LINE_END.split(rest + data)
@@ -126,20 +126,20 @@ class Gateway:
         await self._http.aclose()
 
     async def readiness(self) -> str:
-        """`ready`, and what the gateway does without, in one line."""
+        """Return `ready`, and the parts that the gateway lacks, in one line."""
         return str((await self._call("GET", "/ready"))["detail"])
 
     async def models(self) -> list[Json]:
-        """The valid values of a request's `model`, each as `id` with its properties, the default first."""
+        """Return the valid values of a request's `model`, each as `id` with its properties, the default first."""
         models: list[Json] = (await self.model_list())["data"]
         return models
 
     async def model_list(self) -> Json:
-        """Return those values as `data`, and what the pair lacks for each other strategy as `unsupported`."""
+        """Return the models as `data`, and the reason why each other strategy is unsupported as `unsupported`."""
         return await self._call("GET", "/v1/models")
 
     async def generation(self, id: str) -> Json:
-        """Parameters, models, prompt and outcome of a generation."""
+        """Return parameters, models, prompt and outcome of a generation."""
         return await self._call("GET", _path(id))
 
     async def session(self, id: str) -> list[Json]:
@@ -152,8 +152,8 @@ class Gateway:
         return await self._call("POST", _path(id, "/cancel"))
 
     async def ask(self, question: str | Sequence[Json], **fields: Any) -> Answer:
-        """The answer to a question, or to the messages of a conversation. `fields`: others of the request, such as
-        `temperature`, `seed` or `semspec={"strategy": "target"}`."""
+        """Return the answer to a question, or to the messages of a conversation. `fields`: other fields of the request,
+        such as `temperature`, `seed` or `semspec={"strategy": "target"}`."""
         messages = (
             [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         )
@@ -170,7 +170,7 @@ class Gateway:
         return Answer(answer["id"], *texts, choice["finish_reason"], statistics, trace)
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
-        """The chunks of a streamed chat completion.
+        """Yield the chunks of a streamed chat completion.
 
         A stream that is broken, or ended by a gateway that shuts down, is resumed after the last received event if the
         server stores generations. `on_break` is called with a message before each attempt.
@@ -214,7 +214,7 @@ class Gateway:
             request = self._http.build_request("GET", path, params=parameters, headers=position)
 
     async def _has_failed(self, id: str) -> bool:
-        """Whether it is known that a generation has failed, so that no gateway continues it."""
+        """Return whether a generation is known to have failed, so that no gateway continues it."""
         try:
             return bool((await self.generation(id))["status"] == "failed")
         except SemspecError:
@@ -266,7 +266,7 @@ class Gateway:
 
 
 def error_from_response(response: httpx.Response) -> SemspecError:
-    """The error of an error response, whose body must have been read."""
+    """Return the error of an error response, whose body must have been read."""
     try:
         return _error_from_detail(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -279,7 +279,7 @@ def _path(id: str, part: str = "") -> str:
 
 
 def _error_from_detail(detail: Json) -> SemspecError:
-    """The `SemspecError` of an OpenAI error object."""
+    """Return the `SemspecError` of an OpenAI error object."""
     code, message, parameter = detail["code"], str(detail["message"]), detail.get("param")
     if code == "model_not_found":
         return NotFound(message, parameter)

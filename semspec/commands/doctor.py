@@ -33,13 +33,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checks_of(config: StackConfig) -> Iterator[Check]:
-    """The checks of this machine for a configuration: none fails exactly if `Stack(config)` comes up."""
+    """Yield the checks of this machine for a configuration; `Stack(config)` starts if and only if none fails."""
     yield from check_environment()
     yield from check_processes(config)
     yield from check_network(config)
 
 
 def format_check(check: Check) -> str:
-    """The check as a line of text."""
+    """Return the check as a line of text."""
     remedy = f" -> {check.remedy}" if check.remedy else ""
     return f"{check.level:<4}  {check.name:<14}  {check.message}{remedy}"

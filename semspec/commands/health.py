@@ -60,8 +60,10 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
 def check_health(
     address: str, service: str, timeout_s: float, certificates: Certificates | None = None
 ) -> None:
-    """Return if the service at `address` (host:port) is serving; the service "" is the whole process. Raises:
-    Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound."""
+    """Check that the service at `address` (host:port) is serving; the service "" is the whole process.
+
+    Raises: Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound.
+    """
     with _channel(address, certificates) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -85,7 +87,7 @@ def _channel(address: str, certificates: Certificates | None) -> grpc.Channel:
 
 
 def _check_http(address: SplitResult, arguments: argparse.Namespace) -> None:
-    """Raises: Unavailable when the status is not 200; OSError when there is no response."""
+    """Check an HTTP address. Raises: Unavailable when the status is not 200; OSError without a response."""
     connection = _connection(address, arguments)
     try:
         connection.request("GET", address.path or "/ready")

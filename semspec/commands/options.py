@@ -48,8 +48,8 @@ def pairs_options(parser: argparse.ArgumentParser) -> None:
 def stack_config(
     arguments: argparse.Namespace, tell: Callable[[str], object] | None = None
 ) -> StackConfig:
-    """The stack's configuration with the options of the command line. With `tell`, which gets lines about the progress,
-    files of a named pair that are missing are downloaded. Raises: SemspecError."""
+    """Return the stack's configuration with the options of the command line. With `tell`, which gets lines about the
+    progress, missing files of a named pair are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if key := os.environ.get(API_KEY):
@@ -69,7 +69,7 @@ def stack_config(
 def pair_config(
     name: str, models: Path | None, tell: Callable[[str], object] | None
 ) -> StackConfig:
-    """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError.
+    """Return the configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError.
 
     A release of a named pair's models takes their files from the folder `models` or from the hub's cache.
     """

@@ -1,4 +1,4 @@
-"""`semspec pairs`: lists the named pairs, with what is known of each and where its files are."""
+"""`semspec pairs`: lists the named pairs, their properties and the location of their files."""
 
 import argparse
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe_pair(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a pair, as names and values."""
+    """Yield the names and values of a pair's properties."""
     yield "licence", pair.licence
     yield "size", size_of(sum(file.num_bytes for file in pair.files.values()))
     yield "memory", "not measured" if pair.memory_bytes is None else size_of(pair.memory_bytes)

@@ -120,12 +120,12 @@ class Screen:
 
 
 def paint(text: str, colour: str) -> str:
-    """Text in a colour or another rendition of ANSI."""
+    """Return text in an ANSI colour or style."""
     return f"\x1b[{colour}m{text}\x1b[0m" if text and "NO_COLOR" not in os.environ else text
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which could control the terminal."""
+    """Return the text without control characters, which could control the terminal."""
     return "".join(
         character for character in text if character in "\n\t" or category(character) != "Cc"
     )

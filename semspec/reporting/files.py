@@ -25,8 +25,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` when it is complete and synced to disk. Raises: Unavailable when the disk
-    is full; the previous file then remains."""
+    """Yield the path of a temporary file that replaces `path` once it is complete and synced to disk. Raises:
+    Unavailable when the disk is full; the previous file then remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name contains host and process: workers that start together may write the same file at the same time.
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
@@ -60,7 +60,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, remedy: str = "") -> Any:
-    """The object in a JSON file. Raises: Mismatch, with `remedy` (deleting it), when it holds none."""
+    """Read the object in a JSON file. Raises: Mismatch, with `remedy` (by default to delete it), when there is none."""
     try:
         value = files.read_json(path)
         if isinstance(value, dict):
@@ -72,7 +72,7 @@ def read_json(path: Path, remedy: str = "") -> Any:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
+    """Yield `path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -114,7 +114,7 @@ def complete_lines(path: Path) -> Iterator[bytes]:
 
 
 def plain(value: Any, num_digits: int | None = None) -> Any:
-    """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
+    """Convert `value` to plain JSON types, optionally rounded; null for a number that could not be computed."""
     if isinstance(value, float):
         return (
             None

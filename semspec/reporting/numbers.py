@@ -17,7 +17,7 @@ class Measured:
 
     @classmethod
     def of(cls, found: Mapping[str, float | None] | float | None) -> "Measured":
-        """Return a number of a report's JSON, where null stands for nan."""
+        """Read a number of a report's JSON, where null stands for nan."""
         if isinstance(found, Mapping):
             error = found["standard_error"] if "standard_error" in found else found["error"]
             return cls(cls.of(found["value"]).value, nan if error is None else error)

@@ -86,6 +86,6 @@ class Child:
 
     @property
     def status(self) -> str:
-        """How the process ended: `status 1`, or the signal's name."""
+        """Return how the process ended: `status 1`, or the signal's name."""
         code = self.process.returncode or 0
         return f"status {code}" if code >= 0 else signal.Signals(-code).name

@@ -36,7 +36,7 @@ def fail(name: str, message: str, remedy: str) -> Check:
 
 
 def run_check(name: str, look: Callable[[], Check | str]) -> Check:
-    """What `look` finds: a check, the message of one that is fulfilled, or the error of one that is not."""
+    """Run a check. `look` returns its result or the message of a passed check, or raises the error of a failed one."""
     try:
         found = look()
     except ImportError as error:

@@ -29,7 +29,7 @@ def _port(host: str, port: int) -> str:
 
 
 def _given_redis(url: str) -> str:
-    """The Redis server of REDIS_URL. Messages omit the URL, which may contain a password."""
+    """Check the Redis server of REDIS_URL. Messages omit the URL, which may contain a password."""
     import redis
 
     try:
@@ -42,13 +42,13 @@ def _given_redis(url: str) -> str:
             "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
         )
         raise Unavailable(
-            f"the one of REDIS_URL does not answer: {error}", remedy=remedy
+            f"the server of REDIS_URL does not answer: {error}", remedy=remedy
         ) from error
     return _checked(found, "of REDIS_URL")
 
 
 def _own_redis() -> str:
-    """The redis-server that the stack would start."""
+    """Check the redis-server that the stack would start."""
     server = find_server()
     try:
         output = subprocess.run(

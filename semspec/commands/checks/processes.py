@@ -31,19 +31,19 @@ FORM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class StartedProcess:
-    """A process that starts."""
+    """A process that was started as far as its model's weights."""
 
     found: Check | str
     settings: Any
     report: Any
-    """What the gateway knows of it; of the gateway, its release. None: the model is not on this machine."""
+    """Its handshake with the gateway; the gateway's release. None: the model is not on this machine."""
     weight_bytes: int = 0
-    """Of its model in memory."""
+    """Memory of its model's weights."""
 
 
 def check_processes(config: StackConfig) -> Iterator[Check]:
-    """One check per process; of the memory, and of what the processes report of each other, if both models are on this
-    machine and nothing fails before."""
+    """Yield one check per process; then, if both models are on this machine, a check of memory and, if nothing failed,
+    checks of the pair as a whole."""
     started = dict[str, StartedProcess]()
 
     def start(name: str) -> Check | str:
@@ -67,7 +67,7 @@ def check_processes(config: StackConfig) -> Iterator[Check]:
 
 
 def _start(config: StackConfig, name: str) -> StartedProcess:
-    """Start a process as far as its model's weights. Raises: what ends it at its start."""
+    """Start a process as far as its model's weights. Raises: the error that would end it."""
     from semspec.settings import read_settings
 
     package = f"semspec_{name}"
@@ -136,20 +136,20 @@ def _model(role: str, settings: Any, load: Any) -> StartedProcess:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """In the place of an engine: its handshake."""
+    """Stands in for an engine: a model's handshake without its weights."""
 
     handshake: "ModelInfo"
     tokenizer: "ModelTokenizer"
     kind: str
     form: str
-    """Of the weights when they are served."""
+    """Numeric form of the weights when they are served."""
 
     async def info(self) -> "ModelInfo":
         return self.handshake
 
 
 def outline(settings: "ModelSettings", writer: "Writer") -> ModelOutline:
-    """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
+    """Stand in for `load_engine`: load the model without its weights. Raises: Mismatch when it cannot be served."""
     from semspec.engine.load import chosen_engine
 
     if (engine := chosen_engine(settings)) == "vllm":
@@ -171,8 +171,8 @@ def outline(settings: "ModelSettings", writer: "Writer") -> ModelOutline:
 
 
 def count_weights(folder: Path) -> int:
-    """Number of weights in a folder's safetensors files, or in its GGUF file. Raises: Mismatch when there are none, or
-    one is damaged."""
+    """Count the weights in a folder's safetensors files, or in its GGUF file. Raises: Mismatch when there are none, or
+    a file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     from semspec.engine.gguf import weights_file
@@ -200,24 +200,24 @@ def count_weights(folder: Path) -> int:
 
 
 async def _tested(role: str, started: StartedProcess) -> str:
-    """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
+    """Run the self-test of a small model, with which its service starts. Raises: the error that would end it."""
     from semspec.engine.load import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
     if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
-        return "left out: it would take minutes; `serve` makes it at the start"
+        return "skipped: it would take minutes; `serve` runs it at the start"
     engine = _loaded(f"semspec_{role}.__main__:load")(started.settings)
     try:
         return (
             await self_test(engine, started.settings)
-            or "left out: a datastore, or a server that writes"
+            or "skipped: the service has a datastore or a remote writer"
         )
     finally:
         await engine.aclose()
 
 
 def _compare(started: dict[str, StartedProcess]) -> str:
-    """What the gateway finds once all services answer. Raises: Mismatch."""
+    """Compare the handshakes as the gateway does once all services answer. Raises: Mismatch."""
     draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
     verifier = (
         started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
@@ -262,7 +262,7 @@ def _memory(models: list[StartedProcess]) -> Check:
 
 
 def _free() -> tuple[str, int]:
-    """Location of the models, and free bytes there (0: unknown)."""
+    """Return the device of the models, and its free bytes (0: unknown)."""
     import torch
 
     if torch.cuda.is_available():
@@ -275,7 +275,7 @@ def _free() -> tuple[str, int]:
 
 @contextmanager
 def _environment(config: StackConfig, name: str) -> Iterator[None]:
-    """The process's environment under `semspec serve`, for the duration of the block. Raises: StackError."""
+    """Set the process's environment under `semspec serve` for the duration of the block. Raises: StackError."""
     before = dict(os.environ)
     if name == "gateway":
         addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {
@@ -293,5 +293,5 @@ def _environment(config: StackConfig, name: str) -> Iterator[None]:
 
 
 def _loaded(reference: str) -> Any:
-    """Of a process; the library imports none."""
+    """Load an object of a service's or the gateway's package, which the library does not import."""
     return EntryPoint("", reference, "").load()
