@@ -44,12 +44,12 @@ SENTENCE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What will be used."""
+    """The models, tasks and devices that a reproduction needs."""
 
     pipeline: PipelineConfig
-    """With the models."""
+    """The main training, which names the models."""
     sampled: Sequence[PipelineConfig]
-    """Trainings that are still to be made, those with samples of their own."""
+    """Missing trainings, one for each set of samples."""
     tasks: Sequence[tuple[str, str | None]]
     """Name and data of each run's task."""
     output: Path
@@ -59,7 +59,7 @@ class Requirements:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that `devices` need."""
+        """Return the number of GPUs that `devices` need."""
         numbers = [
             int(device.partition(":")[2] or 0)
             for device in self.devices
@@ -70,7 +70,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time and disk that a stage of the reproduction takes at most."""
+    """Upper bounds of the time and disk that a stage of the reproduction takes."""
 
     stage: str
     amount: str
@@ -89,7 +89,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Results of all checks, and what they found for the steps that follow."""
+    """Results of all checks, and their findings for the next steps."""
 
     checks: list[Check] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -201,7 +201,7 @@ def _resources(
         )
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
-        return  # said above
+        return  # already reported
     states, missing = (
         sum(stage.num_bytes for stage in work),
         sum(model.missing_bytes for model in models.values()),
@@ -225,7 +225,7 @@ def _training(config: PipelineConfig, num_questions: int, num_workers: int) -> W
 
 
 def _row_bytes(config: PipelineConfig) -> int:
-    """Bytes of the states of one context; 0 when the models cannot be had, which is said elsewhere."""
+    """Return the bytes of the states of one context; 0 if a model is not available, which another check reports."""
     sizes = []
     for model in (config.target, config.draft):
         try:
@@ -238,7 +238,7 @@ def _row_bytes(config: PipelineConfig) -> int:
 
 
 def _disk(output: Path, states: int, missing: int) -> Check:
-    """Both on one file system must fit together."""
+    """Check the room for models and states, which may share a file system."""
     cache = Path(constants.HF_HUB_CACHE)
     locations = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
     devices = {name: location.stat().st_dev for name, (location, _) in locations.items()}
@@ -265,7 +265,7 @@ def _existing(path: Path) -> Path:
 
 
 def _memory(weight_bytes: int) -> Check:
-    """Each worker of the training holds both models."""
+    """Check the memory; each worker of the training holds both models."""
     needed = ROOM * weight_bytes
     gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
     free, location = (

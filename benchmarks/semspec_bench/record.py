@@ -58,13 +58,12 @@ class Record:
 
 
 def as_line(record: Record) -> str:
-    """A line of `records.jsonl`."""
+    """Return the record as a line of `records.jsonl`."""
     return json.dumps(asdict(record)) + "\n"
 
 
 def read_records(path: Path) -> list[Record]:
-    """All complete lines of `records.jsonl`, from which an incomplete last line is removed, or what `write_answers`
-    wrote."""
+    """Read `records.jsonl`, from which an incomplete last line is removed, or a file of `write_answers`."""
     if path.name.endswith(ANSWERS):
         return [_record(path, line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     return [_record(path, line) for line in complete_lines(path)] if path.exists() else []

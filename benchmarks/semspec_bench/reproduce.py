@@ -85,12 +85,10 @@ class PairConfig(Part):
         names = [run.name for run in self.runs]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(
-                f"runs: {', '.join(sorted(twice))} twice; put all strategies into one run"
+                f"runs: {', '.join(sorted(twice))} occurs twice; put all strategies into one run"
             )
         if unknown := {MAIN, *(run.probes for run in self.runs)} - set(self.probes):
-            raise ValueError(
-                f"probes: there are none of the name {', '.join(sorted(unknown))}; add them"
-            )
+            raise ValueError(f"probes: {', '.join(sorted(unknown))} not defined; add them")
         for run in self.runs:
             try:
                 first, *_ = [parse(label) for label in run.strategies]
@@ -173,7 +171,7 @@ class Reproduction:
     reporter: Reporter
 
     def pair(self, name: str) -> Path:
-        """Folder of the pair with the probes `name`."""
+        """Return the folder of the pair with the probes `name`."""
         return (
             self.output
             / "pairs"
@@ -182,7 +180,7 @@ class Reproduction:
 
     @cached_property
     def pipelines(self) -> Mapping[str, PipelineConfig]:
-        """Configuration of the training of each set of probes. Raises: InvalidRequest."""
+        """Training configuration of each set of probes. Raises: InvalidRequest."""
         source = f"{self.config.training} with probes"
         return {
             name: validated(self._settings(name), PipelineConfig, f"{source}.{name}")
@@ -228,7 +226,7 @@ class Reproduction:
             self.reporter.say("\n".join(_with_sums([*found.work, *self._answers(tasks)])))
         if num_failed := sum(result.level == "fail" for result in found.checks):
             raise InvalidRequest(
-                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun",
+                f"{num_failed} of {len(found.checks)} checks failed, nothing was started",
                 remedy="see the lines above",
             )
         return tasks
@@ -243,7 +241,7 @@ class Reproduction:
                 yield pipeline.equivalence.device
 
     def _sampling_group(self, name: str) -> str:
-        """The first probes with the same samples; they differ in how they are fitted."""
+        """Return the name of the first probes with the same samples, which differ only in their fit."""
 
         def sampling(name: str) -> dict[str, Any]:
             return {
@@ -263,7 +261,7 @@ class Reproduction:
         return replace(task, questions=task.questions[: min(limits)]) if limits else task
 
     def _answers(self, tasks: Sequence[Task]) -> Iterator[Work]:
-        """Work of each run, at the paper's latencies where it has measured the pair."""
+        """Yield the work of each run, at the paper's latencies if it measured the pair."""
         models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
         for run, task in zip(self.config.runs, tasks, strict=True):
             num_answers = len(task.questions) * run.samples
@@ -290,7 +288,7 @@ class Reproduction:
         return (self.pair(name) / "report" / "report.json").is_file()
 
     def train(self, name: str) -> None:
-        """`semspec train run`, with a worker on each GPU for the stages that shard. Raises: RunnerError."""
+        """Run `semspec train run`, with a worker on each GPU for the sharded stages. Raises: RunnerError."""
         path = self.output / "training" / f"{name}.yaml"
         text = yaml.safe_dump(self._settings(name), sort_keys=False)
         if self._is_trained(name):
@@ -324,7 +322,7 @@ class Reproduction:
         partial.rename(kept)
 
     def measure(self, tasks: Sequence[Task]) -> None:
-        """`semspec bench run` for each run; those of the same probes share a stack. Raises: RunnerError, StackError."""
+        """Perform the runs; those with the same probes share a stack. Raises: RunnerError, StackError."""
         plans = [
             (self._folder(run), self._plan(run, task))
             for run, task in zip(self.config.runs, tasks, strict=True)
@@ -354,7 +352,7 @@ class Reproduction:
         )
 
     def report(self) -> None:
-        """`semspec bench report` of all runs, with the curves of the main probes."""
+        """Write the report of all runs, with the curves of the main probes."""
         from semspec_bench.report.page import write_report  # imports matplotlib
 
         runs = [load_run(self._folder(run)) for run in self.config.runs]
@@ -393,4 +391,4 @@ def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:
             process.terminate()
             process.wait()
     if failed := [process.returncode for process in processes if process.returncode]:
-        raise RunnerError(f"the training ended with code {failed[0]}, its last line says why")
+        raise RunnerError(f"the training exited with code {failed[0]}; see its last line")

@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that identify a run; configurations may be added, and questions are excluded."""
+        """Return the settings that identify a run. Configurations may be added later, and questions do not count."""
         return {
             "task": self.task.name,
             "pair": None if self.gateway else self.pair.name,
@@ -76,7 +76,7 @@ Runners = Mapping[RunnerName, Runner]
 
 @asynccontextmanager
 async def open_runners(plan: Plan) -> AsyncIterator[Runners]:
-    """The runners of the plan's configurations; several plans for the same pair may share them.
+    """Open the runners of the plan's configurations; several plans for the same pair may share them.
 
     Raises: InvalidRequest, RunnerError, StackError.
     """
@@ -99,14 +99,14 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM lives in an environment of its own",
+                    "vLLM runs in a separate environment",
                     remedy="name its interpreter with --vllm",
                 )
             return open_vllm(plan.pair, plan.vllm)
 
 
 def _with_load_time(config: StackConfig, pair: Path) -> StackConfig:
-    """`config` with time to load models of any size."""
+    """Return `config` with a start timeout for models of this size."""
     num_bytes = sum(
         weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors")
     )
@@ -199,9 +199,8 @@ class Comparison:
 
     def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
-        seed = (
-            derive_seed(plan.seed, question.id, sample) >> 11
-        )  # JSON numbers are exact up to 53 bits
+        # JSON numbers are exact up to 53 bits.
+        seed = derive_seed(plan.seed, question.id, sample) >> 11
         return Ask(
             question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens
         )
@@ -218,7 +217,7 @@ class Comparison:
 
 
 def is_complete(folder: Path, plan: Plan) -> bool:
-    """Whether the run in `folder` has all answers of the plan."""
+    """Return whether the run in `folder` has all answers of the plan."""
     path = folder / "run.json"
     refused = read_json(path)["not_applicable"] if path.is_file() else {}
     labels = {configuration.label for configuration in plan.configurations} - refused.keys()
@@ -259,7 +258,7 @@ def claim(folder: Path, plan: Plan) -> None:
 def _differing(
     known: Mapping[str, Any], settings: Mapping[str, Any], within: str = ""
 ) -> Iterator[str]:
-    """What to say of each setting that differs."""
+    """Describe each setting that differs."""
     for name, value in settings.items():
         old = known.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
@@ -269,14 +268,14 @@ def _differing(
 
 
 def default_folder(plan: Plan) -> Path:
-    """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
+    """Return the plan's folder: the same command resumes its run; other settings or other code start a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
     sessions = f"{plan.num_sessions}x-" if plan.num_sessions > 1 else ""
     return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{sessions}{digest}"
 
 
 def _counted(row: SegmentTrace) -> SegmentRecord:
-    """The part of a record that `statistics` counts."""
+    """Return the part of a record that `statistics` counts."""
     segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
     accepted = next(accepted for accepted, verdict in VERDICTS.items() if verdict == row.verdict)
     numbers = {
@@ -320,7 +319,7 @@ def _record(
 
 
 def _without_tokens(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A segment's record without the fields that its text makes redundant."""
+    """Return a segment's record without its token ids."""
     slim = {name: value for name, value in row.items() if name not in ("token_ids", "tokenizer")}
     if slim["rejected"]:
         slim["rejected"] = _without_tokens({"rejected": None, **slim["rejected"]})

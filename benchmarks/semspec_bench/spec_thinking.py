@@ -130,7 +130,7 @@ def _num_doubts(turns: Sequence[Sequence[Segment]]) -> int:
 
 
 def _num_due(turn: Sequence[Segment], num_recaps: int) -> int:
-    """Tokens of the target's turn, the last of those that hold `num_recaps` injected sentences."""
+    """Return the tokens due for the target's last turn, when all turns have `num_recaps` injected sentences."""
     if turn[0] == RECAP:
         return RECAP_TOKENS[min(num_recaps, len(RECAP_TOKENS)) - 1]
     num_written = sum(len(segment.token_ids) for segment in turn)

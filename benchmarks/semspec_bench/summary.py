@@ -49,7 +49,7 @@ class Row:
     speedup: Measured
     """The baseline's mean latency divided by this one's."""
     tokens_per_s: float
-    """Of all sessions together, while all of them are busy."""
+    """Rate of all sessions together while all of them are busy."""
     mean_tokens: float
     target_ratio: float | None
     """Share of the tokens that the target wrote, or sampled after a rejection; None where unknown."""
@@ -66,7 +66,7 @@ class Row:
     """Mean number of judged segments per generation."""
 
     def as_json(self) -> dict[str, Any]:
-        """All fields except the parsed configuration."""
+        """Return all fields except the parsed configuration."""
         row = asdict(self)
         del row["configuration"]
         return row
@@ -88,14 +88,14 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether its times are results: not if several questions were under way, of all configurations at once."""
+        """Return whether its times are results, because no other question was answered at the same time."""
         return bool(self.settings["sessions"] == 1)
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The content of `run.json`, and all answers; or those of a report, of which `folder` is the file `NAME.jsonl.gz`.
+    """Read `run.json` and all answers of a run, or those of a report's file `NAME.jsonl.gz`.
 
-    Raises: InvalidRequest when it is no run.
+    Raises: InvalidRequest when `folder` is neither.
     """
     if folder.name.endswith(ANSWERS):
         summary = folder.parent / "summary.json"
@@ -118,7 +118,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 def load_run(folder: Path) -> Run:
     """Summarise a run's folder.
 
-    Raises: InvalidRequest when the folder is no run, or none of its questions has been answered by all.
+    Raises: InvalidRequest when the folder is not a run, or none of its questions has been answered by all.
     """
     facts, records = read_run(folder)
     return Run(
@@ -133,7 +133,7 @@ def load_run(folder: Path) -> Run:
 
 
 def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: int = 1) -> list[Row]:
-    """A row for each of `labels` that has answers; the first is the baseline. `num_sessions`: answers at the same time.
+    """Summarise each of `labels` that has answers; the first is the baseline. `num_sessions`: concurrent answers.
 
     Raises: InvalidRequest.
     """
@@ -206,7 +206,7 @@ def _row(records: Sequence[Record], baseline: Sequence[Record], num_sessions: in
 
 
 def _share(records: Sequence[Record], part: str, *whole: str) -> float | None:
-    """Share of a count in other counts, over all answers of a configuration; None if the total is 0."""
+    """Return the share of a count in other counts, over all answers of a configuration; None if the total is 0."""
     total = sum(float(_array(records, name).sum()) for name in whole)
     return float(_array(records, part).sum()) / total if total else None
 
@@ -226,25 +226,25 @@ def _array(records: Sequence[Record], name: str) -> Floats:
 
 
 def by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
-    """Mean of each question's samples."""
+    """Return the mean of each question's samples."""
     means: Floats = np.bincount(questions, values) / np.bincount(questions)
     return means
 
 
 def mean(values: Floats) -> Measured:
-    """Mean of independent values."""
+    """Return the mean of independent values, with its error."""
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return Measured(float(values.mean()), float(error))
 
 
 def ratio(above: Floats, below: Floats) -> Measured:
-    """Ratio of the means of paired values, with its error by resampling the pairs."""
+    """Return the ratio of the means of paired values, with its error by resampling the pairs."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std() if len(above) > 1 else float("nan")
     return Measured(float(above.mean() / below.mean()), float(error))
 
 
 def _mcnemar(right: Floats, base_right: Floats) -> float:
-    """Exact McNemar test on the questions that only one of the two has right."""
+    """Return the p-value of the exact McNemar test on the questions that only one of the two has right."""
     gained, lost = int((right > base_right).sum()), int((right < base_right).sum())
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0

@@ -91,7 +91,7 @@ def pairs(
 def _two_steps(
     solution: Solution, document: Document, is_alone: bool, rng: random.Random
 ) -> tuple[Step, Step]:
-    """`is_alone`: without pronouns for who has the ball, whom only the context names."""
+    """Write two steps. `is_alone`: name the holder of the ball instead of using pronouns, which need the context."""
     options = list(solution.options(0.5))
     holder = None if is_alone else solution.holder
 

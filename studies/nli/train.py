@@ -1,7 +1,7 @@
 """Trains the NLI model of the language: `python -m studies.nli.train`. Resumable: run it again.
 
-What it took on a CPU: pairs alone first, then after their context, as they are judged; and a second question, dropped
-at the end, at every field of either step: does the other one state the same here?
+To train on a CPU it needs two steps: pairs alone come before pairs after their context, as they are judged; and an
+auxiliary question, dropped at the end, asks at every field of either step whether the other one states the same.
 """
 
 import argparse

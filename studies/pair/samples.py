@@ -81,8 +81,8 @@ class Prefix:
 def sample(
     model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float
 ) -> list[list[int]]:
-    """`count` segments for each context, those of the first context first. A context's samples are one row, in which
-    each sees the context and its own tokens."""
+    """Sample `count` segments for each context, those of the first context first. A context's samples are one row, in
+    which each sees the context and its own tokens."""
     cache, own_tokens = deepcopy(prefix.cache), torch.eye(count, dtype=torch.bool)
     shape = len(prefix.mask), 1, count
     mask = prefix.mask.bool()[:, None, None].expand(*shape, -1)
@@ -119,9 +119,9 @@ def sample(
 def look(
     model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]
 ) -> dict[str, Tensor]:
-    """What a model computes of segments after the context `index`: by token, at each temperature, log-probability,
-    entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the last token, their
-    mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
+    """Compute a model's statistics of segments after the context `index`: by token, at each temperature,
+    log-probability, entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the
+    last token, their mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
     lengths = [len(item) for item in segments]
     ids = torch.tensor([token for item in segments for token in item])
     segment_index = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))

@@ -49,7 +49,7 @@ class Rows:
 
     @cached_property
     def _alike(self) -> np.ndarray:
-        """Of each row, how often each model wrote its meaning at its place, `[rows, 4]`."""
+        """Counts of each row's meaning at its place, by model and temperature, `[rows, 4]`."""
         keys = np.stack([self["question"], self["context"], self["meaning"]], 1)
         group = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
         totals = np.zeros((group.max() + 1, 4), np.float32)
@@ -108,7 +108,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a probe reads, from which rows, and how it is fitted."""
+    """A probe's inputs, its training rows, and the settings of its fit."""
 
     name: str
     kind: str
@@ -170,8 +170,8 @@ RECIPES = (
 def fit(
     recipe: Recipe, rows: Rows, temperature: str, epochs: int, is_truth: bool
 ) -> Iterator[tuple[Net, float, float]]:
-    """For each seed the best net on validation, the last 15/85 of the questions, its loss there and its learning
-    rate; the first seed chooses that."""
+    """Yield for each seed the best net on validation, the last 15/85 of the questions, with its loss there and its
+    learning rate, which the first seed chooses."""
     inputs = torch.from_numpy(recipe.read(rows))
     label = torch.from_numpy(rows.share(f"target {temperature}"))
     others = torch.from_numpy(rows.share(f"target {temperature}", without_own=True))
@@ -241,14 +241,14 @@ class Judge:
         self._draws = np.concatenate([np.ones((1, len(groups)), int), draws])
 
     def auroc(self, score: np.ndarray) -> np.ndarray:
-        """Of the truth; all questions first, then each draw."""
+        """Return the AUROC of the truth; all questions first, then each draw."""
         ranks = dense_ranks(score[self._of])
         return np.array(
             [auroc(ranks, self._truth, self._weight * draw[self._group]) for draw in self._draws]
         )
 
     def log_loss(self, score: np.ndarray) -> np.ndarray:
-        """Of the sampled share; all questions first, then each draw."""
+        """Return the log-loss of the sampled share; all questions first, then each draw."""
         p = score[self._of].clip(0.001, 0.999)
         losses = -(self._share * np.log(p) + (1 - self._share) * np.log(1 - p)) * self._weight
         loss, weight = (np.bincount(self._group, values) for values in (losses, self._weight))

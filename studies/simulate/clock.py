@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class _VirtualSelector(SelectSelector):
-    """Instead of waiting for the next timer, sets the clock to it."""
+    """Sets the clock to the next timer instead of waiting for it."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("the simulation stands still: each task waits for another")
+            raise RuntimeError("the simulation is deadlocked: every task waits for another")
         self.now_s += max(0.0, timeout)
         return []
 
@@ -30,6 +30,6 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in virtual time, from 0 s; `asyncio.get_running_loop().time()` tells it."""
+    """Run `main` in virtual time from 0 s, which `asyncio.get_running_loop().time()` returns."""
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)

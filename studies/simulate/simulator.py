@@ -30,7 +30,7 @@ class Setup:
     num_fitting: int = 1 << 30
     """Answers whose keys and values fit on the target's GPUs; further ones wait."""
     idle_ms: float = 0.0
-    """Of each step in which a GPU that draft and target share is free for the other: the host works."""
+    """Time of each step in which the host works and leaves a shared GPU to the other model."""
 
     @property
     def num_gpus(self) -> int:
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sessions together, while all of them are busy."""
+        """Return the rate of all sessions together while all of them are busy."""
         return self.setup.num_sessions * self.num_tokens / sum(self.latencies_s)
 
     def percentile_s(self, percent: int) -> float:
@@ -65,7 +65,7 @@ class Result:
 
 
 def simulate(setup: Setup, answers: Sequence[Answer]) -> Result:
-    """Have the sessions write all of `answers`, each the next one when it is done."""
+    """Have the sessions write all of `answers`; each takes the next one when it is done."""
     return run(_Simulation(setup, answers).run())
 
 

@@ -69,7 +69,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
         ),
         (
             {"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]},
-            "none of the name paper",
+            "paper not defined",
         ),
         ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 twice"),
         (
@@ -102,7 +102,7 @@ def test_every_failed_check_is_one_line_with_its_remedy(
     )
     assert target.startswith("ok") and "to download: 100000000.0 GB" in target
     assert questions.startswith("fail") and "none.jsonl" in questions
-    assert "3 of" in lines[-1] and "nothing was begun" in lines[-1]
+    assert "3 of" in lines[-1] and "nothing was started" in lines[-1]
 
 
 def test_models_that_fit_neither_disk_nor_memory_are_refused(

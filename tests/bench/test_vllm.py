@@ -134,7 +134,7 @@ def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(
             "usage: vllm\nvllm: error: unrecognized arguments: --x\n\n",
             "vllm: error: unrecognized arguments: --x",
         ),
-        ("", "it said nothing"),
+        ("", "its log is empty"),
     ],
 )
 def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected: str) -> None:

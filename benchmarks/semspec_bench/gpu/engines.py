@@ -67,7 +67,7 @@ def checkpoint(shape: Shape, window: int) -> Iterator[Path]:
 
 
 class MeasuredVllm:
-    """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
+    """A running vLLM with these arguments of `AsyncEngineArgs`; `seconds`: duration of its start after the import."""
 
     def __init__(self, arguments: Facts, settings: ModelSettings) -> None:
         self._settings = settings
@@ -92,7 +92,7 @@ class MeasuredVllm:
         }
 
     async def check(self, results: Results, engine: VllmEngine) -> None:
-        """Note what a service's self-test says."""
+        """Record the result of a service's self-test."""
         try:
             message, holds = await self_test(engine, self._settings), True
         except Mismatch as error:
@@ -100,7 +100,7 @@ class MeasuredVllm:
         results.row("self-test", said=without_secrets(message), holds=holds)
 
     async def compare(self, results: Results) -> None:
-        """Note what `semspec plan` has for this engine beside what it takes."""
+        """Record the memory that `semspec plan` computes for this engine next to the memory that it takes."""
         options, model = self._settings.vllm_options, read_model(self._settings.model)
         found = memory(
             model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens
@@ -115,7 +115,7 @@ class MeasuredVllm:
             )
 
     async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
-        """Without our hooks; returns the number of tokens written."""
+        """Generate without our hooks; return the number of tokens written."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -133,7 +133,7 @@ class MeasuredVllm:
 def memory(
     model: Model, facts: Facts, num_gpus: int, batched: int
 ) -> Iterator[tuple[str, int, int]]:
-    """What, planned bytes and measured ones of each GPU; on a CPU, which computes in fp32, of keys and values only."""
+    """Yield quantity, planned and measured bytes of each GPU; on a CPU (in fp32), keys and values alone."""
     width = 1 if "used_bytes" in facts else 2
     kept_bytes = width * model.token_bytes(num_gpus, is_fp8=False) * facts["kv_tokens"]
     yield "keys and values", kept_bytes, facts["kv_bytes"]
@@ -150,7 +150,8 @@ def memory(
 async def start_vllm(
     device: str, settings: Facts, extra: Facts, has_hooks: bool = True
 ) -> AsyncIterator[tuple[MeasuredVllm, VllmEngine]]:
-    """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `MeasuredVllm` works."""
+    """Start vLLM and our engine over it. `settings`: fields of `ModelSettings`; `extra`: fields of `AsyncEngineArgs`.
+    Without hooks only `MeasuredVllm` works."""
     defaults = {
         "engine": "vllm",
         "threads": GPU_THREADS if device == "cuda" else 1,

@@ -24,13 +24,13 @@ from semspec_bench.tasks import load_task
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
 STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"
-"""The last one needs probes; a strategy that the pair cannot be served by is left out, with the reason."""
+"""The last one needs probes; a strategy that the pair does not support is skipped, with the reason."""
 CONTEXT, SESSIONS = 4096, 2
 
 
 def link_pair(pair: str, output: Path) -> Path:
-    """A folder of links to a pair: to a folder with draft/, target/ and perhaps probes/, or to two checkpoints with a
-    comma between them. Raises: Mismatch when one is not on this machine."""
+    """Make a folder of links to a pair: a folder with draft/, target/ and perhaps probes/, or two checkpoints separated
+    by a comma. Raises: Mismatch when one is not on this machine."""
     base = Path(pair).absolute()
     models = pair.split(",") if "," in pair else [str(base / role) for role in ROLES]
     if len(models) != len(ROLES):
@@ -54,7 +54,7 @@ def link_pair(pair: str, output: Path) -> Path:
 
 
 def folder_of(pair: str, output: Path) -> Path:
-    """For the links and the answers of a pair."""
+    """Return the folder of a pair's links and answers."""
     return output / f"pair-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(pair).name)}"
 
 
@@ -99,7 +99,7 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(folder: Path) -> Facts:
-    """What the run has so far: sums by strategy. The answers themselves are kept without texts, for the bundle."""
+    """Sum up the run so far by strategy, and write its answers without texts, for the bundle."""
     path, records = folder / "run" / "run.json", read_records(folder / "run" / RECORDS)
     write_answers(folder / "answers.jsonl.gz", records)
     by_label = defaultdict[str, list[Record]](list)

@@ -1,4 +1,4 @@
-"""The engine over vLLM in fp32 beside ours on the CPU, with the bundled pair's target: tokens, states, scores."""
+"""Compares the engine over vLLM in fp32 with ours on the CPU, on the bundled pair's target: tokens, states, scores."""
 
 import asyncio
 import os
@@ -31,9 +31,8 @@ NUM_PROPOSED = 6
 
 async def measure_parity(results: Results, num_problems: int, device: str) -> None:
     extra = {"attention_backend": "TRITON_ATTN"} if device == "cuda" else {}
-    os.environ["TRITON_F32_DEFAULT"] = (
-        "ieee"  # otherwise Triton's attention multiplies fp32 in TF32
-    )
+    # Otherwise Triton's attention multiplies fp32 in TF32.
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
     options = {"gpu_memory_utilization": 0.4, "max_num_seqs": 16}
     settings = {"model": str(TARGET), "dtype": "float32", "vllm_options": options}
     async with start_vllm(device, settings, extra) as (llm, engine):
@@ -59,7 +58,7 @@ async def measure_parity(results: Results, num_problems: int, device: str) -> No
 
 
 class _Comparison:
-    """Of vLLM and the reference, in this order; the methods return what the reference answers."""
+    """Compares vLLM with the reference, in this order; the methods return the answers of the reference."""
 
     def __init__(self, results: Results, engines: tuple[LocalEngine, LocalEngine]) -> None:
         self._results, self._engines = results, engines
@@ -160,7 +159,7 @@ def _ids(answer: Iterable[GeneratedSegment]) -> list[int]:
 
 
 def _num_same(actual: list[int], reference: list[int]) -> int:
-    """Tokens before the first difference."""
+    """Return the number of tokens before the first difference."""
     return next(
         (i for i, (a, b) in enumerate(zip(actual, reference, strict=False)) if a != b),
         min(len(actual), len(reference)),

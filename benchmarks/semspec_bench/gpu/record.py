@@ -43,7 +43,7 @@ class Record:
 
     @property
     def stages(self) -> Facts:
-        """By name: `status`, `seconds`, and `facts` or `reason`."""
+        """Return the stages by name: `status`, `seconds`, and `facts` or `reason`."""
         stages: Facts = self._document["stages"]
         return stages
 
@@ -73,7 +73,7 @@ class Record:
 
 
 def without_secrets(text: str) -> str:
-    """`text` with names in place of values of environment variables and of the home folder."""
+    """Replace the values of environment variables and the home folder in `text` by their names."""
     names = {value: f"${name}" for name, value in os.environ.items()} | {str(Path.home()): "~"}
     for value in sorted(names, key=len, reverse=True):
         text = text.replace(value, names[value]) if len(value) >= LEAST_SECRET else text
@@ -81,7 +81,7 @@ def without_secrets(text: str) -> str:
 
 
 def summary(stages: Facts) -> Iterator[str]:
-    """A line a row of the results."""
+    """Yield a line for each row of the results."""
     for name, stage in stages.items():
         for row in stage.get("facts", {}).get("rows", []):
             if "ms" in row:
@@ -108,7 +108,7 @@ def summary(stages: Facts) -> Iterator[str]:
 
 
 def holds(stages: Facts) -> bool:
-    """Whether no stage failed, and whatever was compared agrees."""
+    """Return whether no stage failed and every comparison holds."""
     rows = [row for stage in stages.values() for row in stage.get("facts", {}).get("rows", [])]
     return "failed" not in [stage["status"] for stage in stages.values()] and all(
         row.get("holds", True) for row in rows
@@ -116,7 +116,7 @@ def holds(stages: Facts) -> bool:
 
 
 def bundle(folder: Path) -> Path:
-    """One file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
+    """Write one file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
     path = folder / "bundle.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for file_path in (

@@ -40,7 +40,7 @@ async def measure_shape(
     has_hooks: bool = True,
     num_gpus: int = 1,
 ) -> None:
-    """vLLM with random weights of a shape: our engine, or alone, which tells what our hooks cost."""
+    """Measure vLLM with random weights of a shape: as our engine, or alone, which shows the cost of our hooks."""
     options = {
         "gpu_memory_utilization": sizes.memory_share,
         "max_num_batched_tokens": 2048,
@@ -150,7 +150,7 @@ class _Series:
     async def _read(
         self, engine: VllmEngine, context: Context, streams: int, tokens: int, repeat: int
     ) -> float:
-        """Milliseconds of scoring a segment a stream, each of other tokens, at once."""
+        """Return the milliseconds of scoring one segment per stream concurrently, each of different tokens."""
         tokenizer = engine.tokenizer.info.tokenizer
         drawn = [tuple(self._ids(tokens, f"{repeat} {index}")) for index in range(streams)]
         segments = [Segment("", ids, tokenizer, Writer.DRAFT, SegmentEnd.LENGTH) for ids in drawn]
@@ -166,7 +166,7 @@ class _Series:
 async def _timed(
     write: Write, prompts: Sequence[Sequence[int]], length: int, seed: int
 ) -> tuple[float, int]:
-    """Milliseconds, and the tokens of the longest answer: one may end by chance."""
+    """Return milliseconds, and the tokens of the longest answer, because one may end by chance."""
     start = perf_counter()
     written = await asyncio.gather(*(write(prompt, length, seed) for prompt in prompts))
     return (perf_counter() - start) * 1e3, max(written)

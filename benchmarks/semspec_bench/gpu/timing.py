@@ -55,7 +55,7 @@ class PeakRates:
 
 
 def with_floors(facts: Facts, shape: Shape, peaks: PeakRates) -> Facts:
-    """`facts` whose times have their lower bound and its share of their median."""
+    """Add to the times in `facts` their lower bound and its share of their median."""
     rows = []
     for row in facts["rows"]:
         if "ms" not in row:

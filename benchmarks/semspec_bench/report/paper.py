@@ -66,8 +66,8 @@ def paper_pair_of(names: Sequence[str]) -> str | None:
 
 
 def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
-    """Sum of the paper's latencies of one question answered by each of `methods`; those that it has no row for count
-    as SemanticSpec. None if it has none of these models, or of this task."""
+    """Add up the paper's latencies of one question answered by each of `methods`; methods without a row count as
+    SemanticSpec. Return None if the paper has no results for these models or this task."""
     published = {row.label: row.cells for row in RESULTS if row.pair == paper_pair_of(models)}
     if not published or task not in TASKS:
         return None

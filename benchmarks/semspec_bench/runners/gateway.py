@@ -62,7 +62,7 @@ async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
 
 
 def with_concurrency(config: StackConfig, num_sessions: int) -> StackConfig:
-    """`config` with a gateway that runs so many generations at the same time."""
+    """Return `config` with a gateway that runs this many generations concurrently."""
     room = {"SEMSPEC_GATEWAY_MAX_CONCURRENT": str(max(num_sessions, 32))}
     return replace(config, environment={**config.environment, **room})
 
@@ -93,7 +93,7 @@ def runner_errors() -> Iterator[None]:
 
 
 def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
-    """`NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
+    """Return `NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
     try:
         detail = error.response.json()["error"]
         message, parameter = str(detail["message"]), str(detail["param"])

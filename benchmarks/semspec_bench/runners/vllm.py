@@ -43,7 +43,7 @@ _REFUSED_VALUE = re.compile(r"^ *Value error, (.*?)(?: \[type=.*)?$", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class VllmServers:
-    """Pair, interpreter and files of the servers."""
+    """Pair, interpreter and files of vLLM's servers."""
 
     pair: Path
     python: Path
@@ -158,7 +158,7 @@ class VllmRunner:
         self._site, self._stack = site, stack
         self._servers: dict[str, Server] = {}
         self._proven: set[str] = set()
-        """Labels that have answered once; later failures do not mean that the method is unsupported."""
+        """Labels that have answered once, so that a later failure does not mean an unsupported method."""
 
     async def ask(self, ask: Ask) -> Outcome:
         label = ask.configuration.label
@@ -176,7 +176,7 @@ class VllmRunner:
         return outcome
 
     def processes(self) -> Mapping[str, int]:
-        """The servers' processes and their children."""
+        """Return the servers' processes and their children."""
         found: dict[str, int] = {}
         for label, server in self._servers.items():
             with contextlib.suppress(psutil.Error):
@@ -191,7 +191,7 @@ class VllmRunner:
 
 @asynccontextmanager
 async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
-    """vLLM servers for `pair`, run by the interpreter `python`, stopped after the block. Raises: RunnerError."""
+    """Run vLLM servers for `pair` by the interpreter `python` within the block. Raises: RunnerError."""
     python = python.absolute()  # not resolved: an environment's interpreter is a link
     has_gpu = await sees_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
@@ -223,17 +223,17 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 
 
 def reason(log: str) -> str:
-    """Why a server ended, from its log: the first error, or else the last line."""
+    """Return why a server ended, from its log: the first error, or else the last line."""
     if found := _REFUSED_VALUE.search(log) or _ERROR.search(log):
         return found[1].strip()[:400]
     return next(
-        (line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing"
+        (line.strip() for line in reversed(log.splitlines()) if line.strip()), "its log is empty"
     )[:400]
 
 
 @asynccontextmanager
 async def served(site: VllmServers, configuration: Configuration) -> AsyncIterator[Server]:
-    """A healthy server of this configuration. Raises: ServerFailed."""
+    """Run a server of this configuration, and wait until it is healthy. Raises: ServerFailed."""
     port = free_port("127.0.0.1", 0)
     command, log = site.command(configuration, port), site.folder / f"{port}.log"
     child = await Child.start(configuration.label, command, site.environment, log)
@@ -271,7 +271,7 @@ async def _kill_at_exit(child: Child) -> AsyncIterator[None]:
 
 
 async def sees_gpu(python: Path) -> bool:
-    """Whether the environment's torch sees a GPU. Raises: RunnerError, when it has no vLLM."""
+    """Return whether the environment's torch sees a GPU. Raises: RunnerError when it has no vLLM."""
     remedy = "give the interpreter of an environment with vLLM as --vllm"
     try:
         process = await asyncio.create_subprocess_exec(
@@ -290,7 +290,7 @@ async def sees_gpu(python: Path) -> bool:
 
 
 def _body(ask: Ask, takes_seed: bool) -> dict[str, Any]:
-    """The request. vLLM's sampler for the CPU crashes on a request's seed."""
+    """Return the request. vLLM's sampler for the CPU crashes on a request's seed."""
     return {
         "model": MODEL,
         "messages": ask.turns,
