@@ -99,8 +99,7 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM runs in a separate environment",
-                    remedy="name its interpreter with --vllm",
+                    "vLLM runs in a separate environment", remedy="name its interpreter with --vllm"
                 )
             return open_vllm(plan.pair, plan.vllm)
 

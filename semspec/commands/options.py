@@ -57,10 +57,7 @@ def stack_config(
     if arguments.pair is not None:
         return replace(pair_config(arguments.pair, arguments.models, tell), **options)
     if arguments.models is not None:
-        raise InvalidRequest(
-            "--models requires --pair NAME",
-            remedy="`semspec pairs` lists names",
-        )
+        raise InvalidRequest("--models requires --pair NAME", remedy="`semspec pairs` lists names")
     if not options.keys().isdisjoint({"draft_model", "target_model"}):
         options["pair"] = None
     return StackConfig(**options)
@@ -129,9 +126,7 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="print text only, as when the output is not a terminal"
     )
     parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="show the judgements and the rejected drafts",
+        "--verbose", action="store_true", help="show the judgements and the rejected drafts"
     )
 
 

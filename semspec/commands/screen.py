@@ -10,12 +10,7 @@ from semspec.reasoning import ENDS
 GREY, BOLD, REFUSED = "90", "1", "2;31"
 SIGNS = {"accepted": ("✓", "32"), "target": ("✎", "33"), "draft": ("·", "39")}
 """Sign and colour of a segment: accepted, or else of its writer."""
-NUMBERS = {
-    "draft_probability": "q",
-    "target_probability": "p",
-    "ratio": "p/q",
-    "draw": "draw",
-}
+NUMBERS = {"draft_probability": "q", "target_probability": "p", "ratio": "p/q", "draw": "draw"}
 FORMS = {
     "acceptance_rate": "{:.0%} accepted",
     "target_ratio": "{:.0%} written by the target",

@@ -15,12 +15,7 @@ from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.retrieval import strategy as retrieval
-from semspec.decoding.steps import (
-    BackendUnavailable,
-    call_backend,
-    cancel_task,
-    write_by_target,
-)
+from semspec.decoding.steps import BackendUnavailable, call_backend, cancel_task, write_by_target
 from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.protocols import Drafter
 from semspec.reasoning import FORMS
@@ -88,7 +83,7 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
 
 
 REASONING_SUFFIX = re.compile(
-    "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS),
+    "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS)
 )
 """End of a rendered prompt that opens the reasoning, or opens and closes it."""
 

@@ -299,10 +299,7 @@ class Export:
                 path,
                 asdict(
                     measure_cost(
-                        pair,
-                        timed_on,
-                        self._config.segmentation,
-                        self._config.max_segment_tokens,
+                        pair, timed_on, self._config.segmentation, self._config.max_segment_tokens
                     )
                 ),
             )

@@ -26,11 +26,7 @@ from semspec.release import Release, ReleasedModel
 from semspec.reporting.files import json_lines, write_json
 from semspec.reporting.progress import Reporter
 from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
-from semspec.training.evaluation.quantiles import (
-    Basis,
-    QuantileReport,
-    calibrated_without_labels,
-)
+from semspec.training.evaluation.quantiles import Basis, QuantileReport, calibrated_without_labels
 from semspec.training.own_answers import (
     TOP_P,
     Answers,
@@ -39,11 +35,7 @@ from semspec.training.own_answers import (
     Settings,
     answer_all,
 )
-from semspec.types import (
-    ModelInfo,
-    Segmentation,
-    Writer,
-)
+from semspec.types import ModelInfo, Segmentation, Writer
 
 PROMPT_FIELDS = ("problem", "question")
 
@@ -75,35 +67,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder of the release to write"
     )
-    group.add_argument(
-        "--num-prompts",
-        type=_number(int, 1),
-        metavar="N",
-        default=defaults.num_prompts,
-        help=f"use the first N prompts of the file (default {defaults.num_prompts})",
-    )
-    group.add_argument(
-        "--max-tokens",
-        type=_number(int, 1),
-        metavar="N",
-        default=defaults.max_tokens,
-        help=f"most tokens of an answer (default {defaults.max_tokens})",
-    )
-    group.add_argument(
-        "--temperature",
-        type=_number(float, 0, 2),
-        metavar="T",
-        default=defaults.temperature,
-        help=f"temperature of both models, from 0 to 2 (default {defaults.temperature})",
-    )
-    group.add_argument(
-        "--quantile",
-        type=_number(float, 0.001, 0.9),
-        metavar="Q",
-        default=defaults.quantile,
-        help="share of the target's own segments below the threshold; more is stricter "
-        f"(default {defaults.quantile})",
-    )
+    numbers = {
+        "num_prompts": (_number(int, 1), "N", "use the first N prompts of the file"),
+        "max_tokens": (_number(int, 1), "N", "most tokens of an answer"),
+        "temperature": (_number(float, 0, 2), "T", "temperature of both models, from 0 to 2"),
+        "quantile": (
+            _number(float, 0.001, 0.9),
+            "Q",
+            "share of the target's own segments below the threshold; more is stricter",
+        ),
+    }
+    for name, (kind, metavar, text) in numbers.items():
+        default = getattr(defaults, name)
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            option, type=kind, metavar=metavar, default=default, help=f"{text} (default {default})"
+        )
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> str:

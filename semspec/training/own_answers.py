@@ -120,11 +120,7 @@ class Answers:
     """The answers in WORK/answers.jsonl: a line for each segment, and one for the comparison of a whole answer."""
 
     def __init__(
-        self,
-        work: Path,
-        settings: Settings,
-        questions: Sequence[str],
-        infos: dict[str, ModelInfo],
+        self, work: Path, settings: Settings, questions: Sequence[str], infos: dict[str, ModelInfo]
     ) -> None:
         """Raises: Mismatch when the folder has answers of other models or settings."""
         self.questions, self._settings = questions, settings

@@ -59,11 +59,7 @@ H100 = Rates(
 )
 """The engine over vLLM with states: 28.6 ms a token of the 32B, 39.3 ms a read of 20 tokens, 66.1 ms one of 128. The
 share of the bandwidth is what gpt-fast reaches when decoding; all-reduces and the link are assumptions."""
-PLAIN = replace(
-    H100,
-    fixed_ms=1.0,
-    eager_ms=0.0,
-)
+PLAIN = replace(H100, fixed_ms=1.0, eager_ms=0.0)
 """vLLM without states: 27.0 ms a token of the 32B."""
 
 

@@ -143,8 +143,7 @@ class _Simulation:
             max_tokens=1 << 30,
             strategy=DECODING[self._setup.strategy](
                 Options(
-                    acceptance=Acceptance("threshold", 0.5),
-                    draft_ahead=self._setup.draft_ahead,
+                    acceptance=Acceptance("threshold", 0.5), draft_ahead=self._setup.draft_ahead
                 )
             ),
             session=name,

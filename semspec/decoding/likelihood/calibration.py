@@ -162,8 +162,7 @@ def load_calibration(path: Path) -> Calibration:
         ) from error
     if digest != calibration.digest:
         raise Mismatch(
-            f"likelihood calibration {path} is damaged: its digest does not match",
-            remedy=_REMEDY,
+            f"likelihood calibration {path} is damaged: its digest does not match", remedy=_REMEDY
         )
     if reason := _unreliable_reason(calibration):
         raise Mismatch(

@@ -150,13 +150,7 @@ def calibrated_without_labels(
     drafted = np.where(contexts.repeats, -1.0, probability(contexts.surprisal))
     resampling = Resampling.of(contexts.answer)
     points = {
-        level: _point(
-            contexts,
-            level,
-            _quantile(probability(own), level),
-            drafted,
-            resampling,
-        )
+        level: _point(contexts, level, _quantile(probability(own), level), drafted, resampling)
         for level in sorted({*known, quantile})
     }
     curve, chosen = tuple(points.values()), points[quantile]

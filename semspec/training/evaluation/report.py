@@ -26,10 +26,7 @@ PILOT_QUESTION = "How much does a rule without probes accept, and how much of th
 
 
 def examples_table(
-    labels: Labels,
-    served: Predicted,
-    report: Report,
-    texts: Callable[[int, int], tuple[str, str]],
+    labels: Labels, served: Predicted, report: Report, texts: Callable[[int, int], tuple[str, str]]
 ) -> Table:
     """Return draft-written segments of test questions, drawn at random: at most `NUM_EXAMPLES` of each kind, one a
     context.
